@@ -1,0 +1,38 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller may choose: a compressor at a compression factor (CF)."""
+
+from dataclasses import dataclass
+
+DENSE = "dense"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A compressor, by name, at a compression factor.
+
+    Attributes:
+        compressor: name of the compressor; ``"dense"`` for no compression.
+        cf: compression factor. Sparse: dense elements / sent elements. 16 bit: 2. Dense float32: 1.
+        wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model over those of this candidate.
+    """
+
+    compressor: str
+    cf: float
+    wire_ratio: float
+
+    @property
+    def dense(self) -> bool:
+        """Whether nothing is compressed but the number format."""
+        return self.compressor == DENSE
+
+    def __str__(self) -> str:
+        return f"{self.compressor} {self.cf:g}x"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Every CF from ``low`` to ``high``: the reach of a compressor that can do any."""
+
+    low: float
+    high: float

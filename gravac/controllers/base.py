@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a controller: a pure function of agreed measurements.
+
+A controller is a frozen settings object. It holds no torch, no clock and no randomness: the same measurements give
+the same decisions, so ranks that are fed the same measurements agree without talking, a run can be replayed from its
+trace, and the state is plain data that a checkpoint can hold.
+
+Time runs in steps. ``observe`` is called once for every step, in order, with that step's measurement; its decision
+takes effect two steps later (the measurement of step t travels with step t+1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from gravac.candidate import Candidate, Span
+
+SHADOWS = 5
+"""Most shadow CFs a decision may ask for: with the three sums every step has, eight float64 travel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One step as all ranks agreed on it: every field has the same value on every rank.
+
+    Attributes:
+        step: which step was measured, counted from 0.
+        candidate: what ran in it.
+        seconds: end-to-end step time, mean over ranks.
+        samples: samples processed in it, over all ranks.
+        error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``, over the model and the ranks. Not finite when
+            a gradient was not.
+        energy: squared norm of what was to be sent, ``Σ‖g_ef‖²``, over the model and the ranks.
+        shadow: for CFs that were evaluated but not run, ``(cf, error)`` pairs; ``error`` as above, of the same energy.
+    """
+
+    step: int
+    candidate: Candidate
+    seconds: float
+    samples: float
+    error: float
+    energy: float
+    shadow: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a window (or a trigger) showed: one record of ``AdaptiveCompressor.history``.
+
+    Attributes:
+        phase: the controller's named state while it was measured.
+        gain: ``1 - Σ error / Σ energy`` over the window's steps (ratio of sums); not clipped.
+        gain_low: lowest gain of a single step in the window.
+        gain_high: highest gain of a single step in the window.
+        t_system: samples per second over all ranks, from the median step time; ``None`` when no step was clean.
+        t_compression: ``t_system * max(gain, 0)`` ("compression throughput"); ``None`` as above.
+    """
+
+    phase: str
+    gain: float
+    gain_low: float
+    gain_high: float
+    t_system: float | None
+    t_compression: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to run from two steps after the one observed.
+
+    Attributes:
+        candidate: what to run.
+        shadow: CFs of the base compressor to evaluate without sending, ascending, at most ``SHADOWS``.
+        changed: whether ``candidate`` differs from the decision before.
+        reason: why, in words; empty in the middle of a window.
+        summary: set at the end of a window or at a trigger, also when nothing changes; ``None`` otherwise.
+    """
+
+    candidate: Candidate
+    shadow: tuple[float, ...] = ()
+    changed: bool = False
+    reason: str = ""
+    summary: Summary | None = None
+
+
+StateT = TypeVar("StateT")
+
+
+class Controller(Protocol[StateT]):
+    """Decides which candidate runs. See the module's text for when each method is called."""
+
+    @property
+    def name(self) -> str:
+        """What policies and traces call it."""
+        ...
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        """The CFs it wants to choose from, ascending.
+
+        Args:
+            cf_range: lowest and highest CF the user allows.
+            reach: what the compressor can do inside that range: all of a span, or a list.
+        """
+        ...
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
+        """The first decision.
+
+        Args:
+            candidates: what may be chosen, ascending by wire ratio; the first is dense.
+        """
+        ...
+
+    def observe(self, state: StateT, measurement: Measurement) -> tuple[StateT, Decision]:
+        """Take in one step's measurement; called once per step, in order. Returns the new state and a decision."""
+        ...
+
+    def dump(self, state: StateT) -> dict[str, Any]:
+        """The state as plain values (dict, list, str, int, float, bool, None) for a checkpoint."""
+        ...
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
+        """The inverse of ``dump``, and the decision then in force."""
+        ...

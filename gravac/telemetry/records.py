@@ -1,0 +1,120 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a run tells the outside: plain, frozen records, handed to any callable."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Once, before the first step.
+
+    Attributes:
+        settings: every setting by dotted name, as plain values.
+        world_size: ranks.
+        candidates: what may be chosen, in words, each with its predicted wire ratio.
+        dropped: candidates that were not admitted, each with the reason.
+    """
+
+    settings: dict[str, str | int | float | bool]
+    world_size: int
+    candidates: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step, as this rank saw it; ``gain`` is agreed over the ranks.
+
+    Attributes:
+        step: counted from 0.
+        compressor: name of what ran.
+        cf: compression factor asked for (1 is dense float32, 2 is 16 bit).
+        achieved_cf: dense elements / sent elements of the compressed tensors; 1 when none was compressed.
+        gain: ``1 - Σ‖g_ef - sent‖² / Σ‖g_ef‖²`` of this step, whole model, all ranks; ``None`` when not finite.
+        wire_ratio: wire bytes of a dense float32 all-reduce / wire bytes really sent, whole model.
+        payload_bytes: bytes handed to collectives by this rank.
+        wire_bytes: bytes this rank sent, by each collective's formula.
+        dense_wire_bytes: bytes a dense float32 all-reduce of the model would have sent.
+        seconds: end-to-end step time, seconds.
+        compute_seconds: forward, backward and optimizer, seconds.
+        compress_seconds: encode, decode and error feedback, seconds; overlaps with compute.
+        exchange_seconds: waiting for collectives, seconds; overlaps with compute.
+        input_wait_seconds: from the end of the optimizer's step (of backward when no optimizer was given) to the
+            next forward, seconds.
+        t_system: samples per second over all ranks, this step alone.
+        t_compression: ``t_system * max(gain, 0)``; ``None`` when the gain is not known.
+        shadow: for CFs evaluated but not run, ``(cf, gain)``.
+    """
+
+    step: int
+    compressor: str
+    cf: float
+    achieved_cf: float
+    gain: float | None
+    wire_ratio: float
+    payload_bytes: int
+    wire_bytes: int
+    dense_wire_bytes: int
+    seconds: float
+    compute_seconds: float
+    compress_seconds: float
+    exchange_seconds: float
+    input_wait_seconds: float
+    t_system: float
+    t_compression: float | None
+    shadow: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """The end of a window, or a trigger, also when nothing changes: one entry of ``AdaptiveCompressor.history``.
+
+    The same on every rank.
+
+    Attributes:
+        step: the first step the decision holds for.
+        compressor: name of what will run.
+        cf: compression factor that will run.
+        changed: whether that differs from before.
+        gain: gain of the window that ended (ratio of sums).
+        gain_low: lowest gain of a step of that window.
+        gain_high: highest gain of a step of that window.
+        t_system: samples per second over all ranks, from the window's median step time.
+        t_compression: ``t_system * max(gain, 0)``.
+        phase: the controller's state while the window was measured.
+        reason: why, in words.
+    """
+
+    step: int
+    compressor: str
+    cf: float
+    changed: bool
+    gain: float
+    gain_low: float
+    gain_high: float
+    t_system: float | None
+    t_compression: float | None
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndRecord:
+    """Once, at ``close()``.
+
+    Attributes:
+        steps: steps made.
+        metrics: totals and final values by name (``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``,
+            ``share_dense``, ``share_compressed`` ...).
+    """
+
+    steps: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+Record = RunRecord | StepRecord | DecisionRecord | EndRecord
+
+Sink = Callable[[Record], None]
+"""Anything that takes a record. A sink with a ``close()`` method is closed with the run."""
