@@ -1,0 +1,256 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The core operation, free of any framework: average flat tensors over the ranks, compressed, in place.
+
+Selection is per tensor and exchange per group, so that what is sent does not depend on how a framework lays tensors
+into buckets. What was not sent is remembered by the tensor's name. Tensors that are small or have one dimension are
+averaged dense.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gravac.collectives import AllReduce, Collective, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy
+from gravac.compressors.dense import Dense
+from gravac.compressors.dtypes import working
+from gravac.exchange.fuse import fuse
+from gravac.feedback import Feedback
+
+Scalar = torch.Tensor | float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tensor to average.
+
+    Attributes:
+        name: of the parameter.
+        flat: its gradient, a flat view in memory order; overwritten with the mean.
+        shape: the parameter's shape, in memory order.
+    """
+
+    name: str
+    flat: torch.Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs in a step.
+
+    Attributes:
+        step: counted from 0.
+        cf: of the base compressor; ``None`` for dense.
+        shadow: CFs of the base compressor to evaluate without sending, ascending.
+    """
+
+    step: int
+    cf: float | None
+    shadow: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a step came to on this rank.
+
+    Attributes:
+        error: ``Σ‖g_ef - sent‖²``.
+        energy: ``Σ‖g_ef‖²``.
+        shadow: the same error for the plan's shadow CFs.
+        elements: of all tensors.
+        compressed: elements of the tensors that were compressed.
+        sent: elements of them that were sent, ``Σ elements / achieved CF``.
+        finite: whether every gradient was, on every rank.
+    """
+
+    error: Scalar = 0.0
+    energy: Scalar = 0.0
+    shadow: list[Scalar] = field(default_factory=list)
+    elements: int = 0
+    compressed: int = 0
+    sent: float = 0.0
+    finite: bool = True
+
+    @property
+    def achieved_cf(self) -> float:
+        """Dense elements / sent elements of the compressed tensors; 1 when there is none."""
+        return self.compressed / self.sent if self.sent else 1.0
+
+
+class Averager:
+    """Averages groups of tensors over the ranks. One per rank and model; used from one thread.
+
+    Args:
+        base: compresses what is large enough.
+        dense: averages the rest, and everything when a plan says so.
+        strength: of error feedback for ``base``, in [0, 1].
+        dense_below: tensors with fewer elements are never compressed.
+        feedback: where residuals are kept.
+        seed: of the run.
+    """
+
+    def __init__(
+        self, base: Compressor, dense: Dense, strength: float, dense_below: int, feedback: Feedback, seed: int = 0
+    ) -> None:
+        self.base = base
+        self.dense = dense
+        self.strength = strength
+        self.dense_below = dense_below
+        self.feedback = feedback
+        self.seed = seed
+        self.rank = 0
+        self.world = 1
+        self.state: dict[str, dict[str, torch.Tensor]] = {}
+        self.tally = Tally()
+
+    def compresses(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of that shape is compressed at all."""
+        return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
+
+    def traffic(self, shapes: Sequence[tuple[int, ...]], cf: float | None, dtype: torch.dtype) -> list[Traffic]:
+        """What one step will hand to collectives at a CF of the base compressor (``None``: dense)."""
+        return [
+            traffic
+            for shape in shapes
+            for traffic in (
+                self.dense.traffic(shape, self.dense.cf, dtype)
+                if cf is None or not self.compresses(shape)
+                else self.base.traffic(shape, cf, dtype)
+            )
+        ]
+
+    def begin(self) -> None:
+        """Start a step's tally."""
+        self.tally = Tally()
+
+    def average(
+        self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None = None
+    ) -> Generator[list[Collective], list[Any], None]:
+        """Average one group of tensors, in place.
+
+        If any rank's gradient was not finite, every rank gets NaN everywhere and keeps its residuals.
+
+        Args:
+            pieces: the same names in the same order on every rank.
+            plan: the same on every rank.
+            whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
+        """
+        self.tally.elements += sum(piece.flat.numel() for piece in pieces)
+        if plan.cf is None and not plan.shadow and not any(self.feedback.has(piece.name) for piece in pieces):
+            yield from self._native(pieces, whole)
+            return
+        energies = [_energy(piece.flat) for piece in pieces]
+        finite = bool(torch.stack(energies).isfinite().all())
+        folded: list[torch.Tensor] = []
+        rounds: list[Rounds] = []
+        for piece in pieces:
+            compress = plan.cf is not None and self.compresses(piece.shape)
+            x = self._fold(piece, compress) if finite else torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
+            context = self._context(piece, plan.step)
+            if plan.shadow:
+                self._evaluate(piece, x, plan, context)
+            folded.append(x)
+            rounds.append(
+                self.base.rounds(x, plan.cf, context)
+                if compress and plan.cf is not None
+                else self.dense.rounds(x, self.dense.cf, context)
+            )
+        reduced = yield from fuse(rounds, finite)
+        if reduced is None:
+            self._refuse(pieces, folded if finite else [])
+            return
+        for piece, x, size, came in zip(pieces, folded, energies, reduced, strict=True):
+            compressed = plan.cf is not None and self.compresses(piece.shape)
+            self._count(x, size if x is piece.flat else energy(x), came, compressed)
+            if x is not piece.flat:
+                self.feedback.settle(piece.name, x, came.sent, self.strength if compressed else 0.0)
+            _write(piece.flat, came.mean)
+
+    def _native(
+        self, pieces: Sequence[Piece], whole: torch.Tensor | None
+    ) -> Generator[list[Collective], list[Any], None]:
+        """Dense, with nothing kept: what plain DDP does, without a copy where the tensors lie side by side."""
+        flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
+        wire = self.dense.wire_dtype(flat.dtype)
+        if wire == flat.dtype:
+            yield [AllReduce(flat)]
+            flat.div_(self.world)
+        else:
+            (total,) = yield [AllReduce((flat / self.world).to(wire))]
+            flat.copy_(total)
+        if whole is None:
+            sizes = [piece.flat.numel() for piece in pieces]
+            for piece, part in zip(pieces, flat.split(sizes), strict=True):
+                piece.flat.copy_(part)
+
+    def _fold(self, piece: Piece, compress: bool) -> torch.Tensor:
+        return self.feedback.fold(piece.name, piece.flat, keep=compress and self.strength > 0)
+
+    def _context(self, piece: Piece, step: int) -> Context:
+        return Context(
+            name=piece.name,
+            step=step,
+            rank=self.rank,
+            world=self.world,
+            seed=self.seed,
+            shape=piece.shape,
+            dtype=piece.flat.dtype,
+            state=self.state.setdefault(piece.name, {}),
+        )
+
+    def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
+        """Add what each shadow CF would lose of this tensor; the selections made are kept for the real one."""
+        if not self.tally.shadow:
+            self.tally.shadow = [0.0] * len(plan.shadow)
+        if not self.compresses(piece.shape):
+            return
+        running = () if plan.cf is None else (plan.cf,)
+        cfs = sorted({*plan.shadow, *running})
+        errors = dict(zip(cfs, self.base.errors(x, cfs, context), strict=True))
+        self.tally.shadow = [so_far + errors[cf].double() for so_far, cf in zip(self.tally.shadow, plan.shadow, strict=True)]
+
+    def _count(self, x: torch.Tensor, size: torch.Tensor, came: Reduced, compressed: bool) -> None:
+        self.tally.energy = self.tally.energy + size.double()
+        if came.sent is not x:
+            self.tally.error = self.tally.error + _error(x, size, came.sent).double()
+        if compressed:
+            self.tally.compressed += x.numel()
+            self.tally.sent += x.numel() / came.cf
+
+    def _refuse(self, pieces: Sequence[Piece], folded: Sequence[torch.Tensor]) -> None:
+        self.tally.finite = False
+        for piece, x in zip(pieces, folded, strict=False):
+            self.feedback.undo(piece.name, x, piece.flat)
+        for piece in pieces:
+            piece.flat.fill_(float("nan"))
+
+
+def _energy(flat: torch.Tensor) -> torch.Tensor:
+    """``‖flat‖²``, of 16-bit tensors in float32."""
+    if flat.element_size() >= 4:
+        return energy(flat)
+    return torch.linalg.vector_norm(flat, dtype=torch.float32).square()
+
+
+def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Sparse) -> torch.Tensor:
+    """``‖x - sent‖²``; ``size`` is ``‖x‖²``."""
+    if not isinstance(sent, Sparse):
+        return energy(x - sent)
+    left = size
+    for indices, values in sent.parts:
+        before = x[indices]
+        left = left - energy(before) + energy(before - values)
+    return left.clamp(min=0)
+
+
+def _write(flat: torch.Tensor, mean: torch.Tensor | Sparse) -> None:
+    if not isinstance(mean, Sparse):
+        flat.copy_(mean)
+    elif flat.element_size() >= 4:
+        mean.add_to(flat.zero_())
+    else:
+        flat.copy_(mean.add_to(torch.zeros_like(flat, dtype=torch.float32)))

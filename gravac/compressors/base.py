@@ -1,0 +1,160 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of a compressor: a generator that yields the collective it wants and is resumed with the result.
+
+Laws, checked for every compressor by ``gravac.conformance``:
+
+- the mean over ranks of ``sent`` equals ``mean``, within ``rounding`` of the sum of |terms|;
+- a contractive compressor never makes the error larger than what was to be sent, ``‖x - sent‖² <= ‖x‖²``
+  (summed over the ranks); an unbiased one has ``x`` as expectation of ``sent``;
+- ``mean`` is bitwise the same on all ranks, and a second run gives the same bits;
+- every rank yields the same collectives, of the same shapes and dtypes, whatever its data.
+"""
+
+import hashlib
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from gravac.candidate import Span
+from gravac.collectives import Collective, Traffic
+from gravac.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Some coordinates of a flat tensor: ``indices`` (int64, ascending) and the ``values`` there."""
+
+    indices: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A flat tensor that is zero but for some coordinates: the sum of ``parts``, added in order.
+
+    Each part is ``(indices, values)``, without a repeated index inside a part, so that adding part after part gives
+    the same bits everywhere.
+    """
+
+    parts: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+        """Add ``alpha`` times this to ``dense``, in place; returns it."""
+        for indices, values in self.parts:
+            dense.index_add_(0, indices, values.to(dense.dtype), alpha=alpha)
+        return dense
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What came of compressing and exchanging one tensor.
+
+    Attributes:
+        mean: what is applied, the same on all ranks; flat, as long as x.
+        sent: what this rank contributed; the residual is ``x - sent``.
+        cf: the compression factor achieved.
+    """
+
+    mean: torch.Tensor | Sparse
+    sent: torch.Tensor | Sparse
+    cf: float
+
+
+Rounds = Generator[Collective, Any, Reduced]
+"""Yields collectives, is resumed with their results, returns a ``Reduced``."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What a compressor may know about the tensor at hand.
+
+    Attributes:
+        name: the parameter's name.
+        step: counted from 0.
+        rank: this process, 0 to world - 1.
+        world: number of ranks.
+        seed: the run's seed.
+        shape: the parameter's shape, in memory order; x is its flat view.
+        dtype: of the gradient. x is float32 where that is a 16-bit type.
+        state: this compressor's memory of this tensor; tensors only, saved with the checkpoint.
+        selections: what was selected of x already, by CF (multi-level compression).
+    """
+
+    name: str = ""
+    step: int = 0
+    rank: int = 0
+    world: int = 1
+    seed: int = 0
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    selections: dict[float, Selection] = field(default_factory=dict)
+
+    def generator(self) -> torch.Generator:
+        """A CPU generator seeded by (seed, name, step): the same on all ranks, in any layout, after any resume."""
+        digest = hashlib.blake2b(f"{self.seed}\0{self.name}\0{self.step}".encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+
+
+class Compressor(Settings):
+    """A frozen settings object without state: two models may share one.
+
+    Attributes:
+        name: what policies and traces call it.
+        contractive: ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
+        unbiased: the expectation of ``sent`` is x.
+        error_feedback: share of what was not sent that is kept, unless the user says otherwise.
+        rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
+            for N ranks.
+    """
+
+    name: ClassVar[str]
+    contractive: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = False
+    error_feedback: ClassVar[float] = 0.0
+
+    @property
+    def rounding(self) -> float:
+        """See the class."""
+        return 2.0**-24
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+        """What it can do between two CFs: all of a span, or a list (ascending; empty when nothing).
+
+        Args:
+            cf_range: lowest and highest CF wanted.
+            shapes: of the tensors to compress; empty when not known yet.
+        """
+        raise NotImplementedError
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype) -> tuple[Traffic, ...]:
+        """What ``rounds`` will hand to collectives for one tensor, without flags and padding."""
+        raise NotImplementedError
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """Average x over the ranks, compressed.
+
+        Args:
+            x: flat, contiguous, finite, float32 or float64; not to be changed.
+            cf: compression factor wanted; 1 or more.
+            ctx: what may be known about the tensor.
+        """
+        raise NotImplementedError
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """Squared error ``‖x - sent‖²`` of this rank at each CF (ascending), without sending: 0-d, dtype of x."""
+        raise NotImplementedError
+
+
+def kept(elements: int, cf: float) -> int:
+    """How many of ``elements`` a sparsifier sends at ``cf``: the least number with elements / sent <= cf."""
+    return min(elements, max(1, math.ceil(elements / cf))) if elements else 0
+
+
+def energy(x: torch.Tensor) -> torch.Tensor:
+    """``‖x‖²`` as a 0-d tensor of x's dtype; not finite when an element is not."""
+    return torch.dot(x, x)

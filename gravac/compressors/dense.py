@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""No compression but the number format: float32 (CF 1), float16 or bfloat16 (CF 2), by all-reduce."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+
+from gravac.collectives import AllReduce, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.dtypes import dtype_of, unit_roundoff
+
+
+class Dense(Compressor):
+    """Everything is sent, in one number format.
+
+    Attributes:
+        dtype: number format on the wire. ``"float32"`` leaves the gradient's own format as it is, also when that has
+            16 or 64 bits.
+    """
+
+    name: ClassVar[str] = "dense"
+    contractive: ClassVar[bool] = True
+
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+
+    @property
+    def cf(self) -> float:
+        """1, or 2 in 16 bit."""
+        return 1.0 if self.dtype == "float32" else 2.0
+
+    def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
+        """What travels for a gradient of that dtype."""
+        return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """Its one CF, when that is in the range."""
+        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype) -> tuple[Traffic, ...]:
+        """All elements, in the wire's format."""
+        return (Traffic(AllReduce, torch.Size(shape).numel() * self.wire_dtype(dtype).itemsize),)
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """One all-reduce. In 16 bit the ranks' shares are divided first, so that their sum does not overflow."""
+        wire = self.wire_dtype(ctx.dtype)
+        if wire.itemsize >= x.element_size():
+            total = yield AllReduce(x)
+            mean = total / ctx.world
+        else:
+            mean = (yield AllReduce((x / ctx.world).to(wire))).to(x.dtype)
+        return Reduced(mean=mean, sent=x, cf=self.cf)
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """None: rounding is not counted as loss."""
+        return [x.new_zeros(()) for _ in cfs]
+
+    @property
+    def rounding(self) -> float:
+        """The wire format's unit roundoff, in every addition."""
+        return unit_roundoff(dtype_of(self.dtype, torch.float32))
+
+
+dense = Dense()
+"""Dense float32; ``dense(dtype="bfloat16")`` makes another."""

@@ -1,0 +1,24 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Number formats by name, and how finely they round."""
+
+import torch
+
+
+def dtype_of(name: str | None, default: torch.dtype) -> torch.dtype:
+    """The torch dtype called ``name``, or ``default`` for ``None``."""
+    if name is None:
+        return default
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Largest relative error of rounding to ``dtype``: half its ``eps``."""
+    return torch.finfo(dtype).eps / 2
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """What gradients of ``dtype`` are compressed in: float64 for itself, float32 for the rest."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

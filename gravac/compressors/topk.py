@@ -1,0 +1,95 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Top-k: every rank sends its k largest coordinates, values and indices.
+
+Source: Aji & Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; with error feedback,
+Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Contractive with 1/CF; gain at least 1/CF.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+
+from gravac.candidate import Span
+from gravac.collectives import AllGather, Traffic
+from gravac.compressors import multilevel
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse, energy, kept
+from gravac.compressors.dtypes import dtype_of, unit_roundoff
+from gravac.compressors.selection import largest
+
+
+class TopK(Compressor):
+    """Exact top-k, selected per tensor, exchanged by all-gather.
+
+    Attributes:
+        values: number format of the values on the wire; ``None`` is the gradient's own.
+    """
+
+    name: ClassVar[str] = "topk"
+    contractive: ClassVar[bool] = True
+    error_feedback: ClassVar[float] = 1.0
+
+    values: Literal["float32", "float16", "bfloat16"] | None = None
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+        """Any CF."""
+        return Span(*cf_range)
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype) -> tuple[Traffic, ...]:
+        """k values and k indices."""
+        elements = torch.Size(shape).numel()
+        element_bytes = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
+        return (Traffic(AllGather, kept(elements, cf) * element_bytes),)
+
+    def select(self, x: torch.Tensor, k: int) -> Selection:
+        """The k coordinates of flat x with the largest magnitude."""
+        indices = largest(x, k)
+        return Selection(indices, x[indices])
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """One all-gather of values and indices; the mean is their sum, rank after rank, over the world size."""
+        chosen = multilevel.at(self.select, x, cf, ctx)
+        mine = chosen.values.to(dtype_of(self.values, ctx.dtype))
+        values, indices = yield AllGather(mine, pack_indices(chosen.indices, x.numel()))
+        shares = values.to(x.dtype) / ctx.world
+        positions = unpack_indices(indices, x.numel())
+        mean = Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True)))
+        return Reduced(
+            mean=mean,
+            sent=Sparse(((chosen.indices, mine.to(x.dtype)),)),
+            cf=x.numel() / max(1, mine.numel()),
+        )
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """By multi-level compression: what each CF leaves out."""
+        whole = energy(x)
+        return [(whole - energy(level.values)).clamp_(min=0) for level in multilevel.levels(self.select, x, cfs, ctx)]
+
+    @property
+    def rounding(self) -> float:
+        """Float32 sums of values that every rank has rounded already."""
+        return unit_roundoff(torch.float32)
+
+
+def index_dtype(elements: int) -> torch.dtype:
+    """The smallest integer that travels and can count ``elements``: uint8, int16 (biased) or int32."""
+    if elements <= 1 << 8:
+        return torch.uint8
+    return torch.int16 if elements <= 1 << 16 else torch.int32
+
+
+def pack_indices(indices: torch.Tensor, elements: int) -> torch.Tensor:
+    """Indices below ``elements`` in ``index_dtype(elements)``; int16 holds them less 2**15."""
+    dtype = index_dtype(elements)
+    return (indices - (1 << 15)).to(dtype) if dtype == torch.int16 else indices.to(dtype)
+
+
+def unpack_indices(packed: torch.Tensor, elements: int) -> torch.Tensor:
+    """The inverse of ``pack_indices``: int64 on the way to ``index_add_``."""
+    wide = packed.to(torch.int64)
+    return wide + (1 << 15) if index_dtype(elements) == torch.int16 else wide
+
+
+topk = TopK()
+"""Exact top-k with its default settings; ``topk(values="float16")`` makes another."""

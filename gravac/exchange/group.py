@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over a torch process group, booked in a ledger."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from gravac.collectives import AllGather, AllReduce, Collective, Ledger
+
+# torch 2.13 renamed it; the old name warns there, the new one is missing before
+_all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Pending(NamedTuple):
+    """A collective under way: the works to wait for, and what to answer then."""
+
+    work: Any
+    answer: Any
+
+
+class GroupTransport:
+    """Starts and awaits collectives on one process group, always in the order it is asked to.
+
+    Args:
+        group: used by nobody else, so that no other collective comes between.
+        pace: bits per second at which to emulate a slower link by sleeping; ``None`` for the link as it is.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, pace: float | None = None) -> None:
+        self.group = group
+        self.world = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self.ledger = Ledger(self.world)
+        self._pace = pace
+        self._link_free = 0.0
+
+    def start(self, requests: list[Collective]) -> list[Pending]:
+        """Start collectives, in order."""
+        return [self._start(request) for request in requests]
+
+    def finish(self, pending: list[Pending]) -> list[Any]:
+        """Wait for them; returns what the asking generator is resumed with."""
+        for one in pending:
+            one.work.wait()
+        if self._pace is not None:
+            time.sleep(max(0.0, self._link_free - time.perf_counter()))
+        return [one.answer for one in pending]
+
+    def _start(self, request: Collective) -> Pending:
+        wire = self.ledger.book(request)
+        if self._pace is not None:
+            self._link_free = max(self._link_free, time.perf_counter()) + 8 * wire / self._pace
+        if isinstance(request, AllReduce):
+            return Pending(dist.all_reduce(request.tensor, group=self.group, async_op=True), request.tensor)
+        return self._gather(request)
+
+    def _gather(self, request: AllGather) -> Pending:
+        assert len(request.tensors) == 1, "fused gathers hold one tensor of bytes"
+        (row,) = request.tensors
+        rows = torch.empty(self.world * row.numel(), dtype=row.dtype, device=row.device)
+        work = _all_gather_flat(rows, row, group=self.group, async_op=True)
+        return Pending(work, (rows.view(self.world, row.numel()),))

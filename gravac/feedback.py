@@ -1,0 +1,170 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Error feedback: what was not sent is kept per parameter and added to the next gradient.
+
+Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes
+SignSGD", ICML 2019. Residuals are flat, keyed by parameter name, float32 (float64 for float64 gradients).
+
+When the CF falls, what has piled up would all leave at once. It is set aside (``held``) and released over the next
+steps, each adding at most ``release`` times the gradient's norm.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from gravac.compressors.base import Sparse
+from gravac.compressors.dtypes import working
+
+Residuals = dict[str, torch.Tensor]
+
+
+class Feedback:
+    """The residuals of one rank.
+
+    Args:
+        release: most that leaves a held residual in a step, as a multiple of the gradient's norm (per tensor).
+        safe: keep new residuals apart until ``commit``, so that a step in which any gradient was not finite changes
+            nothing. Costs a second copy.
+    """
+
+    def __init__(self, release: float = 1.0, safe: bool = False) -> None:
+        self.release = release
+        self.safe = safe
+        self.residual: Residuals = {}
+        self.held: Residuals = {}
+        self._pending: Residuals = {}
+        self._pending_held: dict[str, torch.Tensor | None] = {}
+        self._spare: Residuals = {}
+
+    def has(self, name: str) -> bool:
+        """Whether anything is kept for that parameter."""
+        return name in self.residual or name in self.held
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is kept at all."""
+        return not self.residual and not self.held
+
+    def fold(self, name: str, gradient: torch.Tensor, keep: bool) -> torch.Tensor:
+        """The gradient plus what is due of the residual: g_ef.
+
+        Args:
+            name: of the parameter.
+            gradient: flat, finite; not changed.
+            keep: whether ``settle`` will be asked to keep what is not sent (error feedback above 0).
+
+        Returns:
+            Flat, in the working dtype. The gradient itself when there is nothing to add, to keep or to widen.
+        """
+        dtype = working(gradient.dtype)
+        if not keep and not self.has(name):
+            return gradient.to(dtype)
+        x = self._buffer(name, gradient, dtype)
+        residual = self.residual.get(name)
+        if residual is None:
+            x.copy_(gradient)
+        elif residual is x:
+            x.add_(gradient)
+        else:
+            torch.add(residual, gradient, out=x)
+        if name in self.held:
+            self._let_go(name, gradient, x)
+        return x
+
+    def settle(self, name: str, x: torch.Tensor, sent: torch.Tensor | Sparse, strength: float) -> None:
+        """Keep ``strength * (x - sent)``; x is what ``fold`` gave and is overwritten."""
+        if isinstance(sent, Sparse):
+            sent.add_to(x, alpha=-1.0)
+            kept = x
+        else:
+            kept = x.sub_(sent) if sent is not x else None
+        if strength < 1.0 and kept is not None:
+            kept = kept.mul_(strength) if strength > 0 else None
+        if self.safe:
+            self._pending[name] = torch.empty(0) if kept is None else kept
+        elif kept is None:
+            self.residual.pop(name, None)
+        else:
+            self.residual[name] = kept
+        if not self.safe:
+            self._commit_held(name)
+
+    def undo(self, name: str, x: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Take a ``fold`` back, since some rank's gradient was not finite."""
+        if self.residual.get(name) is x:
+            x.sub_(gradient)
+            if name in self._pending_held:
+                rest = self._pending_held[name]
+                x.sub_(self.held[name] if rest is None else self.held[name] - rest)
+        self._pending_held.pop(name, None)
+
+    def commit(self, finite: bool = True) -> None:
+        """End of a step. With ``safe``, what was settled takes effect now, or never when not ``finite``."""
+        if finite:
+            for name, kept in self._pending.items():
+                old = self.residual.pop(name, None)
+                if old is not None:
+                    self._spare[name] = old
+                if kept.numel():
+                    self.residual[name] = kept
+                    if self._spare.get(name) is kept:
+                        del self._spare[name]
+                self._commit_held(name)
+        self._pending.clear()
+        self._pending_held.clear()
+
+    def hold(self) -> None:
+        """The CF fell: set what has piled up aside, to be released step by step. ``release`` inf holds nothing."""
+        if self.release == float("inf"):
+            return
+        for name, residual in self.residual.items():
+            already = self.held.get(name)
+            self.held[name] = residual if already is None else already.add_(residual)
+        self.residual.clear()
+        self._spare.clear()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all that is kept: the loss scale changed by ``factor``."""
+        for tensor in (*self.residual.values(), *self.held.values()):
+            tensor.mul_(factor)
+
+    def load(self, residual: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
+        """Replace all that is kept by copies of what is given."""
+        self.residual = {name: tensor.clone() for name, tensor in residual.items()}
+        self.held = {name: tensor.clone() for name, tensor in held.items()}
+        self._pending.clear()
+        self._pending_held.clear()
+        self._spare.clear()
+
+    def _buffer(self, name: str, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Where g_ef is formed: the residual itself, or with ``safe`` its spare."""
+        if self.safe:
+            buffer = self._spare.get(name)
+            if buffer is None or buffer.shape != gradient.shape:
+                buffer = self._spare[name] = torch.empty_like(gradient, dtype=dtype)
+            return buffer
+        residual = self.residual.get(name)
+        return residual if residual is not None else torch.empty_like(gradient, dtype=dtype)
+
+    def _let_go(self, name: str, gradient: torch.Tensor, x: torch.Tensor) -> None:
+        """Move the share of the held residual that is due into x; the rest stays, once the step is settled."""
+        held = self.held[name]
+        limit = self.release * float(torch.linalg.vector_norm(gradient, dtype=held.dtype))
+        norm = float(torch.linalg.vector_norm(held))
+        if norm <= limit:
+            x.add_(held)
+            self._pending_held[name] = None
+        elif limit > 0:
+            due = held * (limit / norm)
+            x.add_(due)
+            self._pending_held[name] = held - due
+
+    def _commit_held(self, name: str) -> None:
+        if name not in self._pending_held:
+            return
+        rest = self._pending_held.pop(name)
+        if rest is None:
+            del self.held[name]
+        else:
+            self.held[name] = rest

@@ -1,0 +1,78 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange groups: ordered lists of parameter names that travel together.
+
+DDP's first backward has one bucket with everything; it lays buckets anew after the first step (the second with
+``static_graph``), and a resumed run starts over. Sums depend on what is summed together, so groups are fixed from the
+first rebuilt layout and saved; whatever buckets come later are cut into them.
+"""
+
+from collections.abc import Sequence
+
+Names = tuple[str, ...]
+
+SETTLED = 3
+"""Steps with one layout after which it is taken for final (``find_unused_parameters`` never rebuilds)."""
+
+
+class Groups:
+    """Turns buckets, as they arrive, into groups that are complete.
+
+    Args:
+        fixed: the groups of an earlier run; empty to learn them.
+    """
+
+    def __init__(self, fixed: Sequence[Names] = ()) -> None:
+        self.fixed: tuple[Names, ...] = tuple(tuple(names) for names in fixed)
+        self._first: tuple[Names, ...] = ()
+        self._arrived: list[Names] = []
+        self._waiting: set[str] = set()
+        self._sent: set[int] = set()
+        self._steps = 0
+        self._index()
+
+    def arrive(self, names: Names) -> list[Names]:
+        """A bucket came: the groups it completes, in their fixed order. Until they are fixed, the bucket itself."""
+        self._arrived.append(names)
+        if not self.fixed:
+            return [names]
+        self._waiting.update(names)
+        ready = []
+        touched = sorted({self._group_of[name] for name in names if name in self._group_of})
+        for position in touched:
+            if position not in self._sent and self._waiting.issuperset(self.fixed[position]):
+                self._sent.add(position)
+                self._waiting.difference_update(self.fixed[position])
+                ready.append(self.fixed[position])
+        unknown = tuple(name for name in names if name not in self._group_of)
+        if unknown:
+            self._waiting.difference_update(unknown)
+            ready.append(unknown)
+        return ready
+
+    def end(self) -> list[Names]:
+        """The backward ended: what is left of groups whose other members never came. Then learn from the step."""
+        left = [
+            tuple(name for name in group if name in self._waiting)
+            for group in self.fixed
+            if not self._waiting.isdisjoint(group)
+        ]
+        if not self.fixed:
+            self._learn(tuple(self._arrived))
+        self._arrived.clear()
+        self._waiting.clear()
+        self._sent.clear()
+        return left
+
+    def _learn(self, layout: tuple[Names, ...]) -> None:
+        if not layout:
+            return
+        self._steps += 1
+        if self._steps == 1:
+            self._first = layout
+        elif layout != self._first or self._steps >= SETTLED:
+            self.fixed = layout
+            self._index()
+
+    def _index(self) -> None:
+        self._group_of = {name: position for position, names in enumerate(self.fixed) for name in names}
