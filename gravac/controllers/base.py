@@ -95,6 +95,11 @@ class Controller(Protocol[StateT]):
         """What policies and traces call it."""
         ...
 
+    @property
+    def insists(self) -> bool:
+        """Whether its candidates are admitted even when they would send no less than dense (a static choice)."""
+        ...
+
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         """The CFs it wants to choose from, ascending.
 

@@ -1,0 +1,397 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
+
+import atexit
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac.admission import admit
+from gravac.average import Averager
+from gravac.candidate import Candidate
+from gravac.checkpoint import check_place, pack, unpack
+from gravac.collectives import Ledger
+from gravac.compressors import Compressor, topk
+from gravac.controllers import CONTROLLERS
+from gravac.controllers.base import Controller
+from gravac.exchange.group import GroupTransport
+from gravac.feedback import Feedback
+from gravac.integrations.ddp import DDPAdapter, failed
+from gravac.policy import Policy, load_policy
+from gravac.settings import Settings, SettingsError
+from gravac.steps import Steps
+from gravac.telemetry import JSONLSink, TensorBoardSink
+from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink
+
+
+class Run(Settings):
+    """What belongs to one run and not to a policy.
+
+    Attributes:
+        samples_per_step: samples processed in a step, over all ranks; ``None`` counts a step of a rank as one.
+        steps_per_epoch: steps of an epoch, to give steps in epochs too.
+        log_dir: where TensorBoard and JSONL logs go; ``None`` writes nothing.
+        pace: emulate a slower link of that many bits per second by sleeping; for experiments.
+    """
+
+    samples_per_step: float | None = Field(default=None, gt=0)
+    steps_per_epoch: int | None = Field(default=None, gt=0)
+    log_dir: Path | None = None
+    pace: float | None = Field(default=None, gt=0)
+
+
+class AdaptiveCompressor:
+    """Compresses a DDP model's gradient exchange, and decides while training how much, and whether at all.
+
+    Neither the process group nor the model need exist yet. Every rank makes one, with the same settings.
+
+    Args:
+        base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name.
+        cf_range: lowest and highest compression factor to choose from. Dense is always allowed.
+        controller: decides: ``"gravac"``, or a controller object such as ``Static(cf=10)``.
+        window: steps between decisions (controller ``"gravac"``; so are the next three).
+        epsilon: gain below which a CF is refused, in (0, 1]; relative to the lowest CF's gain unless the controller's
+            ``epsilon_mode`` says otherwise.
+        omega: relative difference under which two gains or throughputs count as the same.
+        step: how candidates are spaced: ``"exponential"`` or ``"geometric"``.
+        error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
+        dense: number format of what is sent dense: ``"float32"``, ``"float16"``, ``"bfloat16"``.
+        release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
+            norm; ``inf`` lets all go at once.
+        overflow_safety: a step with a non-finite gradient anywhere leaves residuals unchanged; ``None`` is on for
+            float16 gradients and with a GradScaler.
+        dense_below: tensors with fewer elements are sent dense.
+        seed: of compressors that draw random numbers.
+        samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
+        steps_per_epoch: steps of an epoch; decisions then name the epoch too.
+        log_dir: folder for TensorBoard and JSONL logs, written by rank 0; ``None`` writes nothing.
+        sinks: callables that are given every record, on rank 0.
+        process_group: whose ranks average; ``None`` is DDP's own at ``attach``, or the default group.
+        pace: emulate a link of that many bits per second by sleeping; for experiments without one.
+
+    Raises:
+        SettingsError: a setting is wrong; the message names it, its value and what is allowed.
+
+    Example:
+        >>> from gravac import AdaptiveCompressor, topk
+        >>> compressor = AdaptiveCompressor(topk, cf_range=(10, 1000))
+        >>> compressor.cf
+        1.0
+    """
+
+    def __init__(
+        self,
+        base: Compressor | str = topk,
+        cf_range: tuple[float, float] = (10, 1000),
+        *,
+        controller: Controller[Any] | str = "gravac",
+        window: int | None = None,
+        epsilon: float | None = None,
+        omega: float | None = None,
+        step: str | None = None,
+        error_feedback: float | None = None,
+        dense: str = "float32",
+        release: float = 1.0,
+        overflow_safety: bool | None = None,
+        dense_below: int = 1024,
+        seed: int = 0,
+        samples_per_step: float | None = None,
+        steps_per_epoch: int | None = None,
+        log_dir: str | Path | None = None,
+        sinks: Sequence[Sink] = (),
+        process_group: dist.ProcessGroup | None = None,
+        pace: float | None = None,
+    ) -> None:
+        chosen = {"window": window, "epsilon": epsilon, "omega": omega, "step": step}
+        policy = Policy(
+            base=base,
+            cf_range=cf_range,
+            controller=_controller(controller, {name: value for name, value in chosen.items() if value is not None}),
+            error_feedback=error_feedback,
+            dense=dense,
+            release=release,
+            overflow_safety=overflow_safety,
+            dense_below=dense_below,
+            seed=seed,
+        )
+        run = Run(samples_per_step=samples_per_step, steps_per_epoch=steps_per_epoch, log_dir=log_dir, pace=pace)
+        self._build(policy, run, sinks, process_group)
+
+    @classmethod
+    def from_policy(
+        cls,
+        policy: str | Path | Policy,
+        *,
+        samples_per_step: float | None = None,
+        steps_per_epoch: int | None = None,
+        log_dir: str | Path | None = None,
+        sinks: Sequence[Sink] = (),
+        process_group: dist.ProcessGroup | None = None,
+        pace: float | None = None,
+    ) -> "AdaptiveCompressor":
+        """Make one from a policy: the name of a shipped one (``"gravac"``), a path to a TOML file, or the object.
+
+        The other arguments are those of the class.
+
+        Raises:
+            SettingsError: there is no such policy, or it holds what is not allowed.
+        """
+        made = cls.__new__(cls)
+        run = Run(samples_per_step=samples_per_step, steps_per_epoch=steps_per_epoch, log_dir=log_dir, pace=pace)
+        made._build(policy if isinstance(policy, Policy) else load_policy(policy), run, sinks, process_group)
+        return made
+
+    def _build(self, policy: Policy, run: Run, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
+        self.policy = policy
+        self._run = run
+        self._group = group
+        self._own_group: dist.ProcessGroup | None = None
+        self._sinks: list[Sink] = list(sinks)
+        if run.log_dir is not None:
+            _check_writable(run.log_dir)
+        self._feedback = Feedback(policy.release, bool(policy.overflow_safety))
+        self._averager = Averager(
+            policy.base, policy.dense_format, policy.strength, policy.dense_below, self._feedback, policy.seed
+        )
+        self._steps = Steps(self._averager, policy.controller, self._admit, self._emit, run.samples_per_step)
+        self._adapter = DDPAdapter(self._steps, self._open)
+        self._attached = False
+        self._closed = False
+        self._restored: dict[str, Any] | None = None
+
+    # attaching
+
+    def attach(
+        self,
+        ddp: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Register the communication hook on a DDP module. Called on every rank, before the first backward.
+
+        Args:
+            ddp: the wrapped model.
+            optimizer: lets the time it takes be told from waiting for input.
+            grad_scaler: residuals follow its scale, and overflow safety is on.
+
+        Raises:
+            TypeError: ``ddp`` is not a DistributedDataParallel module.
+            RuntimeError: this compressor is attached already, or ``ddp`` has a hook.
+        """
+        if not isinstance(ddp, DistributedDataParallel):
+            raise TypeError(
+                f"ddp: attach needs a torch.nn.parallel.DistributedDataParallel module, got {type(ddp).__name__}; "
+                "wrap the model first: ddp = DistributedDataParallel(model)"
+            )
+        self._check_free()
+        if ddp._comm_hooks:
+            raise RuntimeError(
+                "ddp has a communication hook already, and torch allows one; make a new DistributedDataParallel around "
+                "the model"
+            )
+        if self._group is None:
+            self._group = ddp.process_group
+        self.bind(ddp)
+        self._adapter.watch(ddp, optimizer)
+        if grad_scaler is not None and grad_scaler.is_enabled():
+            self._adapter.loss_scale = grad_scaler.get_scale
+            if self.policy.overflow_safety is None:
+                self._feedback.safe = True
+        self._open()
+        ddp.register_comm_hook(None, self.hook)
+
+    def bind(self, module: torch.nn.Module) -> None:
+        """Learn parameter names, where a framework takes only ``hook``; ``attach`` does it by itself.
+
+        Without names, parameters are numbered as they come, and a checkpoint fits only the same model and layout.
+
+        Raises:
+            RuntimeError: called after ``attach``, or twice.
+        """
+        self._check_free()
+        self._attached = True
+        self._adapter.bind(module)
+        if self.policy.overflow_safety is None and any(p.dtype == torch.float16 for p in module.parameters()):
+            self._feedback.safe = True
+
+    def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
+        if self._closed:
+            return failed(RuntimeError("gravac: the compressor is closed, but its hook is still registered"))
+        return self._adapter.hook(bucket)
+
+    def _check_free(self) -> None:
+        if self._closed:
+            raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
+        if self._attached:
+            raise RuntimeError(
+                "this compressor is attached to a model already; make another AdaptiveCompressor for another model "
+                "(compressors such as topk may be shared)"
+            )
+
+    # what a user looks at
+
+    @property
+    def cf(self) -> float:
+        """The compression factor in force: 1 is dense float32, 2 is 16 bit."""
+        return self._steps.decision.candidate.cf if self._steps.decision else self.policy.dense_format.cf
+
+    @property
+    def gain(self) -> float | None:
+        """Gain of the last step all ranks agreed on; ``None`` before, or when it was not finite."""
+        return self._steps.gain
+
+    @property
+    def wire_ratio(self) -> float | None:
+        """Wire bytes of a dense float32 all-reduce / bytes really sent, in the last agreed step; ``None`` before."""
+        return self._steps.wire_ratio
+
+    @property
+    def history(self) -> list[DecisionRecord]:
+        """One record per window end or trigger, also when nothing changed; the same on every rank."""
+        return list(self._steps.history)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What this rank handed to collectives so far."""
+        return self._steps.ledger
+
+    # checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state: residuals, controller, exchange groups, step. Tensors and plain values only.
+
+        Every rank saves its own. Loads with ``torch.load(weights_only=True)``.
+        """
+        self._steps.drain()
+        return pack(self.policy, self._steps, self._adapter.groups)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken: bit for bit at the same world size.
+
+        At another world size, load ``gravac.merge_states([...])`` of all old ranks' states: that conserves the mean
+        residual. Called before or after ``attach``, before the first backward.
+
+        Raises:
+            SettingsError: the state is of another version, rank, world size or compressor.
+        """
+        self._steps.drain()
+        unpack(state, self.policy, self._steps, self._adapter)
+        self._restored = state
+
+    # the end
+
+    def close(self) -> None:
+        """Finish what is under way, tell the sinks, end the exchange thread. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        steps = self._steps
+        steps.drain()
+        self._emit(EndRecord(steps.step, self._totals()))
+        self._close_sinks()
+        steps.close()
+        if self._own_group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._own_group)
+
+    def __enter__(self) -> "AdaptiveCompressor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # behind the scenes
+
+    def _open(self) -> None:
+        """Make the exchange's own process group, on the ranks of the user's."""
+        if self._steps.ready:
+            return
+        if not dist.is_initialized():
+            raise RuntimeError("no process group: call torch.distributed.init_process_group first")
+        ranks = dist.get_process_group_ranks(self._group) if self._group is not None else None
+        ranks = ranks if ranks is not None else list(range(dist.get_world_size()))
+        group = dist.new_group(ranks, use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)
+        self._own_group = group
+        transport = GroupTransport(group, self._run.pace)
+        if self._restored is not None:
+            check_place(self._restored, transport.rank, transport.world)
+        if transport.rank == 0:
+            self._open_sinks()
+        else:
+            self._sinks = []
+        self._steps.open(transport)
+
+    def _open_sinks(self) -> None:
+        if self._run.log_dir is not None:
+            self._sinks += [TensorBoardSink(self._run.log_dir), JSONLSink(self._run.log_dir / "gravac.jsonl")]
+        # an interrupted run keeps what was told so far
+        reference = weakref.ref(self)
+
+        def at_exit() -> None:
+            alive = reference()
+            if alive is not None:
+                alive._close_sinks()
+
+        atexit.register(at_exit)
+
+    def _close_sinks(self) -> None:
+        for sink in self._sinks:
+            close = getattr(sink, "close", None)
+            if close is not None:
+                close()
+        self._sinks = []
+
+    def _emit(self, record: Record) -> None:
+        if isinstance(record, RunRecord):
+            run = {"samples_per_step": self._run.samples_per_step or "steps/s x ranks"}
+            settings = {**self.policy.plain(), **run, "steps_per_epoch": self._run.steps_per_epoch or "auto"}
+            record = RunRecord(settings, record.world_size, record.candidates, record.dropped)
+        for sink in self._sinks:
+            sink(record)
+
+    def _admit(self, shapes: Sequence[tuple[int, ...]], world: int) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        def wire_bytes(cf: float | None) -> int:
+            return sum(t.wire_bytes(world) for t in self._averager.traffic(shapes, cf, torch.float32))
+
+        return admit(self.policy, wire_bytes, sum(torch.Size(shape).numel() for shape in shapes), world)
+
+    def _totals(self) -> dict[str, float]:
+        steps = self._steps
+        totals = {"steps": float(steps.step), "wire_bytes": float(steps.wire_bytes), "cf": self.cf}
+        totals["wire_ratio"] = steps.dense_wire_bytes / steps.wire_bytes if steps.wire_bytes else 1.0
+        if steps.gain is not None:
+            totals["gain"] = steps.gain
+        return totals
+
+
+def _controller(controller: Controller[Any] | str, settings: dict[str, Any]) -> Any:
+    """The controller asked for, with the settings given beside it."""
+    if not settings:
+        return controller
+    if controller != "gravac":
+        raise SettingsError(
+            f"{next(iter(settings))}: set it on the controller itself: controller=GraVAC({next(iter(settings))}=...); "
+            "beside controller= it is read for controller='gravac' only"
+        )
+    return CONTROLLERS["gravac"](**settings)
+
+
+def _check_writable(log_dir: Path) -> None:
+    """Fail at construction, on every rank alike, and not at the first record."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        probe = log_dir / ".gravac"
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"log_dir: cannot write to {str(log_dir)!r} ({error.strerror}); give a folder you may write to, or None"
+        ) from None

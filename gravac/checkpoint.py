@@ -1,0 +1,132 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from gravac.agreement import Report
+from gravac.candidate import Candidate
+from gravac.groups import Groups
+from gravac.integrations.ddp import DDPAdapter
+from gravac.policy import Policy
+from gravac.settings import SettingsError
+from gravac.steps import Steps
+from gravac.telemetry.records import DecisionRecord
+
+VERSION = 1
+
+
+def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
+    """The state of one rank. Tensors are the live ones: save them before training goes on, or clone."""
+    averager, feedback = steps.averager, steps.averager.feedback
+    report = steps.report
+    return {
+        "version": VERSION,
+        "world": averager.world,
+        "rank": averager.rank,
+        "step": steps.step,
+        "base": policy.base.name,
+        "controller": policy.controller.name,
+        "controller_state": None if steps.state is None else policy.controller.dump(steps.state),
+        "ran": None if steps.ran is None else asdict(steps.ran),
+        "report": None if report is None else {**asdict(report), "shadow": list(report.shadow), "numbers": list(report.numbers)},
+        "groups": [list(names) for names in groups.fixed],
+        "residual": dict(feedback.residual),
+        "held": dict(feedback.held),
+        "memory": {name: dict(memory) for name, memory in averager.state.items() if memory},
+        "loss_scale": steps.loss_scale,
+        "gain": steps.gain,
+        "wire_bytes": steps.wire_bytes,
+        "dense_wire_bytes": steps.dense_wire_bytes,
+        "history": [asdict(record) for record in steps.history],
+    }
+
+
+def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, adapter: DDPAdapter) -> None:
+    """Put a rank's state back. See ``AdaptiveCompressor.load_state_dict``."""
+    if state.get("version") != VERSION:
+        raise SettingsError(f"version: the state has {state.get('version')!r}, this gravac reads {VERSION}")
+    for field, mine in (("base", policy.base.name), ("controller", policy.controller.name)):
+        if state[field] != mine:
+            raise SettingsError(f"{field}: the state was made with {state[field]!r}, this compressor has {mine!r}")
+    if steps.ready:
+        check_place(state, steps.averager.rank, steps.averager.world)
+    known = set(adapter.names.values())
+    foreign = sorted(name for name in (*state["residual"], *state["held"]) if known and name not in known)
+    if foreign:
+        raise SettingsError(f"residual: the model has no parameter {foreign[0]!r} ({len(foreign)} such in the state)")
+    steps.restore(state["controller_state"])
+    steps.step = state["step"]
+    steps.ran = None if state["ran"] is None else Candidate(**state["ran"])
+    steps.report = None if state["report"] is None else _report(state["report"])
+    steps.loss_scale = state["loss_scale"]
+    steps.gain = state["gain"]
+    steps.wire_bytes = state["wire_bytes"]
+    steps.dense_wire_bytes = state["dense_wire_bytes"]
+    steps.history[:] = [DecisionRecord(**record) for record in state["history"]]
+    adapter.groups = Groups(tuple(tuple(names) for names in state["groups"]))
+    steps.averager.feedback.load(state["residual"], state["held"])
+    steps.averager.state = {
+        name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in state["memory"].items()
+    }
+
+
+def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:
+    """Refuse another rank's state, and another world size's unless merged."""
+    if state["world"] is None:
+        return
+    if state["world"] != world:
+        raise SettingsError(
+            f"world: the state is of {state['world']} ranks and there are {world}; load "
+            "gravac.merge_states([...]) of all old ranks' states instead"
+        )
+    if state["rank"] != rank:
+        raise SettingsError(f"rank: the state is of rank {state['rank']} and this is rank {rank}; each loads its own")
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state for any world size, from all ranks' states of an earlier run.
+
+    Every rank's residual becomes the mean of the old ones, so that the mean over ranks, which is all that error
+    feedback depends on, is conserved.
+
+    Args:
+        states: of every old rank, in any order.
+
+    Raises:
+        SettingsError: ranks are missing or of different steps.
+    """
+    if not states:
+        raise SettingsError("states: give the states of all ranks of the earlier run")
+    world = states[0]["world"]
+    ranks = sorted(state["rank"] for state in states)
+    if ranks != list(range(world)) or len({state["step"] for state in states}) > 1:
+        raise SettingsError(f"states: give one of each of the {world} ranks at one step; got ranks {ranks}")
+    return {
+        **states[0],
+        "world": None,
+        "rank": None,
+        "report": None,
+        "residual": _mean([state["residual"] for state in states]),
+        "held": _mean([state["held"] for state in states]),
+    }
+
+
+def _mean(residuals: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    names = {name: None for residual in residuals for name in residual}
+    return {name: _sum([r[name] for r in residuals if name in r]) / len(residuals) for name in names}
+
+
+def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total
+
+
+def _report(plain: Mapping[str, Any]) -> Report:
+    return Report(plain["step"], Candidate(**plain["candidate"]), tuple(plain["shadow"]), tuple(plain["numbers"]))

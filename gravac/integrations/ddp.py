@@ -1,0 +1,190 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel: the communication hook, and what it must know of names, buckets and the step's clock.
+
+The hook holds the reducer's lock: it only cuts the bucket into groups and enqueues them. It never raises and never
+returns None (both would break the reducer for good): errors travel in the future, and surface from ``backward()``.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac.average import Piece
+from gravac.groups import Groups, Names
+from gravac.steps import Marks, Steps
+
+
+class _Bucket:
+    """A bucket whose future is completed when all its parameters hold the mean."""
+
+    def __init__(self, buffer: torch.Tensor, names: Names) -> None:
+        self.buffer = buffer
+        self.names = set(names)
+        self.failure: BaseException | None = None
+        devices = [buffer.device] if buffer.device.type != "cpu" else None
+        self.future: torch.futures.Future[None] = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
+
+    def done(self, names: Names) -> None:
+        """Some of its parameters hold the mean."""
+        waiting = bool(self.names)
+        self.names.difference_update(names)
+        if waiting and not self.names:
+            self.future.set_result(None)
+
+    def fail(self, failure: BaseException) -> None:
+        """The exchange failed; ``backward()`` will say so."""
+        if not self.future.done():
+            self.failure = failure
+            self.future.set_result(None)
+
+    def outcome(self, _: "torch.futures.Future[None]") -> torch.Tensor:
+        """What DDP gets: the buffer, averaged in place."""
+        if self.failure is not None:
+            raise self.failure
+        return self.buffer
+
+
+class DDPAdapter:
+    """Feeds a DDP module's buckets to ``Steps``.
+
+    Args:
+        steps: runs the exchange.
+        open_steps: called at the first bucket, when ``steps`` has no transport yet.
+    """
+
+    def __init__(self, steps: Steps, open_steps: Callable[[], None]) -> None:
+        self.groups = Groups()
+        self.names: dict[int, str] = {}
+        self.shapes: list[tuple[int, ...]] = []
+        self.loss_scale: Callable[[], float] | None = None
+        self._steps = steps
+        self._open = open_steps
+        self._in_backward = False
+        self._task = -1
+        self._pieces: dict[str, Piece] = {}
+        self._buckets: dict[str, _Bucket] = {}
+        self._inputs: float | None = None
+        self._optimized: float | None = None
+
+    def bind(self, module: torch.nn.Module) -> None:
+        """Learn the parameters' names and shapes, without the wrappers' prefixes."""
+        module = module.module if isinstance(module, DistributedDataParallel) else module
+        for name, parameter in module.named_parameters():
+            self.names[id(parameter)] = canonical(name)
+        self.shapes = [memory_shape(p) for p in module.parameters() if p.requires_grad]
+
+    def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
+        """Take the times at which forward starts and the optimizer's step ends."""
+
+        def forward_starts(*_: object) -> None:
+            if self._inputs is None and torch.is_grad_enabled():
+                self._inputs = time.perf_counter()
+
+        def step_ended(*_: object) -> None:
+            self._optimized = time.perf_counter()
+
+        ddp.register_forward_pre_hook(forward_starts)
+        if optimizer is not None:
+            optimizer.register_step_post_hook(step_ended)
+
+    def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The communication hook's body: see the module's text."""
+        if isinstance(bucket, tuple):
+            # torch ignores what is returned here, so a failed future would leave ranks silently apart
+            raise TypeError(
+                "compiled autograd hands over gradients one by one (python reducer), which gravac does not support; "
+                "compile without it: torch._dynamo.config.compiled_autograd = False, optimize_ddp = 'ddp_optimizer'"
+            )
+        try:
+            return self._enqueue(bucket)
+        except BaseException as failure:
+            return failed(failure)
+
+    def _enqueue(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        if buffer.layout != torch.strided:
+            raise TypeError(
+                "bucket: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False, or leave "
+                "that parameter out of DDP (_set_params_and_buffers_to_ignore_for_model)"
+            )
+        if not self._steps.ready:
+            self._open()
+        pieces = self._cut(bucket, buffer)
+        names = tuple(piece.name for piece in pieces)
+        mine = _Bucket(buffer, names)
+        if not self._in_backward or self._task != torch._C._current_graph_task_id():
+            self._begin([piece.shape for piece in pieces], mine.fail)
+        for piece in pieces:
+            self._pieces[piece.name] = piece
+            self._buckets[piece.name] = mine
+        for group in self.groups.arrive(names):
+            self._exchange(group, buffer if group == names else None)
+        return mine.future.then(mine.outcome)
+
+    def _begin(self, shapes: list[tuple[int, ...]], fail: Callable[[BaseException], None]) -> None:
+        """The first bucket of a backward."""
+        self._in_backward = True
+        self._task = torch._C._current_graph_task_id()
+        scale = self.loss_scale() if self.loss_scale is not None else None
+        self._steps.begin(self.shapes or shapes, scale, fail)
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
+        marks = Marks(self._inputs, self._optimized, time.perf_counter())
+        for group in self.groups.end():
+            self._exchange(group, None)
+        self._pieces.clear()
+        self._buckets.clear()
+        self._inputs = None
+        self._in_backward = False
+        self._steps.end(marks, lambda _: None)
+
+    def _exchange(self, group: Names, whole: torch.Tensor | None) -> None:
+        buckets = list({id(self._buckets[name]): self._buckets[name] for name in group}.values())
+
+        def done() -> None:
+            for bucket in buckets:
+                bucket.done(group)
+
+        def fail(failure: BaseException) -> None:
+            for bucket in buckets:
+                bucket.fail(failure)
+
+        self._steps.exchange([self._pieces[name] for name in group], whole, done, fail)
+
+    def _cut(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> list[Piece]:
+        """The bucket's parameters as flat views of its buffer."""
+        pieces, offset = [], 0
+        for parameter in bucket.parameters():
+            name = self.names.setdefault(id(parameter), f"parameter{len(self.names)}")
+            pieces.append(Piece(name, buffer[offset : offset + parameter.numel()], memory_shape(parameter)))
+            offset += parameter.numel()
+        return pieces
+
+
+def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
+    """A future that fails: the only way for a hook to raise without breaking the reducer."""
+
+    def throw(_: object) -> torch.Tensor:
+        raise failure
+
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_result(None)
+    return future.then(throw)
+
+
+def canonical(name: str) -> str:
+    """A parameter's name without what torch.compile puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The shape with dimensions in the order they lie in memory (channels-last: O, H, W, I)."""
+    order = sorted(range(parameter.dim()), key=lambda d: (-parameter.stride(d), d))
+    return tuple(parameter.shape[d] for d in order)

@@ -1,0 +1,199 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A policy: a compressor, a controller and their settings, as one validated object or one TOML file."""
+
+from __future__ import annotations
+
+import math
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+
+from gravac.candidate import Span
+from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, topk
+from gravac.controllers import CONTROLLERS, GraVAC
+from gravac.settings import Settings, SettingsError
+
+
+class Policy(Settings):
+    """What decides, what compresses, and how errors are fed back.
+
+    Attributes:
+        base: the compressor, or its name.
+        cf_range: lowest and highest compression factor a controller may choose (dense and 16 bit are always allowed).
+        controller: decides, or its name.
+        error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
+        dense: number format of what is sent dense: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
+            norm; ``inf`` lets all go at once, as the paper does.
+        overflow_safety: keep residuals unchanged by a step in which any gradient was not finite; ``None`` is on for
+            float16 gradients and with a GradScaler.
+        dense_below: tensors with fewer elements, and all with one dimension, are sent dense. Elements.
+        seed: of compressors that draw random numbers.
+    """
+
+    base: SerializeAsAny[Compressor] = topk
+    cf_range: tuple[float, float] = (10.0, 1000.0)
+    controller: Any = GraVAC()
+    error_feedback: float | None = Field(default=None, ge=0, le=1)
+    dense: Dense = dense
+    release: float = Field(default=1.0, gt=0)
+    overflow_safety: bool | None = None
+    dense_below: int = Field(default=1024, ge=0)
+    seed: int = 0
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _compressor(cls, value: Any) -> Any:
+        return _named(value, COMPRESSORS, Compressor, "compressor")
+
+    @field_validator("controller", mode="before")
+    @classmethod
+    def _controller(cls, value: Any) -> Any:
+        return _named(value, CONTROLLERS, object, "controller")
+
+    @field_validator("dense", mode="before")
+    @classmethod
+    def _dense(cls, value: Any) -> Any:
+        return dense(dtype=value) if isinstance(value, str) else value
+
+    @field_validator("cf_range", mode="before")
+    @classmethod
+    def _range(cls, value: Any) -> tuple[float, float]:
+        try:
+            low, high = (float(bound) for bound in value)
+        except (TypeError, ValueError):
+            raise ValueError("give two numbers, lowest and highest compression factor, such as (10, 1000)") from None
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("bounds must be finite numbers, such as (10, 1000)")
+        if low < 1:
+            raise ValueError(f"lower bound {low:g} is below 1 (1 means dense); use (1, {max(high, 1):g})")
+        if low > high:
+            raise ValueError(f"lower bound {low:g} is above the upper bound {high:g}; use ({high:g}, {low:g})")
+        return low, high
+
+    @field_validator("error_feedback")
+    @classmethod
+    def _feedback(cls, value: float | None, info: ValidationInfo) -> float | None:
+        base = info.data.get("base")
+        if value and isinstance(base, Compressor) and not base.contractive:
+            raise ValueError(f"{base.name} is not contractive, so what it leaves would pile up; use error_feedback=0")
+        return value
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Policy:
+        reach = self.base.candidates(self.cf_range, ())
+        if not isinstance(self.base, Dense) and not self.controller.propose(self.cf_range, reach):
+            raise ValueError(
+                f"cf_range: {self.controller.name} finds no candidate of {self.base.name} in "
+                f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); {self.base.name} reaches {_words(self.base)}"
+            )
+        if isinstance(self.base, Dense) and not reach:
+            raise ValueError(
+                f"cf_range: dense in {self.base.dtype} reaches CF {self.base.cf:g} alone, which is not in "
+                f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); use cf_range=(1, 2) or another compressor"
+            )
+        return self
+
+    @property
+    def strength(self) -> float:
+        """The error feedback that applies, in [0, 1]."""
+        return self.base.error_feedback if self.error_feedback is None else self.error_feedback
+
+    @property
+    def dense_format(self) -> Dense:
+        """How what is not compressed is sent: a dense base's own format, or ``dense``."""
+        return self.base if isinstance(self.base, Dense) else self.dense
+
+    def plain(self) -> dict[str, str | int | float | bool]:
+        """Every setting by dotted name, for hparams and logs; unset ones as ``"auto"``."""
+        settings: dict[str, str | int | float | bool] = {}
+        for field, value in self:
+            if isinstance(value, BaseModel):
+                settings[field] = str(getattr(value, "name", field))
+                settings.update({f"{field}.{key}": _plain(item) for key, item in value})
+            else:
+                settings[field] = _plain(value)
+        return settings
+
+
+def load_policy(source: str | Path) -> Policy:
+    """Read a policy by name (``"gravac"``) or from a TOML file.
+
+    Raises:
+        SettingsError: there is none of that name or path, or the file holds what a policy does not allow; the message
+            names file, key and value.
+    """
+    path = _find(source)
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise SettingsError(f"{path}: Python 3.10 reads TOML with the package tomli: pip install tomli") from None
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    try:
+        return Policy(**table)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def policy_names() -> tuple[str, ...]:
+    """The policies that come with gravac."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
+
+
+def _folder() -> Path:
+    """Where the shipped policies are: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(str(resources.files("gravac")))
+    return next((f for f in (package / "_policies", package.parent / "policies") if f.is_dir()), package)
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        if path.is_file():
+            return path
+        raise SettingsError(f"policy: there is no file {path}")
+    shipped = _folder() / f"{source}.toml"
+    if not shipped.is_file():
+        raise SettingsError(
+            f"policy: there is none called {str(source)!r}; there are {', '.join(policy_names())}, or give a path to a "
+            "TOML file"
+        )
+    return shipped
+
+
+def _named(value: Any, known: dict[str, Any], kind: type, what: str) -> Any:
+    """An instance from itself, its name, or a table with its name and settings."""
+    settings: dict[str, Any] = {}
+    if isinstance(value, dict):
+        settings = dict(value)
+        value = settings.pop("name", None)
+    if isinstance(value, str):
+        if value not in known:
+            raise ValueError(f"there is no {what} {value!r}; there are {', '.join(sorted(known))}")
+        return known[value](**settings) if settings else known[value]
+    if isinstance(value, type) or not isinstance(value, kind) or (what == "controller" and not hasattr(value, "observe")):
+        raise ValueError(f"give a {what}, or the name of one: {', '.join(sorted(known))}")
+    return value
+
+
+def _words(base: Compressor) -> str:
+    reach = base.candidates((1.0, math.inf), ())
+    if isinstance(reach, Span):
+        return f"any from {reach.low:g} up" if math.isinf(reach.high) else f"{reach.low:g} to {reach.high:g}"
+    return ", ".join(f"{cf:g}" for cf in reach) or "none"
+
+
+def _plain(value: Any) -> str | int | float | bool:
+    if isinstance(value, (str, int, float, bool)):
+        return value
+    return "auto" if value is None else str(value)

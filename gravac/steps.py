@@ -1,0 +1,296 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a step: agree on the last one, run what was decided, keep what was not sent, decide.
+
+All of it runs on the exchange thread, in the order a framework's adapter hands it over (``begin``, ``exchange`` for
+every group, ``end``), so that nothing here needs a lock. The measurement of step t travels first in step t+1, nobody
+waits for it before that step's end, and the decision it leads to holds from step t+2.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gravac.agreement import Report, gain
+from gravac.average import Averager, Piece, Plan
+from gravac.candidate import Candidate
+from gravac.collectives import AllReduce, Ledger
+from gravac.controllers.base import Controller, Decision
+from gravac.exchange.fifo import Fifo
+from gravac.exchange.group import GroupTransport, Pending
+from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
+
+Fail = Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """When a step's stages happened on the training thread, ``time.perf_counter()`` seconds; ``None`` if not known.
+
+    Attributes:
+        inputs: forward started: the inputs were there.
+        optimized: the optimizer's step before that forward ended.
+        backward: backward ended, but for waiting for the exchange.
+    """
+
+    inputs: float | None = None
+    optimized: float | None = None
+    backward: float | None = None
+
+
+@dataclass(slots=True)
+class Booked:
+    """A step's numbers on this rank, kept until the ranks have agreed on its gain."""
+
+    achieved_cf: float
+    payload_bytes: int
+    wire_bytes: int
+    dense_wire_bytes: int
+    seconds: float
+    compute: float
+    compress: float
+    exchange: float
+    input_wait: float
+
+
+class Steps:
+    """Runs steps for one model on one rank.
+
+    Args:
+        averager: the core operation.
+        controller: decides which candidate runs.
+        admit: gives the candidates for (shapes, world), ascending by wire ratio, dense first; and those dropped, in
+            words.
+        emit: takes records; called on the exchange thread.
+        samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
+    """
+
+    def __init__(
+        self,
+        averager: Averager,
+        controller: Controller[Any],
+        admit: Callable[[Sequence[tuple[int, ...]], int], tuple[tuple[Candidate, ...], tuple[str, ...]]],
+        emit: Callable[[Record], None],
+        samples_per_step: float | None,
+    ) -> None:
+        self.averager = averager
+        self.controller = controller
+        self.history: list[DecisionRecord] = []
+        self.decision: Decision | None = None
+        self.candidates: tuple[Candidate, ...] = ()
+        self.step = 0
+        self.gain: float | None = None
+        self.wire_ratio: float | None = None
+        self.loss_scale: float | None = None
+        self.wire_bytes = 0
+        self.dense_wire_bytes = 0
+        self.state: Any = None
+        self.report: Report | None = None
+        self._admit = admit
+        self._emit = emit
+        self._samples = samples_per_step
+        self._fifo: Fifo | None = None
+        self._agreeing: list[Pending] | None = None
+        self._booked: Booked | None = None
+        self._plan = Plan(step=0, cf=None)
+        self.ran: Candidate | None = None
+        self._ended: float | None = None
+        self._before = (Ledger(), 0.0, 0.0)
+        self._restored: dict[str, Any] | None = None
+
+    # on the training thread
+
+    @property
+    def ready(self) -> bool:
+        """Whether a transport was given."""
+        return self._fifo is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        """Of everything handed to collectives since ``open``."""
+        return self._fifo.transport.ledger if self._fifo else Ledger()
+
+    def open(self, transport: GroupTransport) -> None:
+        """Start the exchange thread on a transport."""
+        self.averager.rank, self.averager.world = transport.rank, transport.world
+        self._fifo = Fifo(transport)
+
+    def begin(self, shapes: Sequence[tuple[int, ...]], loss_scale: float | None, fail: Fail) -> None:
+        """A backward started.
+
+        Args:
+            shapes: of the model's parameters, as far as known; used once.
+            loss_scale: of the gradients to come; ``None`` when there is no scaler.
+            fail: told of an exception.
+        """
+        self._thread.call(lambda: self._begin(shapes, loss_scale), fail)
+
+    def exchange(self, pieces: Sequence[Piece], whole: torch.Tensor | None, done: Callable[[], None], fail: Fail) -> None:
+        """Average a group; ``done`` is called on the exchange thread when its tensors hold the mean."""
+
+        def job() -> Any:
+            yield from self.averager.average(pieces, self._plan, whole)
+            done()
+
+        self._thread.exchange(job(), fail, pieces[0].flat.device)
+
+    def end(self, marks: Marks, fail: Fail) -> None:
+        """The backward ended; all its groups were handed over."""
+        self._thread.call(lambda: self._end(marks), fail)
+
+    def restore(self, controller_state: dict[str, Any] | None) -> None:
+        """Go on from a dumped controller state at the next ``begin``."""
+        self._restored = controller_state
+        self.decision = None
+
+    def drain(self) -> None:
+        """Wait until all that was handed over is done."""
+        if self._fifo is not None:
+            self._fifo.drain()
+
+    def close(self) -> None:
+        """End the exchange thread after what was handed over."""
+        if self._fifo is not None:
+            self._fifo.close()
+            self._fifo = None
+
+    @property
+    def _thread(self) -> Fifo:
+        if self._fifo is None:
+            raise RuntimeError("the compressor is closed: make a new one")
+        return self._fifo
+
+    # on the exchange thread
+
+    def _begin(self, shapes: Sequence[tuple[int, ...]], loss_scale: float | None) -> None:
+        if self.decision is None:
+            self._start(shapes)
+        assert self.decision is not None
+        if self.report is not None:
+            self._agreeing = self._thread.transport.start([AllReduce(self.report.vector())])
+        if loss_scale is not None and loss_scale != self.loss_scale:
+            if self.loss_scale is not None:
+                self.averager.feedback.rescale(loss_scale / self.loss_scale)
+            self.loss_scale = loss_scale
+        candidate = self.decision.candidate
+        if self.ran is not None and candidate.wire_ratio < self.ran.wire_ratio:
+            self.averager.feedback.hold()
+        self.ran = candidate
+        self._plan = Plan(self.step, None if candidate.dense else candidate.cf, self.decision.shadow)
+        self.averager.begin()
+        self._mark()
+
+    def _start(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """The world and the model are known now: admit candidates and ask the controller for its first decision."""
+        self.candidates, dropped = self._admit(shapes, self.averager.world)
+        if self._restored is not None:
+            self.state, self.decision = self.controller.restore(self._restored, self.candidates)
+        else:
+            self.state, self.decision = self.controller.start(self.candidates)
+        words = tuple(f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f})" for candidate in self.candidates)
+        self._emit(RunRecord({}, self.averager.world, words, dropped))
+
+    def _end(self, marks: Marks) -> None:
+        now = time.perf_counter()
+        tally = self.averager.tally
+        self.averager.feedback.commit(tally.finite)
+        assert self.ran is not None
+        booked = self._book(marks, now)
+        if self._agreeing is not None:
+            self._observe(self._thread.transport.finish(self._agreeing)[0])
+            self._agreeing = None
+        self.report = Report.of(self.step, self.ran, self._plan.shadow, booked.seconds, tally)
+        self._booked = booked
+        self.step += 1
+        self._ended = now
+
+    def _observe(self, total: torch.Tensor) -> None:
+        """The ranks agreed on the step before: decide, and tell."""
+        assert self.report is not None
+        assert self.decision is not None
+        world = self.averager.world
+        measured = self.report.agreed(total, world, self._samples if self._samples is not None else float(world))
+        self.gain = gain(measured.error, measured.energy)
+        if self._booked is not None:
+            self._tell(measured, self._booked)
+        before = self.decision.candidate
+        self.state, self.decision = self.controller.observe(self.state, measured)
+        summary = self.decision.summary
+        changed = self.decision.candidate != before
+        if summary is None and not changed:
+            return
+        record = DecisionRecord(
+            step=self.step + 1,
+            compressor=self.decision.candidate.compressor,
+            cf=self.decision.candidate.cf,
+            changed=changed,
+            gain=summary.gain if summary else self.gain if self.gain is not None else float("nan"),
+            gain_low=summary.gain_low if summary else float("nan"),
+            gain_high=summary.gain_high if summary else float("nan"),
+            t_system=summary.t_system if summary else None,
+            t_compression=summary.t_compression if summary else None,
+            phase=summary.phase if summary else "",
+            reason=self.decision.reason,
+        )
+        self.history.append(record)
+        self._emit(record)
+
+    def _tell(self, measured: Any, booked: Booked) -> None:
+        """Emit the agreed step's record."""
+        self.wire_ratio = booked.dense_wire_bytes / booked.wire_bytes if booked.wire_bytes else 1.0
+        t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
+        shadow = tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow)
+        self._emit(
+            StepRecord(
+                step=measured.step,
+                compressor=measured.candidate.compressor,
+                cf=measured.candidate.cf,
+                achieved_cf=booked.achieved_cf,
+                gain=self.gain,
+                wire_ratio=self.wire_ratio,
+                payload_bytes=booked.payload_bytes,
+                wire_bytes=booked.wire_bytes,
+                dense_wire_bytes=booked.dense_wire_bytes,
+                seconds=booked.seconds,
+                compute_seconds=booked.compute,
+                compress_seconds=booked.compress,
+                exchange_seconds=booked.exchange,
+                input_wait_seconds=booked.input_wait,
+                t_system=t_system,
+                t_compression=None if self.gain is None else t_system * max(self.gain, 0.0),
+                shadow=shadow,
+            )
+        )
+
+    def _mark(self) -> None:
+        """Remember the counters at the start of a step."""
+        fifo, ledger = self._thread, self._thread.transport.ledger
+        snapshot = Ledger(ledger.world, ledger.payload_bytes, ledger.wire_bytes)
+        self._before = (snapshot, fifo.compress_seconds, fifo.exchange_seconds)
+
+    def _book(self, marks: Marks, now: float) -> Booked:
+        fifo, ledger = self._thread, self._thread.transport.ledger
+        before, compress, exchange = self._before
+        tally, world = self.averager.tally, self.averager.world
+        seconds = now - self._ended if self._ended is not None else float("nan")
+        exposed = now - marks.backward if marks.backward is not None else 0.0
+        free_since = max((t for t in (marks.optimized, self._ended) if t is not None), default=None)
+        waited = marks.inputs - free_since if marks.inputs is not None and free_since is not None else 0.0
+        wire = ledger.wire_bytes - before.wire_bytes
+        dense_wire = AllReduce.wire_bytes(4 * tally.elements, world)
+        self.wire_bytes += wire
+        self.dense_wire_bytes += dense_wire
+        return Booked(
+            achieved_cf=tally.achieved_cf,
+            payload_bytes=ledger.payload_bytes - before.payload_bytes,
+            wire_bytes=wire,
+            dense_wire_bytes=dense_wire,
+            seconds=seconds,
+            compute=max(0.0, seconds - exposed - max(0.0, waited)),
+            compress=fifo.compress_seconds - compress,
+            exchange=fifo.exchange_seconds - exchange,
+            input_wait=max(0.0, waited),
+        )
