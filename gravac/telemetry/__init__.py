@@ -1,0 +1,19 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a run tells the outside: records, and the sinks that write them down."""
+
+from gravac.telemetry.jsonl import JSONLSink, read_jsonl
+from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink, StepRecord
+from gravac.telemetry.tensorboard import TensorBoardSink
+
+__all__ = [
+    "DecisionRecord",
+    "EndRecord",
+    "JSONLSink",
+    "Record",
+    "RunRecord",
+    "Sink",
+    "StepRecord",
+    "TensorBoardSink",
+    "read_jsonl",
+]

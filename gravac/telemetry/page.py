@@ -1,0 +1,57 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The page a reader of TensorBoard sees first: which charts, in which order, with which tags and units."""
+
+from typing import Any
+
+PREFIX = "gravac/"
+"""Every tag begins with this, so that a run's own scalars stay apart."""
+
+CF = PREFIX + "cf"
+CF_LOG10 = PREFIX + "cf_log10"
+GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
+"""Gain of a window, lowest and highest gain of its steps; written at decisions."""
+
+STEPS = {
+    "achieved_cf": PREFIX + "achieved_cf",
+    "gain": PREFIX + "gain_of_steps",
+    "t_system": PREFIX + "t_system",
+    "t_compression": PREFIX + "t_compression",
+    "wire_ratio": PREFIX + "wire_ratio",
+    "payload_bytes": PREFIX + "payload_bytes",
+    "wire_bytes": PREFIX + "wire_bytes",
+    "seconds": PREFIX + "seconds/step",
+    "compute_seconds": PREFIX + "seconds/compute",
+    "compress_seconds": PREFIX + "seconds/compress",
+    "exchange_seconds": PREFIX + "seconds/exchange",
+    "input_wait_seconds": PREFIX + "seconds/input_wait",
+}
+"""Tag of each mean over steps, by its name in ``StepRecord``."""
+
+WIRE_GIGABYTES = PREFIX + "wire_gigabytes"
+DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
+
+RUN_TEXT = PREFIX + "run"
+DECISION_TEXT = PREFIX + "decision"
+CHANGES_TEXT = PREFIX + "changes"
+
+
+def _lines(*tags: str) -> list[Any]:
+    # TensorBoard takes each as a regular expression that need only match a tag's beginning
+    return ["Multiline", [tag + "$" for tag in tags]]
+
+
+LAYOUT: dict[str, dict[str, list[Any]]] = {
+    "gravac: adaptive gradient compression": {
+        "Compression factor (1 is dense)": _lines(CF, STEPS["achieved_cf"]),
+        "Compression factor, log10 (0 is dense)": _lines(CF_LOG10),
+        "Gain (window, band)": ["Margin", list(GAIN)],
+        "Gain (mean of steps)": _lines(STEPS["gain"]),
+        "Throughput, samples/s": _lines(STEPS["t_system"], STEPS["t_compression"]),
+        "Wire ratio (dense bytes / sent bytes)": _lines(STEPS["wire_ratio"]),
+        "Time of a step, seconds": _lines(*(tag for tag in STEPS.values() if "/seconds/" in tag)),
+        "Bytes a step, of one rank": _lines(STEPS["payload_bytes"], STEPS["wire_bytes"]),
+        "Sent so far, GB, of one rank": _lines(WIRE_GIGABYTES, DENSE_WIRE_GIGABYTES),
+    }
+}
+"""Layout for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags."""

@@ -1,0 +1,153 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Records as TensorBoard scalars, text and hyperparameters, with a layout that shows a run on one page."""
+
+import importlib
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gravac.settings import SettingsError
+from gravac.telemetry import page, words
+from gravac.telemetry.jsonl import plain_settings
+from gravac.telemetry.means import StepMeans
+from gravac.telemetry.quiet import Quiet
+from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
+
+CHANGES = 500
+"""Most changes kept for the table at the end of a run: the latest ones."""
+
+
+class TensorBoardSink:
+    """Writes a run to ``log_dir``; look at it with ``tensorboard --logdir``, page "Custom Scalars".
+
+    Steps are written as means over ``every`` of them (``gravac.telemetry.means`` says which), never across a change of
+    what runs. The CF is written besides at the last step before and at the first step of a change, so its curve is a
+    true staircase. Decisions are written when they come. A thread of TensorBoard writes the file, and flushes it every
+    two seconds.
+
+    Args:
+        log_dir: folder of this run, made when missing; the runs of one experiment are folders side by side.
+        every: steps per point, at least 1.
+
+    Raises:
+        SettingsError: ``log_dir`` cannot be written to, or ``every`` is below 1.
+    """
+
+    def __init__(self, log_dir: str | Path, every: int = 10) -> None:
+        if every < 1:
+            raise SettingsError(f"every: {every} steps per point is below 1; use 10")
+        _check_writable(Path(log_dir))
+        from torch.utils.tensorboard import SummaryWriter  # slow: only who logs pays for it
+
+        self._message: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
+        self._writer: Any = SummaryWriter(str(log_dir), max_queue=100, flush_secs=2)
+        self._quiet = Quiet(f"TensorBoardSink({str(log_dir)!r})")
+        self._every = every
+        self._means = StepMeans()
+        self._run: RunRecord | None = None
+        self._gigabytes = [0.0, 0.0]
+        self._decisions = 0
+        self._changes: list[tuple[DecisionRecord, float | None]] = []
+        self._decided: float | None = None
+        self._finished = False
+        with self._quiet:
+            self._writer.add_custom_scalars(page.LAYOUT)
+
+    def __call__(self, record: Record) -> None:
+        """Write one record. Never raises: the first failure warns, later records are then dropped."""
+        if self._writer is None or self._quiet.failed:
+            return
+        with self._quiet:
+            if isinstance(record, StepRecord):
+                self._step(record)
+            elif isinstance(record, DecisionRecord):
+                self._decision(record)
+            elif isinstance(record, RunRecord):
+                self._run = record
+                self._writer.add_text(page.RUN_TEXT, words.run_words(record), 0)
+            else:
+                self._end(record)
+
+    def close(self) -> None:
+        """Write what is pending and close the files. May be called again; records that come later are dropped."""
+        writer, quiet = self._writer, self._quiet
+        if writer is None:
+            return
+        if not quiet.failed:
+            with quiet:
+                self._finish()
+        self._writer = None
+        with quiet:
+            writer.close()
+
+    def _step(self, step: StepRecord) -> None:
+        last = self._means.last
+        same = last is not None and (last.compressor, last.cf) == (step.compressor, step.cf)
+        if not same:
+            self._point()
+            self._scalars(_cf(step.cf), step.step)
+            self._decided = step.cf if self._decided is None else self._decided
+        self._means.add(step)
+        self._gigabytes[0] += step.wire_bytes / 1e9
+        self._gigabytes[1] += step.dense_wire_bytes / 1e9
+        if self._means.steps >= self._every:
+            self._point()
+
+    def _point(self) -> None:
+        """Write the means of the steps since the last point, at the last of these steps."""
+        means, last = self._means, self._means.last
+        if means.steps == 0 or last is None:
+            return
+        self._means = StepMeans()
+        self._means.last = last
+        values = _cf(last.cf) | {page.STEPS[name]: value for name, value in means.values().items()}
+        values[page.WIRE_GIGABYTES], values[page.DENSE_WIRE_GIGABYTES] = self._gigabytes
+        self._scalars(values, last.step)
+
+    def _decision(self, decision: DecisionRecord) -> None:
+        self._decisions += 1
+        band = (decision.gain, decision.gain_low, decision.gain_high)
+        if all(map(math.isfinite, band)):
+            self._scalars(dict(zip(page.GAIN, band, strict=True)), decision.step)
+        self._writer.add_text(page.DECISION_TEXT, words.decision_words(decision, self._decided), decision.step)
+        if decision.changed:
+            self._changes = [*self._changes[-CHANGES + 1 :], (decision, self._decided)]
+        self._decided = decision.cf
+
+    def _end(self, end: EndRecord) -> None:
+        self._finish()
+        metrics = {page.PREFIX + "end/" + name: value for name, value in end.metrics.items() if math.isfinite(value)}
+        settings = plain_settings(self._run) | {"world_size": self._run.world_size} if self._run else {}
+        self._writer.add_hparams(settings, metrics, run_name=".", global_step=end.steps)
+
+    def _finish(self) -> None:
+        """The last steps and the table of changes, once."""
+        if self._finished:
+            return
+        self._finished = True
+        self._point()
+        if self._means.last is not None:
+            text = words.changes_words(self._changes, self._decisions)
+            self._writer.add_text(page.CHANGES_TEXT, text, self._means.last.step)
+
+    def _scalars(self, values: dict[str, float], step: int) -> None:
+        """All values in one event: an event each, as add_scalar makes, costs ten times as much."""
+        items = [self._message.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._writer.file_writer.add_summary(self._message(value=items), step)
+
+
+def _cf(cf: float) -> dict[str, float]:
+    return {page.CF: cf, page.CF_LOG10: math.log10(cf)}
+
+
+def _check_writable(log_dir: Path) -> None:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=log_dir):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"log_dir: cannot write to {str(log_dir)!r} ({error.strerror}); give a folder you may write to"
+        ) from None

@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A run and its decisions as Markdown, for TensorBoard's text page."""
+
+import math
+from collections.abc import Iterable
+
+from gravac.telemetry.records import DecisionRecord, RunRecord
+
+
+def run_words(run: RunRecord) -> str:
+    """Ranks, the candidates, the dropped ones with their reason, and the settings."""
+    parts = [f"**{run.world_size} ranks**"]
+    if run.candidates:
+        parts.append("**Candidates**\n\n" + "\n".join(f"- {line}" for line in run.candidates))
+    if run.dropped:
+        parts.append("**Dropped**\n\n" + "\n".join(f"- {line}" for line in run.dropped))
+    if run.settings:
+        parts.append("**Settings**\n\n" + _table(("setting", "value"), run.settings.items()))
+    return "\n\n".join(parts)
+
+
+def decision_words(decision: DecisionRecord, before: float | None) -> str:
+    """One decision as one line: what runs, in which phase it was decided, what was measured, and why.
+
+    Args:
+        decision: the decision.
+        before: CF that ran until then; ``None`` when not known.
+    """
+    cf = f"CF {decision.cf:g}"
+    if decision.changed:
+        cf = f"**CF {before:g} → {decision.cf:g}**" if before is not None else f"**{cf}**"
+    phase = f", {decision.phase}" if decision.phase else ""
+    measured = "; ".join(_measured(decision))
+    return f"{cf} ({decision.compressor}{phase}): {decision.reason}" + (f" — {measured}" if measured else "")
+
+
+def changes_words(changes: Iterable[tuple[DecisionRecord, float | None]], decisions: int) -> str:
+    """All changes of what runs as a table, one row each.
+
+    Args:
+        changes: decisions that changed what runs, each with the CF before.
+        decisions: how many decisions there were in all.
+    """
+    rows = [
+        (
+            decision.step,
+            f"{'?' if before is None else format(before, 'g')} → {decision.cf:g}",
+            decision.compressor,
+            decision.phase,
+            "; ".join(_measured(decision)),
+            decision.reason,
+        )
+        for decision, before in changes
+    ]
+    title = f"{len(rows)} of {decisions} decisions changed what runs"
+    if not rows:
+        return title
+    return f"{title}\n\n" + _table(("step", "CF", "compressor", "phase", "measured in the window", "reason"), rows)
+
+
+def _measured(decision: DecisionRecord) -> list[str]:
+    words = []
+    if math.isfinite(decision.gain):
+        band = f" [{decision.gain_low:.3f}, {decision.gain_high:.3f}]" if math.isfinite(decision.gain_low) else ""
+        words.append(f"gain {decision.gain:.3f}{band}")
+    if decision.t_system is not None:
+        words.append(f"T_system {decision.t_system:.4g} samples/s")
+    if decision.t_compression is not None:
+        words.append(f"T_compression {decision.t_compression:.4g} samples/s")
+    return words
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
