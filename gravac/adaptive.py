@@ -152,7 +152,6 @@ class AdaptiveCompressor:
         self.policy = policy
         self._run = run
         self._group = group
-        self._own_group: dist.ProcessGroup | None = None
         self._sinks: list[Sink] = list(sinks)
         if run.log_dir is not None:
             _check_writable(run.log_dir)
@@ -298,8 +297,6 @@ class AdaptiveCompressor:
         self._emit(EndRecord(steps.step, self._totals()))
         self._close_sinks()
         steps.close()
-        if self._own_group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._own_group)
 
     def __enter__(self) -> "AdaptiveCompressor":
         return self
@@ -317,9 +314,10 @@ class AdaptiveCompressor:
             raise RuntimeError("no process group: call torch.distributed.init_process_group first")
         ranks = dist.get_process_group_ranks(self._group) if self._group is not None else None
         ranks = ranks if ranks is not None else list(range(dist.get_world_size()))
+        # lives until destroy_process_group(): destroyed by itself, a later group of these ranks would get its name, find
+        # its keys in the store, and hang
         group = dist.new_group(ranks, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
-        self._own_group = group
         transport = GroupTransport(group, self._run.pace)
         if self._restored is not None:
             check_place(self._restored, transport.rank, transport.world)

@@ -140,51 +140,74 @@ class Averager:
             whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
         """
         self.tally.elements += sum(piece.flat.numel() for piece in pieces)
-        if plan.cf is None and not plan.shadow and not any(self.feedback.has(piece.name) for piece in pieces):
-            yield from self._native(pieces, whole)
-            return
+        if plan.cf is None:
+            yield from self._average_dense(pieces, plan, whole)
+        else:
+            yield from self._average_compressed(pieces, plan, plan.cf)
+
+    def _average_compressed(
+        self, pieces: Sequence[Piece], plan: Plan, cf: float
+    ) -> Generator[list[Collective], list[Any], None]:
         energies = [_energy(piece.flat) for piece in pieces]
-        finite = bool(torch.stack(energies).isfinite().all())
+        finite = _all_finite(energies)
         folded: list[torch.Tensor] = []
         rounds: list[Rounds] = []
         for piece in pieces:
-            compress = plan.cf is not None and self.compresses(piece.shape)
+            compress = self.compresses(piece.shape)
             x = self._fold(piece, compress) if finite else torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
             context = self._context(piece, plan.step)
-            if plan.shadow:
-                self._evaluate(piece, x, plan, context)
+            self._evaluate(piece, x, plan, context)
             folded.append(x)
-            rounds.append(
-                self.base.rounds(x, plan.cf, context)
-                if compress and plan.cf is not None
-                else self.dense.rounds(x, self.dense.cf, context)
-            )
+            compressor, at = (self.base, cf) if compress else (self.dense, self.dense.cf)
+            rounds.append(compressor.rounds(x, at, context))
         reduced = yield from fuse(rounds, finite)
         if reduced is None:
             self._refuse(pieces, folded if finite else [])
             return
         for piece, x, size, came in zip(pieces, folded, energies, reduced, strict=True):
-            compressed = plan.cf is not None and self.compresses(piece.shape)
+            compressed = self.compresses(piece.shape)
             self._count(x, size if x is piece.flat else energy(x), came, compressed)
             if x is not piece.flat:
                 self.feedback.settle(piece.name, x, came.sent, self.strength if compressed else 0.0)
             _write(piece.flat, came.mean)
 
-    def _native(
-        self, pieces: Sequence[Piece], whole: torch.Tensor | None
+    def _average_dense(
+        self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None
     ) -> Generator[list[Collective], list[Any], None]:
-        """Dense, with nothing kept: what plain DDP does, without a copy where the tensors lie side by side."""
-        flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
+        """What plain DDP does, without a copy where the tensors lie side by side and nothing is kept for them.
+
+        Ranks may differ in what they still keep, so what travels must not depend on it: the sum alone, which itself
+        shows whether every rank's gradient was finite.
+        """
+        kept = any(self.feedback.has(piece.name) for piece in pieces)
+        folded: list[torch.Tensor] = []
+        if kept or plan.shadow:
+            energies = [_energy(piece.flat) for piece in pieces]
+            if _all_finite(energies):
+                for piece, size in zip(pieces, energies, strict=True):
+                    x = self._fold(piece, compress=False)
+                    folded.append(x)
+                    self._evaluate(piece, x, plan, self._context(piece, plan.step))
+                    self.tally.energy = self.tally.energy + (size if x is piece.flat else energy(x)).double()
+        if folded and kept:
+            flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(folded, pieces, strict=True)])
+        else:
+            flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
         wire = self.dense.wire_dtype(flat.dtype)
         if wire == flat.dtype:
-            yield [AllReduce(flat)]
+            (flat,) = yield [AllReduce(flat)]
             flat.div_(self.world)
         else:
             (total,) = yield [AllReduce((flat / self.world).to(wire))]
             flat.copy_(total)
-        if whole is None:
-            sizes = [piece.flat.numel() for piece in pieces]
-            for piece, part in zip(pieces, flat.split(sizes), strict=True):
+        if (kept or self.feedback.safe) and not _all_finite([_energy(flat)]):
+            self._refuse(pieces, folded)
+            return
+        for piece, x in zip(pieces, folded, strict=False):
+            if x is not piece.flat:
+                self.feedback.settle(piece.name, x, x, 0.0)
+        if flat is not whole:
+            for piece, part in zip(pieces, flat.split([piece.flat.numel() for piece in pieces]), strict=True):
                 piece.flat.copy_(part)
 
     def _fold(self, piece: Piece, compress: bool) -> torch.Tensor:
@@ -204,10 +227,10 @@ class Averager:
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
         """Add what each shadow CF would lose of this tensor; the selections made are kept for the real one."""
+        if not plan.shadow or not self.compresses(piece.shape):
+            return
         if not self.tally.shadow:
             self.tally.shadow = [0.0] * len(plan.shadow)
-        if not self.compresses(piece.shape):
-            return
         running = () if plan.cf is None else (plan.cf,)
         cfs = sorted({*plan.shadow, *running})
         errors = dict(zip(cfs, self.base.errors(x, cfs, context), strict=True))
@@ -227,6 +250,10 @@ class Averager:
             self.feedback.undo(piece.name, x, piece.flat)
         for piece in pieces:
             piece.flat.fill_(float("nan"))
+
+
+def _all_finite(energies: Sequence[torch.Tensor]) -> bool:
+    return bool(torch.stack([size.double() for size in energies]).isfinite().all())
 
 
 def _energy(flat: torch.Tensor) -> torch.Tensor:

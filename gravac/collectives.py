@@ -9,7 +9,10 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum over ranks. Resumed with the sum, same shape and dtype as ``tensor``."""
+    """Sum over ranks. Resumed with the sum, same shape and dtype as ``tensor``.
+
+    A driver may sum in place: only ``fuse``'s fresh buffers, and tensors that the sum may overwrite, reach one.
+    """
 
     tensor: torch.Tensor
 

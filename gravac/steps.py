@@ -222,14 +222,15 @@ class Steps:
         changed = self.decision.candidate != before
         if summary is None and not changed:
             return
+        last = self.gain if self.gain is not None else 0.0
         record = DecisionRecord(
             step=self.step + 1,
             compressor=self.decision.candidate.compressor,
             cf=self.decision.candidate.cf,
             changed=changed,
-            gain=summary.gain if summary else self.gain if self.gain is not None else float("nan"),
-            gain_low=summary.gain_low if summary else float("nan"),
-            gain_high=summary.gain_high if summary else float("nan"),
+            gain=summary.gain if summary else last,
+            gain_low=summary.gain_low if summary else last,
+            gain_high=summary.gain_high if summary else last,
             t_system=summary.t_system if summary else None,
             t_compression=summary.t_compression if summary else None,
             phase=summary.phase if summary else "",

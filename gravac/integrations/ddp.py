@@ -65,6 +65,7 @@ class DDPAdapter:
         self._steps = steps
         self._open = open_steps
         self._in_backward = False
+        self._ends_with_last = False
         self._task = -1
         self._pieces: dict[str, Piece] = {}
         self._buckets: dict[str, _Bucket] = {}
@@ -124,6 +125,8 @@ class DDPAdapter:
             self._buckets[piece.name] = mine
         for group in self.groups.arrive(names):
             self._exchange(group, buffer if group == names else None)
+        if self._ends_with_last and bucket.is_last():
+            self._end()
         return mine.future.then(mine.outcome)
 
     def _begin(self, shapes: list[tuple[int, ...]], fail: Callable[[BaseException], None]) -> None:
@@ -132,7 +135,12 @@ class DDPAdapter:
         self._task = torch._C._current_graph_task_id()
         scale = self.loss_scale() if self.loss_scale is not None else None
         self._steps.begin(self.shapes or shapes, scale, fail)
-        Variable._execution_engine.queue_callback(self._end)
+        self._ends_with_last = False
+        try:
+            Variable._execution_engine.queue_callback(self._end)
+        except RuntimeError:
+            # no backward is running: a rank out of inputs answers the others' (join), with whole layouts
+            self._ends_with_last = True
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""

@@ -1,0 +1,279 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The laws every compressor must obey, also a user's own. Needs no network: N ranks are stepped in one process.
+
+In a test suite::
+
+    @pytest.mark.parametrize("law", gravac.conformance.LAWS, ids=lambda law: law.__name__)
+    def test_my_compressor(law):
+        law(MyCompressor())
+
+Each law raises ``AssertionError`` with what it saw.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gravac.average import Averager, Piece, Plan
+from gravac.candidate import Span
+from gravac.collectives import Ledger
+from gravac.compressors import Compressor, Context, Reduced, Sparse, dense
+from gravac.compressors.base import energy
+from gravac.exchange import memory
+from gravac.exchange.fuse import fuse
+from gravac.feedback import Feedback
+
+WORLDS = (1, 2, 3, 8)
+SHAPES = ((48, 32), (7, 11, 3), (1, 1), (129, 1), (0, 4))
+
+Law = Callable[[Compressor], None]
+
+
+def exchange(
+    compressor: Compressor, xs: Sequence[torch.Tensor], cf: float, *, step: int = 0, seed: int = 0, name: str = "w"
+) -> list[Reduced]:
+    """Compress and average one tensor over ``len(xs)`` ranks in this process; what each rank got.
+
+    Args:
+        compressor: to run.
+        xs: one tensor per rank, of one shape; float32 or float64.
+        cf: compression factor.
+        step: for the generator's seed.
+        seed: likewise.
+        name: likewise.
+    """
+
+    def context(rank: int) -> Context:
+        shape = tuple(xs[rank].shape)
+        return Context(name, step, rank, len(xs), seed, shape, xs[rank].dtype)
+
+    flats = [x.reshape(-1).clone() for x in xs]
+    ranks = [fuse([compressor.rounds(flat, cf, context(r))], finite=True) for r, flat in enumerate(flats)]
+    reduced = memory.run(ranks)
+    assert all(torch.equal(flat, x.reshape(-1)) for flat, x in zip(flats, xs, strict=True)), "x was changed"
+    return [one[0] for one in reduced if one is not None]
+
+
+def materialize(tensor: torch.Tensor | Sparse, like: torch.Tensor) -> torch.Tensor:
+    """A flat dense tensor of what may be sparse."""
+    return tensor.add_to(torch.zeros_like(like).reshape(-1)) if isinstance(tensor, Sparse) else tensor.reshape(-1)
+
+
+def cfs_of(compressor: Compressor) -> tuple[float, ...]:
+    """CFs to test at: some of a span, all of a list."""
+    reach = compressor.candidates((1.0, 1000.0), SHAPES)
+    return (1.0, 2.0, 10.0, 250.0) if isinstance(reach, Span) else reach
+
+
+def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
+    """Mean over ranks of ``sent`` equals ``mean``, within (N+2) roundings."""
+    for world, shape, cf in _cases(compressor):
+        xs = _gradients(world, shape)
+        got = exchange(compressor, xs, cf)
+        sent = torch.stack([materialize(r.sent, x).double() for r, x in zip(got, xs, strict=True)])
+        mean = materialize(got[0].mean, xs[0]).double()
+        bound = (world + 2) * compressor.rounding * sent.abs().mean(0) + 1e-7
+        assert bool(((mean - sent.mean(0)).abs() <= bound).all()), f"{world} ranks, {shape}, {cf}x: mean is off"
+
+
+def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
+    """``mean`` is bitwise equal on all ranks."""
+    for world, shape, cf in _cases(compressor):
+        xs = _gradients(world, shape)
+        means = [materialize(r.mean, x) for r, x in zip(exchange(compressor, xs, cf), xs, strict=True)]
+        assert all(torch.equal(mean, means[0]) for mean in means), f"{world} ranks, {shape}, {cf}x: means differ"
+
+
+def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
+    """Two runs with the same seed, name and step agree; nothing is remembered outside the context."""
+    for world, shape, cf in _cases(compressor):
+        xs = _gradients(world, shape)
+        first, again = exchange(compressor, xs, cf), exchange(compressor, xs, cf)
+        for x, a, b in zip(xs, first, again, strict=True):
+            assert torch.equal(materialize(a.mean, x), materialize(b.mean, x)), f"{shape}, {cf}x: mean differs"
+            assert torch.equal(materialize(a.sent, x), materialize(b.sent, x)), f"{shape}, {cf}x: sent differs"
+
+
+def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
+    """``Σ‖x - sent‖² <= Σ‖x‖²`` over the ranks, so that gain is in [0, 1]."""
+    if not compressor.contractive:
+        return
+    for world, shape, cf in _cases(compressor):
+        xs = _gradients(world, shape)
+        got = exchange(compressor, xs, cf)
+        error = sum(float(energy(x.reshape(-1) - materialize(r.sent, x))) for r, x in zip(got, xs, strict=True))
+        whole = sum(float(energy(x.reshape(-1))) for x in xs)
+        assert error <= whole * (1 + 1e-6), f"{world} ranks, {shape}, {cf}x: error {error} exceeds {whole}"
+
+
+def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> None:
+    """Mean of ``sent`` over many steps comes close to x, as fast as independent errors do."""
+    if not compressor.unbiased:
+        return
+    (x,) = _gradients(1, (16, 16))
+    for cf in cfs_of(compressor):
+        trials = [materialize(exchange(compressor, [x], cf, step=t)[0].sent, x) for t in range(400)]
+        stacked = torch.stack(trials).double()
+        off = (stacked.mean(0) - x.reshape(-1)).abs()
+        spread = stacked.std(0) / math.sqrt(len(trials))
+        assert bool((off <= 6 * spread + 1e-6).all()), f"{cf}x: biased by up to {float(off.max()):.3g}"
+
+
+def zeros_stay_zeros(compressor: Compressor) -> None:
+    """All-zero gradients give an all-zero mean and send zeros."""
+    for world, shape, cf in _cases(compressor):
+        xs = [torch.zeros(shape) for _ in range(world)]
+        for x, r in zip(xs, exchange(compressor, xs, cf), strict=True):
+            assert not materialize(r.mean, x).any(), f"{shape}, {cf}x: mean of zeros is not zero"
+            assert not materialize(r.sent, x).any(), f"{shape}, {cf}x: sent something"
+
+
+def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
+    """One rank has zeros and another outliers: both still ask for the same collectives (the driver checks)."""
+    for world, shape, cf in _cases(compressor):
+        xs = _gradients(world, shape)
+        xs[0].zero_()
+        xs[-1].reshape(-1)[:1] = 1e6
+        exchange(compressor, xs, cf)
+
+
+def traffic_is_predicted(compressor: Compressor) -> None:
+    """``traffic`` says what is handed to collectives, but for the flag and padding."""
+    for shape in SHAPES:
+        for cf in cfs_of(compressor):
+            (x,) = _gradients(1, shape)
+            ledger = Ledger(1)
+            rounds = compressor.rounds(x.reshape(-1), cf, Context(shape=shape))
+            memory.run([fuse([rounds], finite=True)], [ledger])
+            predicted = sum(t.payload_bytes for t in compressor.traffic(shape, cf, x.dtype))
+            slack = 16 * sum(ledger.calls.values())
+            assert predicted <= ledger.payload_bytes <= predicted + slack, (
+                f"{shape}, {cf}x: {ledger.payload_bytes} bytes, predicted {predicted}"
+            )
+
+
+def errors_foresee_what_is_lost(compressor: Compressor) -> None:
+    """``errors`` equals what a run loses, on average over steps (exactly, where nothing is random)."""
+    (x,) = _gradients(1, (64, 64))
+    cfs = cfs_of(compressor)
+    foreseen = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
+    for cf, expected in zip(cfs, foreseen, strict=True):
+        runs = [exchange(compressor, [x], cf, step=t)[0] for t in range(30)]
+        lost = sum(float(energy(x.reshape(-1) - materialize(r.sent, x))) for r in runs) / len(runs)
+        scale = float(energy(x.reshape(-1)))
+        assert abs(lost - float(expected)) <= 0.03 * scale, f"{cf}x: foreseen {float(expected):.4g}, lost {lost:.4g}"
+
+
+def cf_is_what_was_asked_for(compressor: Compressor) -> None:
+    """The achieved CF of a large tensor is within 2 % of the CF asked for."""
+    (x,) = _gradients(1, (256, 256))
+    for cf in cfs_of(compressor):
+        achieved = exchange(compressor, [x], cf)[0].cf
+        assert abs(achieved / cf - 1) < 0.02, f"asked for {cf}x, achieved {achieved:.2f}x"
+
+
+def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
+    """NaN or inf on one rank: every rank gets NaN, no residual moves, and the next step works."""
+    for bad in (float("nan"), float("inf")):
+        for cf in cfs_of(compressor):
+            ranks = [_averager(compressor, rank, 3) for rank in range(3)]
+            _average(ranks, _gradients(3, (40, 40)), cf, step=0)
+            before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
+            poisoned = _gradients(3, (40, 40), seed=1)
+            poisoned[1].reshape(-1)[77] = bad
+            for out in _average(ranks, poisoned, cf, step=1):
+                assert bool(out.isnan().all()), f"{bad} did not reach every rank"
+            for averager, old in zip(ranks, before, strict=True):
+                for key, tensor in averager.feedback.residual.items():
+                    assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
+            for out in _average(ranks, _gradients(3, (40, 40), seed=2), cf, step=2):
+                assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
+
+
+def nothing_is_lost(compressor: Compressor) -> None:
+    """With full error feedback: applied, plus the mean residual, equals the sum of mean gradients."""
+    if not compressor.contractive:
+        return
+    for dtype in (torch.float32, torch.float64):
+        for cf in cfs_of(compressor):
+            ranks = [_averager(compressor, rank, 3, strength=1.0) for rank in range(3)]
+            applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
+            for step in range(6):
+                xs = [x.to(dtype) for x in _gradients(3, (40, 40), seed=step)]
+                total += torch.stack(xs).double().mean(0).reshape(-1)
+                terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
+                applied += _average(ranks, xs, cf, step)[0].reshape(-1).double()
+            kept = [a.feedback.residual.get("w", torch.zeros(1600)).double() for a in ranks]
+            off = (applied + torch.stack(kept).mean(0) - total).abs()
+            bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
+            assert bool((off <= bound).all()), f"{cf}x, {dtype}: {float(off.max()):.3g} was lost"
+
+
+def gradients_of_any_dtype_work(compressor: Compressor) -> None:
+    """float16, bfloat16 and float64 gradients come back in their dtype, and close to what float32 gives."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        for cf in cfs_of(compressor):
+            xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
+            out = _average([_averager(compressor, rank, 2) for rank in range(2)], xs, cf, step=0)
+            again = _average([_averager(compressor, r, 2) for r in range(2)], [x.float() for x in xs], cf, step=0)
+            assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
+            tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
+            assert torch.allclose(out[0].double(), again[0].double(), rtol=tolerance, atol=tolerance), (
+                f"{dtype}, {cf}x differs from float32"
+            )
+
+
+LAWS: tuple[Law, ...] = (
+    the_mean_is_the_mean_of_what_was_sent,
+    all_ranks_get_the_same_bits,
+    the_same_input_gives_the_same_bits,
+    a_contractive_one_does_not_add_error,
+    an_unbiased_one_has_the_gradient_as_expectation,
+    zeros_stay_zeros,
+    what_is_asked_of_the_wire_does_not_depend_on_data,
+    traffic_is_predicted,
+    errors_foresee_what_is_lost,
+    cf_is_what_was_asked_for,
+    a_non_finite_gradient_reaches_every_rank,
+    nothing_is_lost,
+    gradients_of_any_dtype_work,
+)
+"""Every law, in the order worth reading."""
+
+
+def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
+    return [(world, shape, cf) for world in WORLDS for shape in SHAPES for cf in cfs_of(compressor)]
+
+
+def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
+    """Heavy-tailed, different on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)
+    ]
+
+
+def _averager(compressor: Compressor, rank: int, world: int, strength: float | None = None) -> Averager:
+    kept = compressor.error_feedback if strength is None else strength
+    averager = Averager(compressor, dense, kept, 0, Feedback())
+    averager.rank, averager.world = rank, world
+    return averager
+
+
+def _average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:
+    """One step of the core operation on all ranks; what each gets."""
+    outs = [x.clone() for x in xs]
+    plan = Plan(step, cf)
+    for averager in ranks:
+        averager.begin()
+    memory.run(
+        [
+            averager.average([Piece("w", out.view(-1), tuple(out.shape))], plan)
+            for averager, out in zip(ranks, outs, strict=True)
+        ]
+    )
+    for averager in ranks:
+        averager.feedback.commit(averager.tally.finite)
+    return outs

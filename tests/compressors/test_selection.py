@@ -1,0 +1,117 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Exact top-k selection, random draws, multi-level compression, index packing."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from gravac.compressors import multilevel, topk
+from gravac.compressors.base import Context, energy, kept
+from gravac.compressors.randomk import draw
+from gravac.compressors.selection import largest
+from gravac.compressors.topk import pack_indices, unpack_indices
+
+KINDS = ("normal", "heavy", "few values", "zeros", "one spike", "sorted", "sparse")
+
+
+def gradient(kind: str, elements: int, seed: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(elements, generator=g)
+    match kind:
+        case "heavy":
+            return x * torch.rand(elements, generator=g) ** 6
+        case "few values":
+            return x.sign() * (x.abs() > 1)
+        case "zeros":
+            return torch.zeros(elements)
+        case "one spike":
+            return torch.zeros(elements).index_fill_(0, torch.tensor([elements // 2]), 1e6)
+        case "sorted":
+            return x.abs().sort().values
+        case "sparse":
+            return x * (torch.rand(elements, generator=g) < 0.001)
+    return x
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    kind=st.sampled_from(KINDS),
+    elements=st.one_of(st.integers(1, 400), st.sampled_from([50_000, 131_073])),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_selection_is_exact(kind: str, elements: int, share: float, seed: int) -> None:
+    x = gradient(kind, elements, seed)
+    k = round(share * elements)
+    chosen = largest(x, k)
+    assert chosen.numel() == k
+    assert chosen.unique().numel() == k
+    assert torch.equal(chosen, chosen.sort().values)
+    assert torch.equal(x[chosen].abs().sort().values, x.abs().topk(k).values.sort().values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_selection_takes_every_float_type(dtype: torch.dtype) -> None:
+    x = gradient("normal", 70_000, 0).to(dtype)
+    assert torch.equal(x[largest(x, 700)].abs().sort().values, x.abs().topk(700).values.sort().values)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    elements=st.integers(1, 200_000),
+    cfs=st.lists(st.sampled_from([1.5, 4.0, 10.0, 20.0, 40.0, 160.0, 1000.0]), min_size=1, max_size=5, unique=True),
+    seed=st.integers(0, 5),
+)
+def test_multilevel_selects_what_direct_selection_does(elements: int, cfs: list[float], seed: int) -> None:
+    x = gradient("normal", elements, seed)
+    for cf, level in zip(sorted(cfs), multilevel.levels(topk.select, x, sorted(cfs), Context()), strict=True):
+        direct = topk.select(x, kept(elements, cf))
+        assert torch.equal(level.indices, direct.indices)
+        assert torch.equal(level.values, direct.values)
+
+
+def test_a_selection_made_for_a_shadow_is_used_for_the_real_one() -> None:
+    ctx = Context(shape=(100, 100))
+    x = gradient("normal", 10_000, 0)
+    topk.errors(x, (10.0, 100.0), ctx)
+    remembered = ctx.selections[100.0]
+    gathered = next(topk.rounds(x, 100.0, ctx))
+    assert gathered.tensors[0] is remembered.values or torch.equal(gathered.tensors[0], remembered.values)
+
+
+@settings(deadline=None, max_examples=40)
+@given(elements=st.integers(1, 5000), cf=st.floats(1, 2000), seed=st.integers(0, 3))
+def test_gain_of_topk_is_at_least_one_over_cf(elements: int, cf: float, seed: int) -> None:
+    x = gradient("normal", elements, seed)
+    (error,) = topk.errors(x, (cf,), Context())
+    assert 1 - float(error) / float(energy(x)) >= 1 / cf - 1e-5
+
+
+@settings(deadline=None, max_examples=100)
+@given(elements=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 1000))
+def test_draws_are_without_replacement_and_of_the_right_number(elements: int, share: float, seed: int) -> None:
+    k = round(share * elements)
+    chosen = draw(elements, k, torch.Generator().manual_seed(seed))
+    assert chosen.numel() == k
+    assert chosen.unique().numel() == k
+    assert not k or (chosen.min() >= 0 and chosen.max() < elements)
+
+
+@pytest.mark.parametrize("k", [3, 20])
+def test_draws_are_uniform(k: int) -> None:
+    elements, trials = 60, 6000
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.zeros(elements)
+    for _ in range(trials):
+        counts[draw(elements, k, generator)] += 1
+    expected = trials * k / elements
+    chi2 = float(((counts - expected) ** 2 / expected).sum()) / (1 - k / elements)
+    assert chi2 < 110, f"chi-squared {chi2:.0f} for 59 degrees of freedom"
+
+
+@given(elements=st.sampled_from([1, 256, 257, 65_536, 65_537, 1 << 20]), data=st.data())
+def test_indices_survive_packing(elements: int, data: st.DataObject) -> None:
+    indices = torch.tensor(data.draw(st.lists(st.integers(0, elements - 1), max_size=20)), dtype=torch.int64)
+    assert torch.equal(unpack_indices(pack_indices(indices, elements), elements), indices)

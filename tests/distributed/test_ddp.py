@@ -1,0 +1,329 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The whole thing on real gloo: replicas, decisions, ledger, resume, errors."""
+
+import io
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac import AdaptiveCompressor, GraVAC, Static, dense, merge_states, randomk, topk
+from gravac.compressors import Compressor
+from tests.distributed.training import FEATURES, batch, jitter, network, parallel, sgd, train, weights
+from tests.ranks import processes, threads
+
+BASES = {"topk": topk, "topk half": topk(values="float16"), "randomk": randomk, "dense half": dense(dtype="float16")}
+
+
+def quick(base: Compressor, **options: Any) -> AdaptiveCompressor:
+    """One that decides every few steps."""
+    if base.name == "dense":
+        return AdaptiveCompressor(base, cf_range=(1, 2), **options)
+    return AdaptiveCompressor(base, controller=GraVAC(window=4, warmup=2, shadow_every=3, dwell=1), **options)
+
+
+def replicas(rank: int, world: int, base: Compressor, steps: int, most: float) -> tuple[torch.Tensor, list[Any], float]:
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    with quick(base) as compressor:
+        compressor.attach(ddp, optimizer)
+        jitter(compressor, rank, most)
+        loss = train(ddp, optimizer, rank, range(steps), lambda step: time.sleep(most * ((rank + step) % 3) / 3))
+        compressor.state_dict()
+        assert len(compressor._adapter.groups.fixed) >= 5
+        return weights(ddp), compressor.history, loss
+
+
+@pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+def test_four_ranks_with_random_delays_stay_bitwise_equal(base: Compressor) -> None:
+    ran = processes(replicas, 4, base, 30, 0.01)
+    assert all(torch.equal(ran[0][0], other[0]) for other in ran)
+    assert all(ran[0][1] == other[1] for other in ran), "histories differ"
+    assert ran[0][2] < 2.4
+
+
+@pytest.mark.parametrize("base", [topk, randomk], ids=repr)
+def test_sixteen_ranks_stay_bitwise_equal(base: Compressor) -> None:
+    ran = threads(replicas, 16, base, 30, 0.001)
+    assert all(torch.equal(ran[0][0], other[0]) for other in ran)
+    assert all(ran[0][1] == other[1] for other in ran)
+
+
+def decide(rank: int, world: int) -> list[Any]:
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    with quick(topk) as compressor:
+        compressor.attach(ddp, optimizer)
+        train(ddp, optimizer, rank, range(60), lambda step: time.sleep(0.02 if rank == 1 else 0))
+        return [compressor.history, compressor.cf]
+
+
+def test_all_ranks_decide_the_same_with_other_data_and_one_slow() -> None:
+    first, *others = processes(decide, 3)
+    assert len(first[0]) >= 5
+    assert any(record.changed for record in first[0])
+    assert all(record.reason for record in first[0])
+    assert all(other == first for other in others)
+
+
+def booked(rank: int, world: int, base: Compressor) -> tuple[int, int, int, dict[str, int]]:
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    compressor = quick(base)
+    compressor.attach(ddp, optimizer)
+    train(ddp, optimizer, rank, range(25))
+    compressor.state_dict()
+    name = compressor._steps._thread.transport.group.group_name
+    trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
+    sizes = {"Float": 4, "Half": 2, "Byte": 1, "Double": 8, "BFloat16": 2, "Long": 8}
+    seen = expected = 0
+    for entry in trace["entries"]:
+        if entry["process_group"][0] != name:
+            continue
+        payload = sum(
+            torch.Size(shape).numel() * sizes[dtype]
+            for shape, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
+        )
+        seen += payload
+        gather = "gather" in entry["profiling_name"]
+        expected += (world - 1) * payload if gather else round(2 * (world - 1) / world * payload)
+    return seen, expected, compressor.ledger.payload_bytes, {"wire": compressor.ledger.wire_bytes}
+
+
+@pytest.mark.parametrize("base", [topk, randomk, dense(dtype="bfloat16")], ids=repr)
+def test_the_ledger_says_what_the_flight_recorder_saw(base: Compressor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "20000")
+    for seen, expected, payload, wire in processes(booked, 3, base):
+        assert seen > 0
+        assert payload == seen
+        assert wire["wire"] == expected
+
+
+def resume(rank: int, world: int, options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def fresh() -> tuple[DistributedDataParallel, torch.optim.Optimizer, AdaptiveCompressor]:
+        ddp = parallel(**options)
+        optimizer = sgd(ddp)
+        # decisions that depend on measured times cannot repeat
+        compressor = AdaptiveCompressor(topk, controller=Static(cf=20))
+        return ddp, optimizer, compressor
+
+    ddp, optimizer, compressor = fresh()
+    compressor.attach(ddp, optimizer)
+    train(ddp, optimizer, rank, range(6))
+    saved = [ddp.module.state_dict(), optimizer.state_dict(), compressor.state_dict()]
+    file = io.BytesIO()
+    torch.save(saved, file)
+    train(ddp, optimizer, rank, range(6, 12))
+    compressor.close()
+    model, moments, state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    again, optimizer, compressor = fresh()
+    again.module.load_state_dict(model)
+    optimizer.load_state_dict(moments)
+    compressor.load_state_dict(state)
+    compressor.attach(again, optimizer)
+    train(again, optimizer, rank, range(6, 12))
+    compressor.close()
+    return weights(ddp), weights(again)
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}], ids=str)
+def test_resume_is_bit_for_bit_at_same_world_size(options: dict[str, Any]) -> None:
+    for straight, resumed in processes(resume, 3, options):
+        assert torch.equal(straight, resumed)
+
+
+def save(rank: int, world: int) -> dict[str, Any]:
+    ddp = parallel()
+    with AdaptiveCompressor(topk, controller=Static(cf=50)) as compressor:
+        compressor.attach(ddp)
+        train(ddp, sgd(ddp), rank, range(5))
+        return compressor.state_dict()
+
+
+def load_merged(rank: int, world: int, merged: dict[str, Any]) -> dict[str, torch.Tensor]:
+    ddp = parallel()
+    with AdaptiveCompressor(topk, controller=Static(cf=50)) as compressor:
+        compressor.attach(ddp)
+        compressor.load_state_dict(merged)
+        kept = {name: tensor.clone() for name, tensor in compressor.state_dict()["residual"].items()}
+        train(ddp, sgd(ddp), rank, range(3))
+        return kept
+
+
+def test_another_world_size_conserves_the_mean_residual() -> None:
+    states = processes(save, 3)
+    merged = merge_states(states)
+    name = "0.weight"
+    mean = torch.stack([state["residual"][name] for state in states]).mean(0)
+    for kept in processes(load_merged, 2, merged):
+        assert torch.allclose(kept[name], mean, atol=1e-7)
+
+
+def poison(rank: int, world: int) -> list[bool]:
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    seen = []
+    with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
+        compressor.attach(ddp, optimizer, scaler)
+        for step in range(8):
+            x, y = batch(rank, step)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(ddp(x), y)
+            if step == 3 and rank == 1:
+                loss = loss * float("inf")
+            before = {k: v.clone() for k, v in compressor.state_dict()["residual"].items()}
+            scaler.scale(loss).backward()
+            finite = all(bool(p.grad.isfinite().all()) for p in ddp.parameters() if p.grad is not None)
+            if step == 3:
+                after = compressor.state_dict()["residual"]
+                seen.append(all(torch.equal(before[k], after[k]) for k in before))
+            seen.append(finite)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 512.0
+    return seen
+
+
+def test_overflow_on_one_rank_skips_the_step_everywhere_and_moves_no_residual() -> None:
+    for seen in processes(poison, 2):
+        assert seen == [True, True, True, True, False, True, True, True, True]
+
+
+def mistakes(rank: int, world: int) -> list[str]:
+    said = []
+
+    def says(action: Any) -> None:
+        try:
+            action()
+            said.append("nothing")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    ddp = parallel()
+    compressor = AdaptiveCompressor(topk)
+    says(lambda: compressor.attach(network()))  # type: ignore[arg-type]
+    compressor.attach(ddp)
+    says(lambda: compressor.attach(parallel()))
+    says(lambda: AdaptiveCompressor(topk).attach(ddp))
+    says(lambda: compressor.hook(None, (torch.ones(1), torch.ones(1))))  # type: ignore[arg-type]
+    table = DistributedDataParallel(torch.nn.Embedding(10, 4, sparse=True))
+    AdaptiveCompressor(topk).attach(table)
+    says(lambda: table(torch.tensor([1, 2])).sum().backward())
+    train(ddp, sgd(ddp), rank, range(3))  # mistakes broke nothing
+    compressor.close()
+    compressor.close()
+    says(lambda: train(ddp, sgd(ddp), rank, range(1)))
+    says(lambda: compressor.attach(parallel()))
+    return said
+
+
+def test_mistakes_get_errors_that_say_what_to_do() -> None:
+    for said in processes(mistakes, 2):
+        plain, twice, taken, compiled, sparse, closed, reused = said
+        assert plain.startswith("TypeError: ddp: attach needs")
+        assert "wrap the model first" in plain
+        assert "attached to a model already; make another" in twice
+        assert "has a communication hook already" in taken
+        assert "python reducer" in compiled
+        assert "optimize_ddp" in compiled
+        assert "sparse=False" in sparse
+        assert "is closed" in closed
+        assert "make a new AdaptiveCompressor" in reused
+
+
+def hooked(rank: int, world: int) -> tuple[torch.Tensor, set[str]]:
+    ddp = parallel()
+    with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
+        compressor.bind(ddp)
+        ddp.register_comm_hook(None, compressor.hook)
+        train(ddp, sgd(ddp), rank, range(5))
+        return weights(ddp), set(compressor.state_dict()["residual"])
+
+
+def test_the_hook_alone_works_and_bind_gives_names() -> None:
+    (one, names), (other, _) = processes(hooked, 2)
+    assert torch.equal(one, other)
+    assert "0.weight" in names
+
+
+class Branches(torch.nn.Module):
+    """Some parameters are not used in every step, some lie channels-last, one is half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(16, 32, 3).to(memory_format=torch.channels_last)
+        self.used = torch.nn.Linear(FEATURES, FEATURES)
+        self.odd = torch.nn.Linear(FEATURES, FEATURES)
+        self.low = torch.nn.Linear(FEATURES, FEATURES, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor, odd: bool) -> torch.Tensor:
+        y = self.low(self.used(x).bfloat16()).float()
+        picture = self.conv(x[:1, :64].view(1, 1, 8, 8).expand(1, 16, 8, 8)).mean()
+        return (self.odd(y) if odd else y).sum() + picture
+
+
+def branches(rank: int, world: int) -> list[torch.Tensor]:
+    got = []
+    for controller in (Static(cf=1), Static(cf=4)):
+        ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.02)
+        plain = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.02)
+        with AdaptiveCompressor(topk, cf_range=(1, 1000), controller=controller) as compressor:
+            compressor.attach(ddp)
+            for step in range(6):
+                x, _ = batch(rank, step)
+                for model in (ddp, plain):
+                    model.zero_grad()
+                    model(x, step % 2 == 0).backward()
+                if controller.cf == 1:
+                    for (name, p), q in zip(ddp.named_parameters(), plain.parameters(), strict=True):
+                        if q.grad is not None and step % 2 == 0:
+                            assert p.grad is not None
+                            tolerance = 1e-2 if p.dtype == torch.bfloat16 else 1e-5
+                            assert torch.allclose(p.grad, q.grad, rtol=tolerance, atol=tolerance), name
+        got.append(torch.cat([p.grad.float().flatten() for p in ddp.parameters() if p.grad is not None]))
+    return got
+
+
+def test_unused_channels_last_and_mixed_precision_parameters() -> None:
+    one, other = processes(branches, 2)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def accumulate(rank: int, world: int) -> tuple[torch.Tensor, int]:
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
+        compressor.attach(ddp)
+        for step in range(4):
+            with ddp.no_sync():
+                ddp(batch(rank, 2 * step)[0]).mean().backward()
+            ddp(batch(rank, 2 * step + 1)[0]).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(ddp), int(compressor.state_dict()["step"])
+
+
+def test_accumulating_under_no_sync_is_one_step() -> None:
+    (one, steps), (other, _) = processes(accumulate, 2)
+    assert torch.equal(one, other)
+    assert steps == 4
+
+
+def uneven(rank: int, world: int) -> bool:
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
+        compressor.attach(ddp)
+        with ddp.join():
+            train(ddp, optimizer, rank, range(4 + 3 * rank))
+        return bool(weights(ddp).isfinite().all())
+
+
+def test_uneven_inputs_with_join() -> None:
+    assert processes(uneven, 2) == [True, True]

@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Fusing rounds and stepping ranks in memory."""
+
+import pytest
+import torch
+
+from gravac.collectives import AllGather, AllReduce, Collective, Ledger
+from gravac.compressors import Context, Reduced, Rounds, dense, topk
+from gravac.exchange import memory
+from gravac.exchange.fuse import fuse
+
+
+def mixed(rank: int, world: int) -> list[Rounds]:
+    xs = [torch.full((n,), float(rank + 1)) for n in (40, 3, 2000)]
+    contexts = [Context(f"p{i}", 0, rank, world, 0, (x.numel(),), x.dtype) for i, x in enumerate(xs)]
+    return [
+        topk.rounds(xs[0], 10.0, contexts[0]),
+        dense.rounds(xs[1], 1.0, contexts[1]),
+        topk.rounds(xs[2], 10.0, contexts[2]),
+    ]
+
+
+def test_tensors_of_one_kind_travel_as_one() -> None:
+    ledgers = [Ledger(2), Ledger(2)]
+    memory.run([fuse(mixed(rank, 2), finite=True) for rank in range(2)], ledgers)
+    assert ledgers[0].calls == {"AllReduce": 1, "AllGather": 1}
+    # 3 floats and the flag; 4 + 200 values, 4 one-byte and 200 two-byte indices, padded to 8
+    assert ledgers[0].payload_bytes == 16 + 1224
+    assert ledgers[0].wire_bytes == 16 + 1224
+
+
+def test_the_flag_of_one_rank_stops_all() -> None:
+    assert memory.run([fuse(mixed(rank, 3), finite=rank != 1) for rank in range(3)]) == [None, None, None]
+
+
+def test_a_gather_carries_the_flag_when_there_is_no_sum() -> None:
+    def rounds(rank: int) -> Rounds:
+        return topk.rounds(torch.ones(30), 10.0, Context(rank=rank, world=2))
+
+    assert memory.run([fuse([rounds(r)], finite=r == 0) for r in range(2)]) == [None, None]
+
+
+def test_sixteen_bit_overflow_on_the_wire_counts_as_not_finite() -> None:
+    half = dense(dtype="float16")
+    ranks = [fuse([half.rounds(torch.full((4,), 3e5), 2.0, Context(world=2))], finite=True) for _ in range(2)]
+    assert memory.run(ranks) == [None, None]
+
+
+def test_no_tensors_is_no_collective() -> None:
+    assert memory.run([fuse([], finite=True)]) == [[]]
+
+
+def test_rounds_of_different_lengths_are_fused_round_by_round() -> None:
+    def chatty(turns: int) -> Rounds:
+        x = torch.ones(1)
+        for _ in range(turns):
+            x = yield AllReduce(x)
+        return Reduced(x, x, 1.0)
+
+    ledger = Ledger(2)
+    (first, _) = memory.run([fuse([chatty(1), chatty(3)], finite=True) for _ in range(2)], [ledger, Ledger(2)])
+    assert first is not None
+    assert [float(r.mean[0]) for r in first if isinstance(r.mean, torch.Tensor)] == [2.0, 8.0]
+    assert ledger.calls == {"AllReduce": 3}
+
+
+@pytest.mark.parametrize("kind", [AllReduce, AllGather])
+def test_ranks_that_ask_for_different_things_are_caught(kind: type[AllReduce] | type[AllGather]) -> None:
+    def rank(size: int):  # type: ignore[no-untyped-def]
+        request: list[Collective] = [kind(torch.zeros(size))]
+        yield request
+
+    with pytest.raises(ValueError, match="different collectives"):
+        memory.run([rank(1), rank(2)])
+
+
+def test_a_rank_that_ends_early_is_caught() -> None:
+    def rank(turns: int):  # type: ignore[no-untyped-def]
+        for _ in range(turns):
+            request: list[Collective] = [AllReduce(torch.zeros(1))]
+            yield request
+
+    with pytest.raises(ValueError, match="ended while others"):
+        memory.run([rank(1), rank(2)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "expected"), [(AllReduce, 2, 1000), (AllReduce, 4, 1500), (AllGather, 2, 1000), (AllGather, 4, 3000)]
+)
+def test_wire_bytes_follow_each_collectives_formula(kind: type[AllReduce], world: int, expected: int) -> None:
+    assert kind.wire_bytes(1000, world) == expected

@@ -1,0 +1,237 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The core operation over ranks in memory: nothing is lost, whatever changes (invariants 1, 3 and 4)."""
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from gravac.average import Averager, Piece, Plan
+from gravac.compressors import Compressor, Dense, dense, randomk, topk
+from gravac.exchange import memory
+from gravac.feedback import Feedback
+
+SHAPES = {"conv": (8, 4, 3, 3), "bias": (8,), "linear": (40, 30), "tiny": (2, 2)}
+
+
+@dataclass
+class World:
+    """Ranks that average the same model in memory."""
+
+    base: Compressor = topk
+    dense: Dense = dense
+    ranks: int = 3
+    strength: float = 1.0
+    release: float = 1.0
+    safe: bool = False
+    dtype: torch.dtype = torch.float32
+    averagers: list[Averager] = field(init=False)
+
+    def __post_init__(self) -> None:
+        feedbacks = [Feedback(self.release, self.safe) for _ in range(self.ranks)]
+        self.averagers = [Averager(self.base, self.dense, self.strength, 16, f) for f in feedbacks]
+        for rank, averager in enumerate(self.averagers):
+            averager.rank, averager.world = rank, self.ranks
+        self.last: float | None = 0.0
+
+    def step(
+        self, gradients: list[dict[str, torch.Tensor]], cf: float | None, step: int, layout: list[list[str]], shadow: tuple[float, ...] = ()
+    ) -> list[dict[str, torch.Tensor]]:
+        """One step of all ranks, group after group; returns what each rank applies."""
+        if self.last != 0.0 and (cf or 1.0) < (self.last or 1.0):
+            for averager in self.averagers:
+                averager.feedback.hold()
+        self.last = cf
+        outs = [{name: g.clone() for name, g in mine.items()} for mine in gradients]
+        for averager in self.averagers:
+            averager.begin()
+        for group in layout:
+            memory.run(
+                [
+                    averager.average([Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group], Plan(step, cf, shadow))
+                    for averager, out in zip(self.averagers, outs, strict=True)
+                ]
+            )
+        finite = all(averager.tally.finite for averager in self.averagers)
+        for averager in self.averagers:
+            averager.feedback.commit(finite)
+        return outs
+
+    def kept(self, name: str) -> torch.Tensor:
+        """Mean over ranks of all that is kept for a parameter, float64."""
+        total = torch.zeros(SHAPES[name]).double().view(-1)
+        for averager in self.averagers:
+            for store in (averager.feedback.residual, averager.feedback.held):
+                if name in store:
+                    total += store[name].double()
+        return total / self.ranks
+
+
+def gradients(ranks: int, seed: int, dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    return [{name: torch.randn(shape, generator=g).to(dtype) for name, shape in SHAPES.items()} for _ in range(ranks)]
+
+
+LAYOUTS = ([["conv", "bias", "linear", "tiny"]], [["tiny", "linear"], ["bias", "conv"]], [[n] for n in SHAPES])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    base=st.sampled_from([topk, randomk, topk(values="float16")]),
+    wire=st.sampled_from(["float32", "float16", "bfloat16"]),
+    cfs=st.lists(st.sampled_from([None, 2.0, 10.0, 200.0]), min_size=1, max_size=12),
+    release=st.sampled_from([0.1, 1.0, float("inf")]),
+    safe=st.booleans(),
+    ranks=st.integers(1, 4),
+    layouts=st.integers(0, 26),
+)
+def test_conservation_across_switches_dense_release_and_rebuilds(
+    base: Compressor, wire: str, cfs: list[float | None], release: float, safe: bool, ranks: int, layouts: int
+) -> None:
+    world = World(base, dense(dtype=wire), ranks, release=release, safe=safe)
+    applied = {name: torch.zeros(SHAPES[name]).double().view(-1) for name in SHAPES}
+    total = {name: value.clone() for name, value in applied.items()}
+    terms = {name: value.clone() for name, value in applied.items()}
+    for step, cf in enumerate(cfs):
+        grads = gradients(ranks, step)
+        out = world.step(grads, cf, step, LAYOUTS[layouts // 3 ** (step % 3) % 3], shadow=(10.0, 200.0) if step % 3 == 0 else ())
+        assert all(torch.equal(out[0][n], out[r][n]) for n in SHAPES for r in range(ranks))
+        for name in SHAPES:
+            stacked = torch.stack([g[name].double().view(-1) for g in grads])
+            applied[name] += out[0][name].double().view(-1)
+            total[name] += stacked.mean(0)
+            terms[name] += stacked.abs().sum(0)
+    unit = {"float32": 2.0**-22, "float16": 2.0**-11, "bfloat16": 2.0**-8}[wire]
+    if base == topk(values="float16"):
+        unit = max(unit, 2.0**-22)  # its rounding is kept as residual
+    for name in SHAPES:
+        off = (applied[name] + world.kept(name) - total[name]).abs()
+        # residuals of several steps may leave together: each is rounded anew, with all that it holds
+        bound = len(cfs) * unit * ranks * terms[name] / ranks + 1e-5
+        assert bool((off <= bound).all()), f"{name}: {float((off / bound).max()):.2f} times the bound"
+
+
+@settings(deadline=None, max_examples=30)
+@given(cfs=st.lists(st.sampled_from([None, 2.0, 10.0, 200.0]), min_size=1, max_size=8), base=st.sampled_from([topk, randomk]))
+def test_gain_is_between_zero_and_one(cfs: list[float | None], base: Compressor) -> None:
+    world = World(base)
+    for step, cf in enumerate(cfs):
+        world.step(gradients(3, step), cf, step, LAYOUTS[0])
+        for averager in world.averagers:
+            error, whole = float(averager.tally.error), float(averager.tally.energy)
+            assert 0 <= error <= whole * (1 + 1e-6)
+
+
+def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
+    world = World(randomk(), ranks=1, strength=0.0)
+    error = whole = 0.0
+    for step in range(400):
+        out = [{"linear": torch.randn(40, 30)}]
+        world.averagers[0].begin()
+        memory.run([world.averagers[0].average([Piece("linear", out[0]["linear"].view(-1), (40, 30))], Plan(step, 10.0))])
+        error += float(world.averagers[0].tally.error)
+        whole += float(world.averagers[0].tally.energy)
+    assert 1 - error / whole == pytest.approx(0.1, abs=0.004)
+
+
+@pytest.mark.parametrize("cf", [None, 10.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_with_overflow_safety_a_non_finite_gradient_moves_no_residual(cf: float | None, bad: float) -> None:
+    world = World(safe=True)
+    world.step(gradients(3, 0), 10.0, 0, LAYOUTS[1])
+    before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in world.averagers]
+    held = [{k: v.clone() for k, v in a.feedback.held.items()} for a in world.averagers]
+    poisoned = gradients(3, 1)
+    poisoned[2]["linear"][3, 4] = bad
+    world.last = cf  # no release between
+    outs = world.step(poisoned, cf, 1, LAYOUTS[1])
+    assert all(not out["linear"].isfinite().all() for out in outs)
+    assert all(not averager.tally.finite for averager in world.averagers)
+    for averager, old, old_held in zip(world.averagers, before, held, strict=True):
+        assert averager.feedback.residual.keys() == old.keys()
+        assert all(torch.equal(averager.feedback.residual[k], old[k]) for k in old)
+        assert averager.feedback.held.keys() == old_held.keys()
+    outs = world.step(gradients(3, 2), cf, 2, LAYOUTS[1])
+    assert all(out["linear"].isfinite().all() for out in outs)
+
+
+def test_without_it_the_groups_that_were_finite_go_on() -> None:
+    world = World()
+    world.step(gradients(3, 0), 10.0, 0, LAYOUTS[1])
+    poisoned = gradients(3, 1)
+    poisoned[0]["linear"][0, 0] = float("nan")
+    outs = world.step(poisoned, 10.0, 1, LAYOUTS[1])
+    for out in outs:
+        assert out["linear"].isnan().all()
+        assert out["conv"].isfinite().all()
+    for averager in world.averagers:
+        assert all(bool(r.isfinite().all()) for r in averager.feedback.residual.values())
+
+
+def test_a_piled_up_residual_leaves_no_faster_than_the_gradients_norm() -> None:
+    world = World(ranks=1, release=1.0)
+    for step in range(60):
+        world.step(gradients(1, step), 200.0, step, LAYOUTS[0])
+    piled = float(world.kept("linear").norm())
+    grads = gradients(1, 99)
+    norm = float(grads[0]["linear"].norm())
+    assert piled > 3 * norm
+    out = world.step(grads, None, 60, LAYOUTS[0])
+    assert float((out[0]["linear"] - grads[0]["linear"]).norm()) <= norm * 1.001
+    for step in range(61, 61 + int(piled / norm) + 5):
+        world.step(gradients(1, step), None, step, LAYOUTS[0])
+    assert world.averagers[0].feedback.empty
+
+
+def test_an_infinite_release_lets_all_go_at_once() -> None:
+    world = World(release=float("inf"))
+    for step in range(20):
+        world.step(gradients(3, step), 200.0, step, LAYOUTS[0])
+    world.step(gradients(3, 99), None, 20, LAYOUTS[0])
+    assert all(averager.feedback.empty for averager in world.averagers)
+
+
+def test_ranks_that_differ_in_what_they_keep_still_ask_for_the_same() -> None:
+    world = World(ranks=2)
+    world.step(gradients(2, 0), 200.0, 0, LAYOUTS[0])
+    world.averagers[0].feedback.load({}, {})
+    world.step(gradients(2, 1), None, 1, LAYOUTS[0])
+    world.step(gradients(2, 2), 10.0, 2, LAYOUTS[0])
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
+def test_strength_is_the_share_that_is_kept(strength: float) -> None:
+    world = World(ranks=1, strength=strength)
+    grads = gradients(1, 0)
+    out = world.step(grads, 10.0, 0, LAYOUTS[0])
+    left = (grads[0]["linear"] - out[0]["linear"]).view(-1)
+    residual = world.averagers[0].feedback.residual.get("linear", torch.zeros(1200))
+    assert torch.allclose(residual, strength * left, atol=1e-6)
+
+
+def test_small_and_one_dimensional_tensors_are_exact() -> None:
+    world = World()
+    grads = gradients(3, 0)
+    out = world.step(grads, 200.0, 0, LAYOUTS[0])
+    for name in ("bias", "tiny"):
+        assert torch.allclose(out[0][name], torch.stack([g[name] for g in grads]).mean(0), atol=1e-6)
+        assert not world.averagers[0].feedback.has(name)
+
+
+def test_a_change_of_loss_scale_keeps_residuals_in_proportion() -> None:
+    world = World(ranks=1)
+    world.step(gradients(1, 0), 10.0, 0, LAYOUTS[0])
+    before = world.kept("linear")
+    world.averagers[0].feedback.rescale(0.5)
+    assert torch.allclose(world.kept("linear"), before / 2)
+
+
+def test_a_zero_gradient_has_gain_one_and_flushes_the_residual() -> None:
+    world = World(ranks=1)
+    world.step(gradients(1, 0), 10.0, 0, LAYOUTS[0])
+    zero = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}]
+    out = world.step(zero, 10.0, 1, LAYOUTS[0])
+    assert out[0]["linear"].abs().sum() > 0

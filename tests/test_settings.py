@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input gets an error that names the field, the value and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gravac
+from gravac import AdaptiveCompressor, GraVAC, SettingsError, Static, dense, load_policy, policy_names, topk
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cf_range": (1000, 10)}, r"cf_range: lower bound 1000 is above the upper bound 10; use \(10, 1000\)"),
+        ({"cf_range": (0.5, 1000)}, r"cf_range: lower bound 0.5 is below 1 \(1 means dense\); use \(1, 1000\)"),
+        ({"cf_range": ("ten", 1000)}, r"cf_range: give two numbers.*got \('ten', 1000\)"),
+        ({"cf_range": 10}, r"cf_range: give two numbers.*got 10"),
+        ({"cf_range": (1, 2, 3)}, "cf_range: give two numbers"),
+        ({"cf_range": (10, float("inf"))}, "cf_range: bounds must be finite"),
+        ({"cf_range": (float("nan"), 10)}, "cf_range: bounds must be finite"),
+        ({"base": "topq"}, "base: there is no compressor 'topq'; there are dense, randomk, topk"),
+        ({"base": 3}, "base: give a compressor"),
+        ({"base": gravac.TopK}, "base: give a compressor"),
+        ({"controller": "pid"}, "controller: there is no controller 'pid'"),
+        ({"controller": 7}, "controller: give a controller"),
+        ({"window": 0}, "window: .*greater than or equal to 1.*got 0"),
+        ({"epsilon": 1.5}, "epsilon: .*got 1.5"),
+        ({"omega": -1}, "omega: .*got -1"),
+        ({"step": "linear"}, "step: .*'exponential'.*got 'linear'"),
+        ({"controller": Static(cf=10), "window": 5}, "window: set it on the controller itself"),
+        ({"error_feedback": 1.2}, "error_feedback: .*less than or equal to 1.*got 1.2"),
+        ({"dense": "float8"}, "dense: .*'float32', 'float16' or 'bfloat16'.*got 'float8'"),
+        ({"release": 0}, "release: .*greater than 0"),
+        ({"dense_below": -1}, "dense_below: .*got -1"),
+        ({"seed": "x"}, "seed: .*got 'x'"),
+        ({"samples_per_step": 0}, "samples_per_step: .*greater than 0"),
+        ({"steps_per_epoch": 1.5}, "steps_per_epoch: .*got 1.5"),
+        ({"pace": -1}, "pace: .*got -1"),
+        ({"base": dense}, "cf_range: dense in float32 reaches CF 1 alone"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        AdaptiveCompressor(**{"base": topk, **settings})
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(TypeError, match="cf_rnage"):
+        AdaptiveCompressor(topk, cf_rnage=(1, 2))  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match="vlaues: unknown setting .*known settings: values"):
+        topk(vlaues="float16")
+    with pytest.raises(SettingsError, match="windwo: unknown setting"):
+        GraVAC(windwo=3)
+
+
+def test_a_compressor_without_a_candidate_in_range_names_what_it_reaches() -> None:
+    class Bits(gravac.TopK):
+        """Reaches two CFs."""
+
+        def candidates(self, cf_range: tuple[float, float], shapes: object) -> tuple[float, ...]:
+            return tuple(cf for cf in (4.0, 8.0) if cf_range[0] <= cf <= cf_range[1])
+
+    with pytest.raises(SettingsError, match=r"no candidate of topk in \(10, 1000\); topk reaches 4, 8"):
+        AdaptiveCompressor(Bits())
+    AdaptiveCompressor(Bits(), cf_range=(4, 1000))
+
+
+def test_error_feedback_on_what_is_not_contractive_is_refused_by_name() -> None:
+    class Loud(gravac.TopK):
+        """Not contractive."""
+
+        contractive = False
+        name = "loud"
+
+    with pytest.raises(SettingsError, match="error_feedback: loud is not contractive"):
+        AdaptiveCompressor(Loud(), error_feedback=1.0)
+
+
+def test_a_log_dir_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SettingsError, match="log_dir: cannot write to .*file.*give a folder you may write to"):
+        AdaptiveCompressor(topk, log_dir=file / "runs")
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        topk.values = "float16"  # type: ignore[misc]
+
+
+def test_construction_needs_neither_group_nor_model(tmp_path: Path) -> None:
+    with AdaptiveCompressor(topk, cf_range=(10, 1000)) as compressor:
+        assert compressor.cf == 1
+        assert compressor.gain is None
+        assert compressor.history == []
+        assert compressor.state_dict()["residual"] == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_shipped_policies_load_by_name(name: str) -> None:
+    assert AdaptiveCompressor.from_policy(name).policy == load_policy(name)
+
+
+def test_the_papers_policy_has_the_papers_numbers() -> None:
+    policy = load_policy("gravac-paper")
+    assert isinstance(policy.controller, GraVAC)
+    assert policy.controller.window == 500
+    assert policy.controller.omega == 0.01
+    assert policy.cf_range == (10, 1000)
+    assert policy.release == float("inf")
+
+
+def test_the_default_policy_is_what_the_constructor_does() -> None:
+    assert AdaptiveCompressor(topk, cf_range=(10, 1000)).policy == load_policy("gravac")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cf_range = [10", "not valid TOML"),
+        ("cf_rnage = [10, 1000]", "mine.toml: cf_rnage: unknown setting .*known settings: base, cf_range"),
+        ('[controller]\nname = "gravac"\nwindwo = 3', "mine.toml: controller: .*windwo: unknown setting"),
+        ('[base]\nname = "topq"', "mine.toml: base: there is no compressor 'topq'"),
+        ("cf_range = [1000, 10]", "mine.toml: cf_range: lower bound 1000 is above"),
+        ("[controller]\nwindow = 3", "mine.toml: controller: give a controller, or the name of one"),
+    ],
+)
+def test_errors_in_a_policy_name_file_key_and_value(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=said):
+        AdaptiveCompressor.from_policy(path)
+
+
+def test_a_policy_that_is_not_there_is_named() -> None:
+    with pytest.raises(SettingsError, match="there is none called 'gravca'; there are gravac, gravac-paper"):
+        load_policy("gravca")
+    with pytest.raises(SettingsError, match=r"there is no file .*nowhere.toml"):
+        load_policy("nowhere.toml")
