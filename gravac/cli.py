@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``gravac``. Each command adds its arguments here and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+WRONG_USE = 2
+"""Exit status when arguments are wrong or an extra is missing."""
+
+FAILED = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status: 0, 1 (it failed), 2 (wrong use), 128 + signal (interrupted)."""
+    parser = argparse.ArgumentParser(prog="gravac", description="Adaptive gradient compression for PyTorch.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_add_demo,):
+        add(commands)
+    options = parser.parse_args(arguments)
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return int(options.run(options))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _add_demo(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="train over a slow link with dense and adaptive exchange, and compare",
+        description="Trains a small transformer over a slow link with dense float32, dense float16 and adaptive "
+        "compression, each for the same time, and shows one table.",
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="training time per method (60)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes, 2 to 8 (2)")
+    parser.add_argument("--rate", type=_rate, default=100e6, help="of each worker's link: 20mbit, 1gbit (100mbit)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="TensorBoard logs (a new folder in runs/demo)")
+    parser.add_argument("--paced", action="store_true", help="make no links; the exchange paces itself instead")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    if not _has_extra("lab", "rich"):
+        return WRONG_USE
+    from gravac.lab.demo import Demo, run_demo
+    from gravac.lab.links import LinkError
+    from gravac.lab.run import RunFailed
+
+    try:
+        demo = Demo(
+            seconds=options.seconds,
+            workers=options.workers,
+            rate=options.rate,
+            log_dir=options.log_dir,
+            json=options.json,
+            paced=options.paced,
+        )
+    except ValueError as error:
+        return _complain("demo", error, WRONG_USE)
+    try:
+        run_demo(demo)
+    except (RunFailed, LinkError, OSError) as error:
+        return _complain("demo", error, FAILED)
+    return 0
+
+
+def _rate(text: str) -> float:
+    from gravac.lab.rates import parse_rate
+
+    try:
+        return parse_rate(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _has_extra(extra: str, *modules: str) -> bool:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        print(f"gravac: {', '.join(missing)} is not installed; pip install 'gravac[{extra}]'", file=sys.stderr)
+    return not missing
+
+
+def _complain(command: str, error: Exception, status: int) -> int:
+    print(f"gravac {command}: {error}", file=sys.stderr)
+    return status
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Unwinds the stack once; what is cleaned up on the way is not interrupted again."""
+    for later in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(later, signal.SIG_IGN)
+    print(f"\ngravac: stopped by {signal.Signals(number).name}, cleaning up", file=sys.stderr, flush=True)
+    raise SystemExit(128 + number)

@@ -1,0 +1,139 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac demo``: the same model trained over the same slow link three ways, each for the same time."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gravac.lab.display import PACED, Live, show_result
+from gravac.lab.links import MOST_WORKERS, Network, available
+from gravac.lab.methods import METHODS
+from gravac.lab.outcome import Comparison, Outcome, Point, write_json
+from gravac.lab.rates import format_rate, parse_rate
+from gravac.lab.run import Run, Settings
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What is asked of the demo; wrong values are refused at construction.
+
+    Attributes:
+        seconds: training time of each method.
+        workers: 2 to 8.
+        rate: of each worker's link, bits per second.
+        log_dir: TensorBoard logs; ``None`` makes a new folder below ``runs/demo``.
+        json: file for the result; ``None`` writes none.
+        paced: no links are made, our exchange paces itself.
+
+    Raises:
+        ValueError: names the argument, the value and the remedy.
+    """
+
+    seconds: float = 60.0
+    workers: int = 2
+    rate: float = 100e6
+    log_dir: Path | None = None
+    json: Path | None = None
+    paced: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seconds <= 86_400:
+            raise ValueError(f"seconds: {self.seconds:g} is outside 1 to 86400 (of training, per method); use 60")
+        if not 2 <= self.workers <= MOST_WORKERS:
+            raise ValueError(f"workers: {self.workers} is outside 2 to {MOST_WORKERS}; use 2")
+        parse_rate(self.rate)
+        if self.log_dir is not None:
+            _check_folder("log-dir", _existing(self.log_dir))
+            taken = [method for method in METHODS if (self.log_dir / method).exists()]
+            if taken:
+                raise ValueError(f"log-dir: {self.log_dir} holds an earlier run ({taken[0]}); use a new folder")
+        if self.json is not None:
+            if self.json.is_dir():
+                raise ValueError(f"json: {self.json} is a folder; name a file in it")
+            _check_folder("json", self.json.absolute().parent)
+
+
+def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
+    """Trains with every method, one after another, shows and returns what came of it.
+
+    Raises:
+        RunFailed: a worker failed.
+        LinkError: the links could not be made after all.
+    """
+    console = console or Console()
+    reason = "asked for with --paced" if demo.paced else available()
+    paced = reason is not None
+    log_dir = demo.log_dir or Path("runs", "demo", time.strftime("%Y%m%d-%H%M%S"))
+    log_dir.mkdir(parents=True, exist_ok=True)
+    _introduce(console, demo, reason)
+    settings = Settings(workers=demo.workers, rate=demo.rate, seconds=demo.seconds, log_dir=log_dir)
+    with ExitStack() as stack:
+        network = None if paced else stack.enter_context(Network(demo.workers, demo.rate))
+        live = stack.enter_context(Live(console, demo.seconds, list(METHODS), paced))
+        comparison = Comparison(tuple(_train(method, settings, network, live) for method in METHODS))
+    if demo.json is not None:
+        content = comparison.to_json(rate=demo.rate, workers=demo.workers, paced=paced, log_dir=log_dir)
+        write_json(demo.json.absolute(), content)
+    show_result(console, comparison, rate=demo.rate, workers=demo.workers, paced=paced, logs=str(log_dir))
+    return comparison
+
+
+def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
+    link = f"{format_rate(demo.rate)} per worker, {demo.workers} workers"
+    if reason is None:
+        console.print(f"Link: {link}, in network namespaces shaped by tc.", highlight=False, soft_wrap=True)
+    else:
+        console.print(f"Link: {link}: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        f"Training a character-level transformer on Python's own source, {demo.seconds:g} s with each of "
+        f"{', '.join(METHODS)}. Ctrl-C stops and cleans up.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _train(method: str, settings: Settings, network: Network | None, live: Live) -> Outcome:
+    curve: list[Point] = []
+    outcome = None
+    live.starting(method)
+    with Run(method, settings, network) as run:
+        samples = 0
+        for event in run.events():
+            live.event(method, event)
+            if event["event"] == "start":
+                samples = event["samples_per_step"]
+            elif event["event"] == "evaluation":
+                curve.append(Point(event["step"], event["seconds"], event["val_loss"]))
+            elif event["event"] == "end":
+                outcome = Outcome(
+                    method=method,
+                    steps=event["step"],
+                    seconds=event["seconds"],
+                    samples_per_s=event["step"] * samples / event["seconds"],
+                    wire_bytes=event["wire_bytes"],
+                    curve=tuple(curve),
+                    cf_path=tuple(event["cf_path"]),
+                )
+    assert outcome is not None  # events() ends with an "end" or raises
+    return outcome
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _check_folder(argument: str, folder: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"{argument}: {folder} is not a folder; make it first, or name another")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{argument}: {folder} is not writable; name another")

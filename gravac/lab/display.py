@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo shows: live progress while runs train, one table afterwards. Needs rich."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.box import SIMPLE_HEAVY
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from gravac.lab.outcome import Comparison, Outcome
+from gravac.lab.rates import format_rate
+
+PLAIN_SECONDS = 5.0
+"""Between two lines when the output is not a terminal."""
+
+PACED = "paced, not a real link"
+
+MOST_TURNS = 24
+"""Changes of the compression factor that are printed; more are cut in the middle."""
+
+
+class Live:
+    """Progress of the runs: a line each with a bar on a terminal, otherwise a plain line every few seconds.
+
+    Args:
+        console: where to.
+        seconds: training time of each run.
+        methods: names of all the runs, in order.
+        paced: whether every line must say so.
+    """
+
+    def __init__(self, console: Console, seconds: float, methods: list[str], paced: bool) -> None:
+        self._console = console
+        self._seconds = seconds
+        self._note = f" ({PACED})" if paced else ""
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._last = 0.0
+        self._val_loss = "-"
+        if console.is_terminal:
+            columns = [TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[state]}")]
+            self._progress = Progress(*columns, console=console)
+            for method in methods:
+                self._tasks[method] = self._progress.add_task(method + self._note, total=seconds, state="waiting")
+
+    def __enter__(self) -> Live:
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def starting(self, method: str) -> None:
+        """A run's processes have been started."""
+        self._val_loss = "-"
+        self._last = 0.0
+        self._show(method, 0.0, "starting: importing torch, connecting")
+
+    def event(self, method: str, event: dict[str, Any]) -> None:
+        """A report of a run's rank 0."""
+        kind = event["event"]
+        if kind == "evaluation":
+            self._val_loss = f"{event['val_loss']:.3f}"
+        elif kind == "end":
+            self._last = 0.0
+            self._show(method, event["seconds"], f"done: {event['step']} steps, validation loss {self._val_loss}")
+        elif kind == "step":
+            gain = "-" if event["gain"] is None else f"{event['gain']:.3f}"
+            left = max(0.0, self._seconds - event["seconds"])
+            state = (
+                f"step {event['step']:>4}  loss {event['loss']:.3f}  validation {self._val_loss}  CF {event['cf']:g}  "
+                f"gain {gain}  {event['samples_per_s']:.1f} samples/s  {left:.0f} s left"
+            )
+            self._show(method, event["seconds"], state)
+
+    def _show(self, method: str, done: float, state: str) -> None:
+        if self._progress:
+            self._progress.update(self._tasks[method], completed=min(done, self._seconds), state=state)
+        elif time.monotonic() - self._last >= PLAIN_SECONDS:
+            self._last = time.monotonic()
+            self._console.print(f"{method}{self._note}: {state}", highlight=False, soft_wrap=True)
+
+
+def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bool) -> Table:
+    """The one table: what each method did in the same time."""
+    link = f"{workers} workers at {format_rate(rate)}, {comparison.equal_seconds:.0f} s of training each"
+    table = Table(title=f"{link}\n{PACED}" if paced else link, box=SIMPLE_HEAVY)
+    table.add_column("\nmethod", no_wrap=True)
+    for heading in (
+        "\nsteps",
+        "samples\n/s",
+        "MB a\nstep",
+        "wire\nratio",
+        f"val loss\nat {comparison.equal_seconds:.0f} s",
+        f"val loss\nat step {comparison.equal_steps}",
+        f"s to fp16's\n{comparison.target:.3f}",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    best = min(outcome.at_time(comparison.equal_seconds) for outcome in comparison.outcomes)
+    for outcome in comparison.outcomes:
+        table.add_row(*_row(comparison, outcome, best))
+    return table
+
+
+def _row(comparison: Comparison, outcome: Outcome, best: float) -> list[str]:
+    loss = outcome.at_time(comparison.equal_seconds)
+    reached = outcome.time_to(comparison.target)
+    return [
+        outcome.method,
+        str(outcome.steps),
+        f"{outcome.samples_per_s:.1f}",
+        f"{outcome.bytes_per_step / 1e6:.3f}",
+        f"{comparison.wire_ratio(outcome):.2f}",
+        f"[bold]{loss:.3f}[/bold]" if loss == best else f"{loss:.3f}",
+        f"{outcome.at_step(comparison.equal_steps):.3f}",
+        "not reached" if reached is None else f"{reached:.1f}",
+    ]
+
+
+def show_result(console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: str) -> None:
+    """The table, the verdict, the path of the compression factor, and where the logs are."""
+    console.print(result_table(comparison, rate=rate, workers=workers, paced=paced))
+    suffix = f" ({PACED})" if paced else ""
+    console.print(comparison.verdict() + suffix, style="bold", highlight=False, soft_wrap=True)
+    if comparison.equal_seconds < 30:
+        console.print("Too short a run to judge by: compression pays off, or not, over minutes.", highlight=False)
+    console.print(f"\nCompression factor of adaptive{suffix}, one entry per change:", highlight=False)
+    path = comparison["adaptive"].cf_path
+    cut = len(path) > MOST_TURNS
+    for turn in path[: MOST_TURNS // 2] if cut else path:
+        console.print(_turn(turn), highlight=False, soft_wrap=True)
+    if cut:
+        console.print(f"  ... {len(path) - 2 * (MOST_TURNS // 2)} more ...", highlight=False)
+        for turn in path[-(MOST_TURNS // 2) :]:
+            console.print(_turn(turn), highlight=False, soft_wrap=True)
+    console.print(f"\nTensorBoard logs{suffix}: {escape(logs)}. To see them:", highlight=False, soft_wrap=True)
+    console.print(f"  tensorboard --logdir {escape(logs)}", highlight=False, soft_wrap=True)
+
+
+def _turn(turn: dict[str, Any]) -> str:
+    return f"  step {turn['step']:>5}  CF {turn['cf']:<8g} {escape(turn['reason'])}"

@@ -1,0 +1,170 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What runs showed: the numbers of one run, how several compare, and the JSON file of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DRAW = 0.01
+"""Validation losses closer than this (nats) are called equal: one run with another seed differs by as much."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The validation loss at one moment.
+
+    Attributes:
+        step: steps made.
+        seconds: training time spent, without evaluation.
+        val_loss: nats a character.
+    """
+
+    step: int
+    seconds: float
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run.
+
+    Attributes:
+        method: its name.
+        steps: steps made.
+        seconds: training time spent, without evaluation.
+        samples_per_s: over all ranks.
+        wire_bytes: bytes a rank sent in the run, mean over the ranks.
+        curve: the validation loss over the run, first and last moment included.
+        cf_path: ``{"step", "cf", "reason"}`` of the first compression factor and of each change.
+    """
+
+    method: str
+    steps: int
+    seconds: float
+    samples_per_s: float
+    wire_bytes: int
+    curve: tuple[Point, ...]
+    cf_path: tuple[dict[str, Any], ...]
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes a rank sent per step."""
+        return self.wire_bytes / self.steps
+
+    @property
+    def val_loss(self) -> float:
+        """Validation loss at the end, nats."""
+        return self.curve[-1].val_loss
+
+    def at_step(self, step: float) -> float:
+        """Validation loss at a step, linear between evaluations."""
+        return _interpolate([(point.step, point.val_loss) for point in self.curve], step)
+
+    def at_time(self, seconds: float) -> float:
+        """Validation loss after ``seconds`` of training, linear between evaluations."""
+        return _interpolate([(point.seconds, point.val_loss) for point in self.curve], seconds)
+
+    def time_to(self, loss: float) -> float | None:
+        """Seconds until the validation loss was first at ``loss``; ``None`` when it never was."""
+        for before, after in itertools.pairwise(self.curve):
+            if after.val_loss <= loss:
+                if before.val_loss <= loss:
+                    return before.seconds
+                share = (before.val_loss - loss) / (before.val_loss - after.val_loss)
+                return before.seconds + share * (after.seconds - before.seconds)
+        return None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of the same budget, side by side. ``outcomes`` holds ``dense-fp32``, ``dense-fp16`` and ``adaptive``."""
+
+    outcomes: tuple[Outcome, ...]
+
+    def __getitem__(self, method: str) -> Outcome:
+        return next(outcome for outcome in self.outcomes if outcome.method == method)
+
+    @property
+    def equal_steps(self) -> int:
+        """Steps that every run made."""
+        return min(outcome.steps for outcome in self.outcomes)
+
+    @property
+    def equal_seconds(self) -> float:
+        """Training time that every run had."""
+        return min(outcome.seconds for outcome in self.outcomes)
+
+    def wire_ratio(self, outcome: Outcome) -> float:
+        """Bytes a step of dense float32 / bytes a step of this run, counted the same way."""
+        return self["dense-fp32"].bytes_per_step / outcome.bytes_per_step if outcome.bytes_per_step else float("inf")
+
+    @property
+    def target(self) -> float:
+        """The validation loss that 16 bit reached at the end."""
+        return self["dense-fp16"].val_loss
+
+    def verdict(self) -> str:
+        """Who won, in words, whoever it was."""
+        adaptive = self["adaptive"].at_time(self.equal_seconds)
+        rivals = [outcome for outcome in self.outcomes if outcome.method != "adaptive"]
+        best = min(rivals, key=lambda outcome: outcome.at_time(self.equal_seconds))
+        rival = best.at_time(self.equal_seconds)
+        after = f"after {self.equal_seconds:.0f} s"
+        figures = f"validation loss {adaptive:.3f} against {rival:.3f} of {best.method} {after}"
+        if abs(adaptive - rival) < DRAW:
+            return f"A draw: {figures}. On this link adaptive compression is worth nothing here; dense-fp16 is simpler."
+        if adaptive > rival:
+            return f"Adaptive LOST: {figures}. On this link, with this model, do not use it; use {best.method}."
+        reached, its_time = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
+        if not reached or not its_time:
+            return f"Adaptive won: {figures}."
+        faster = f"{its_time / reached:.1f} times as fast"
+        return f"Adaptive won: {figures}. It reached the final loss of dense-fp16 {faster}."
+
+    def to_json(self, *, rate: float, workers: int, paced: bool, log_dir: Path) -> dict[str, Any]:
+        """The content of the JSON file; rate in bits per second, bytes per rank and run, loss in nats."""
+        runs = [
+            {
+                "method": outcome.method,
+                "steps": outcome.steps,
+                "seconds": outcome.seconds,
+                "samples_per_s": outcome.samples_per_s,
+                "wire_bytes": outcome.wire_bytes,
+                "wire_ratio": self.wire_ratio(outcome),
+                "val_loss": outcome.val_loss,
+                "cf_path": list(outcome.cf_path),
+            }
+            for outcome in self.outcomes
+        ]
+        return {"rate": rate, "workers": workers, "paced": paced, "log_dir": str(log_dir), "runs": runs}
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes the whole file or nothing: an interrupt leaves neither half a file nor a temporary one."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(content, file, indent=2)
+            file.write("\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x0 <= at <= x1:
+            return y0 + (y1 - y0) * (at - x0) / (x1 - x0) if x1 > x0 else y1
+    return points[0][1] if at < points[0][0] else points[-1][1]

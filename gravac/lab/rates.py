@@ -1,0 +1,53 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Link rates in words and in bits per second."""
+
+from __future__ import annotations
+
+import math
+import re
+
+UNITS = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+LOWEST, HIGHEST = 64e3, 100e9
+"""Bits per second. Below the lowest a single packet takes a quarter of a second."""
+
+_RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_rate(text: str | float) -> float:
+    """Bits per second of ``"100mbit"``, ``"1.5 gbit"``, ``"64kbit"``, ``"2e7"`` or a plain number.
+
+    Example:
+        >>> parse_rate("100mbit")
+        100000000.0
+
+    Raises:
+        ValueError: not a rate, an unknown unit, or out of range; names the value and the remedy.
+    """
+    match = _RATE.fullmatch(str(text))
+    if match is None or match[2].lower() not in UNITS:
+        known = ", ".join(unit for unit in UNITS if unit)
+        raise ValueError(
+            f"rate: {text!r} is no rate; use a number and a unit ({known}), such as 100mbit, or plain bits per second"
+        )
+    rate = float(match[1]) * UNITS[match[2].lower()]
+    if not (math.isfinite(rate) and LOWEST <= rate <= HIGHEST):
+        raise ValueError(
+            f"rate: {text!r} is {rate:g} bit/s, outside {format_rate(LOWEST)} to {format_rate(HIGHEST)}; use a rate "
+            "in that range, such as 100mbit"
+        )
+    return rate
+
+
+def format_rate(rate: float) -> str:
+    """A rate for people.
+
+    Example:
+        >>> format_rate(1e8)
+        '100 Mbit/s'
+    """
+    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if rate >= factor:
+            return f"{rate / factor:g} {unit}"
+    return f"{rate:g} bit/s"

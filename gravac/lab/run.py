@@ -1,0 +1,166 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""All ranks of one training run, seen from the parent: start the processes, follow them, leave none behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gravac.lab.links import INTERFACE, Network
+from gravac.lab.worker import Spec
+
+PATIENCE = 120.0
+"""Seconds without news after which a run counts as stuck, besides the time its link needs for ten dense steps."""
+
+POLL = 0.1
+
+Event = dict[str, Any]
+
+
+class RunFailed(RuntimeError):
+    """A worker ended with an error, was killed, or the run got stuck. The message has the worker's last words."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the runs of one comparison share.
+
+    Attributes:
+        workers: 2 to 8.
+        rate: of each worker's link, bits per second.
+        seconds: training time of each run.
+        log_dir: TensorBoard logs; each run has a folder of its method's name in it.
+        seed: of weights and batches.
+    """
+
+    workers: int
+    rate: float
+    seconds: float
+    log_dir: Path
+    seed: int = 0
+
+
+class Run:
+    """One method's training run; a context manager that leaves no process and no temporary file.
+
+    Args:
+        method: of ``gravac.lab.methods.METHODS``.
+        settings: shared with the other runs.
+        network: the workers' links; ``None`` is paced mode on the machine's loopback.
+    """
+
+    def __init__(self, method: str, settings: Settings, network: Network | None) -> None:
+        self.method = method
+        self._settings = settings
+        self._network = network
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Run:
+        with ExitStack() as stack:
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-run-")))
+            stack.callback(self._kill)
+            self._start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' processes, by rank."""
+        return [worker.pid for worker in self._workers]
+
+    def events(self) -> Iterator[Event]:
+        """What rank 0 reports (``start``, ``step``, ``evaluation``, ``end``), as it comes, until all workers ended.
+
+        Raises:
+            RunFailed: see there; all workers have been killed by then.
+        """
+        patience = PATIENCE + 10 * 8e6 * 8 / self._settings.rate
+        news = time.monotonic()
+        ended = False
+        path = self._folder / "events.jsonl"
+        path.touch()
+        with path.open() as lines:
+            pending = ""
+            while True:
+                over = all(worker.poll() == 0 for worker in self._workers)
+                while chunk := lines.readline():
+                    pending += chunk
+                    if pending.endswith("\n"):
+                        event = json.loads(pending)
+                        pending, news = "", time.monotonic()
+                        ended = ended or event["event"] == "end"
+                        yield event
+                if over and ended:
+                    return
+                self._check(over, time.monotonic() - news > patience)
+                time.sleep(POLL)
+
+    def _start(self) -> None:
+        settings, network = self._settings, self._network
+        spec = Spec(
+            method=self.method,
+            workers=settings.workers,
+            seconds=settings.seconds,
+            seed=settings.seed,
+            folder=str(self._folder),
+            log_dir=str(settings.log_dir / self.method),
+            interface=INTERFACE if network else None,
+            pace=None if network else settings.rate,
+        )
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE if network else "lo", "OMP_NUM_THREADS": "1"}
+        for rank in range(settings.workers):
+            command = [sys.executable, "-m", "gravac.lab.worker", spec.to_json(), str(rank)]
+            with open(self._folder / f"rank{rank}.log", "wb") as log:
+                self._workers.append(
+                    subprocess.Popen(
+                        [*(network.prefix(rank) if network else []), *command],
+                        stdin=subprocess.PIPE,  # never written to: its end tells the worker that we are gone
+                        stdout=log,
+                        stderr=log,
+                        env=environment,
+                        start_new_session=True,  # Ctrl-C reaches us alone, and we end them
+                    )
+                )
+
+    def _check(self, over: bool, stuck: bool) -> None:
+        for rank, worker in enumerate(self._workers):
+            code = worker.poll()
+            if code:
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+                raise self._failed(rank, how)
+        if over:
+            raise self._failed(0, "ended without a result")
+        if stuck:
+            raise self._failed(0, "has not reported for too long; try a higher --rate or fewer --workers")
+
+    def _failed(self, rank: int, how: str) -> RunFailed:
+        self._kill()
+        words = [(self._folder / f"rank{r}.log").read_text(errors="replace").strip() for r in range(len(self._workers))]
+        said = words[rank] or next((text for text in words if text), "(it said nothing)")
+        return RunFailed(f"{self.method}: worker {rank} {how}. Its last words:\n{said[-2000:]}")
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            if worker.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
+        for worker in self._workers:
+            worker.wait(timeout=30)
+            if worker.stdin:
+                worker.stdin.close()

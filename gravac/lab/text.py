@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Real text that is on every machine: the source of Python's standard library, as training and validation text."""
+
+from __future__ import annotations
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+VOCABULARY = 128
+"""Characters told apart: ASCII; every byte of a character outside ASCII counts as character 0."""
+
+LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
+"""Folders that are not the library itself, or are repetitive test data."""
+
+VALIDATION_EVERY = 12
+"""Every twelfth file is kept for validation, so no validation text is ever trained on."""
+
+_TO_CHARACTERS = bytes(b if b < VOCABULARY else 0 for b in range(256))
+
+
+@dataclass(frozen=True)
+class Text:
+    """Two disjoint texts as character codes in ``[0, VOCABULARY)``.
+
+    Attributes:
+        train: shape ``(characters,)``, uint8.
+        validation: shape ``(characters,)``, uint8.
+        files: how many files were read.
+    """
+
+    train: npt.NDArray[np.uint8]
+    validation: npt.NDArray[np.uint8]
+    files: int
+
+
+def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
+    """Reads the ``*.py`` files of the standard library, sorted by path, up to ``limit`` bytes in all.
+
+    The same machine and Python version give the same text every time; other versions give slightly other text.
+
+    Args:
+        folder: where to read; by default ``sysconfig.get_paths()["stdlib"]``.
+        limit: bytes read at most.
+
+    Raises:
+        FileNotFoundError: the folder has too little Python source to train on.
+    """
+    root = folder or Path(sysconfig.get_paths()["stdlib"])
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    size = files = 0
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        if LEFT_OUT.intersection(path.relative_to(root).parts):
+            continue
+        source = path.read_bytes()
+        if size + len(source) > limit:
+            break
+        parts[files % VALIDATION_EVERY == VALIDATION_EVERY - 1].append(source)
+        size += len(source)
+        files += 1
+    train, validation = (_characters(b"\n".join(part)) for part in parts)
+    if min(len(train), len(validation)) < 10_000:
+        raise FileNotFoundError(
+            f"standard library source: only {size} bytes of *.py files in {root}; install Python with its library's "
+            "source (on Debian: the package libpython3-stdlib)"
+        )
+    return Text(train=train, validation=validation, files=files)
+
+
+def _characters(source: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(bytearray(source.translate(_TO_CHARACTERS)), dtype=np.uint8)

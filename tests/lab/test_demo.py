@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The demo runs through, says what it must, and leaves nothing behind, also when it is stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gravac.lab.links import _start_of, available
+from gravac.lab.run import Run, RunFailed, Settings
+
+pytestmark = pytest.mark.timeout(120)
+
+REASON = available()
+needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
+
+METHODS = ["dense-fp32", "dense-fp16", "adaptive"]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The demo's temporary files go to ``folder``, so that a test can see what is left."""
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
+def namespaces_of(pid: int) -> list[str]:
+    return [name for name in os.listdir("/run/netns") if name.startswith(f"gravac-{pid}-")] if REASON is None else []
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+@pytest.mark.parametrize("paced", [pytest.param(False, marks=needs_namespaces), True])
+def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "gravac", "demo", "--seconds", "3", "--json", str(tmp_path / "result.json")]
+    command += ["--log-dir", str(tmp_path / "logs"), *(["--paced"] if paced else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment(temporary), check=False)
+    assert done.returncode == 0, done.stderr
+    assert ("paced, not a real link" in done.stdout) == paced
+    assert f"tensorboard --logdir {tmp_path / 'logs'}" in done.stdout.replace("\n", "")
+    assert "Adaptive" in done.stdout or "A draw" in done.stdout
+
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert list(result) == ["rate", "workers", "paced", "log_dir", "runs"]
+    assert (result["rate"], result["workers"], result["paced"]) == (1e8, 2, paced)
+    assert [run["method"] for run in result["runs"]] == METHODS
+    for run in result["runs"]:
+        assert run["steps"] >= 2 and 2 <= run["seconds"] <= 8 and 0 < run["val_loss"] < 6
+        assert run["cf_path"][0]["step"] == 0
+        assert list((tmp_path / "logs" / run["method"]).glob("events.out.tfevents*"))
+    fp32, fp16, _ = result["runs"]
+    assert fp32["wire_ratio"] == 1
+    assert fp16["wire_ratio"] == pytest.approx(2, rel=0.05)
+    assert list(temporary.glob("gravac*")) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "result.json", "tmp"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_leaves_no_process_namespace_or_file(number: signal.Signals, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-u", "-m", "gravac", "demo", "--seconds", "60", "--json", str(tmp_path / "result.json")]
+    command += ["--log-dir", str(tmp_path / "logs"), *(["--paced"] if number is signal.SIGTERM else [])]
+    demo = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(temporary)
+    )
+    assert demo.stdout and demo.stderr
+    for line in demo.stdout:
+        if ": step" in line:
+            break
+    workers = descendants(demo.pid)
+    assert len(workers) >= 2
+    demo.send_signal(number)
+    time.sleep(0.05)
+    demo.send_signal(number)  # an impatient user: cleaning up is not interrupted
+    said = demo.communicate(timeout=20)[1]
+    assert demo.returncode == 128 + number
+    assert "Traceback" not in said
+    assert [pid for pid in workers if _start_of(pid)] == []
+    assert namespaces_of(demo.pid) == []
+    assert list(temporary.glob("gravac*")) == []
+    assert not (tmp_path / "result.json").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path) -> None:
+    settings = Settings(workers=2, rate=1e8, seconds=60, log_dir=tmp_path)
+    with (
+        pytest.raises(RunFailed, match="dense-fp16: worker 1 was killed by signal 9"),
+        Run("dense-fp16", settings, None) as run,
+    ):
+        pids = run.pids
+        for event in run.events():
+            if event["event"] == "step":
+                os.kill(pids[1], signal.SIGKILL)
+    assert [pid for pid in pids if _start_of(pid)] == []

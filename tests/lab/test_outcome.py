@@ -1,0 +1,93 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Runs are compared at equal time and at equal steps, and the verdict follows the numbers, losses included."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gravac.lab.display import show_result
+from gravac.lab.outcome import Comparison, Outcome, Point, write_json
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def outcome(method: str, steps: int, final: float, wire_bytes: int = 1000) -> Outcome:
+    """Ten seconds in which the loss falls linearly from 5 to ``final``."""
+    return Outcome(
+        method=method,
+        steps=steps,
+        seconds=10.0,
+        samples_per_s=steps * 16 / 10,
+        wire_bytes=wire_bytes,
+        curve=(Point(0, 0.0, 5.0), Point(steps, 10.0, final)),
+        cf_path=({"step": 0, "cf": 10.0, "reason": "start"},),
+    )
+
+
+def comparison(adaptive: float) -> Comparison:
+    return Comparison(
+        (
+            outcome("dense-fp32", 10, 4.0, 4000),
+            outcome("dense-fp16", 20, 3.0, 4000),
+            outcome("adaptive", 40, adaptive, 1600),
+        )
+    )
+
+
+def test_losses_at_equal_time_and_equal_steps_lie_between_evaluations() -> None:
+    run = outcome("adaptive", 40, 1.0)
+    assert run.at_time(5.0) == pytest.approx(3.0)
+    assert run.at_step(10) == pytest.approx(4.0)
+    assert run.at_step(99) == 1.0
+    assert comparison(1.0).equal_steps == 10
+
+
+def test_time_to_a_loss_is_its_first_crossing_or_none() -> None:
+    run = outcome("adaptive", 40, 1.0)
+    assert run.time_to(3.0) == pytest.approx(5.0)
+    assert run.time_to(0.5) is None
+
+
+def test_wire_ratio_is_bytes_a_step_of_dense_float32_over_its_own() -> None:
+    runs = comparison(1.0)
+    assert [runs.wire_ratio(run) for run in runs.outcomes] == [1.0, 2.0, 10.0]
+
+
+@pytest.mark.parametrize(("adaptive", "words"), [(2.0, "won"), (3.5, "LOST"), (3.005, "draw")])
+def test_verdict_says_who_won(adaptive: float, words: str) -> None:
+    assert words in comparison(adaptive).verdict()
+
+
+def test_verdict_of_a_win_says_how_much_faster_than_16_bit() -> None:
+    assert "2.0 times as fast" in comparison(1.0).verdict()
+
+
+@pytest.mark.parametrize("paced", [True, False])
+def test_result_says_paced_when_it_is_and_only_then(paced: bool) -> None:
+    console = Console(record=True, width=80, force_terminal=False)
+    with console.capture() as captured:
+        show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, logs="runs/x")
+    shown = captured.get()
+    assert ("paced, not a real link" in shown) == paced
+    for expected in ("dense-fp16", "LOST", "not reached", "tensorboard --logdir runs/x", "CF 10", "100 Mbit/s"):
+        assert expected in shown
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    write_json(file, {"a": 1})
+    assert json.loads(file.read_text()) == {"a": 1}
+    with pytest.raises(TypeError):
+        write_json(file, {"a": object()})
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_json_has_exactly_the_documented_keys() -> None:
+    content = comparison(1.0).to_json(rate=1e8, workers=2, paced=True, log_dir=Path("runs/x"))
+    assert list(content) == ["rate", "workers", "paced", "log_dir", "runs"]
+    keys = ["method", "steps", "seconds", "samples_per_s", "wire_bytes", "wire_ratio", "val_loss", "cf_path"]
+    assert all(list(run) == keys for run in content["runs"])
