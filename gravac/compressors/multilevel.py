@@ -5,7 +5,7 @@
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV-C. Exact for exact top-k.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -15,28 +15,25 @@ Select = Callable[[torch.Tensor, int], Selection]
 """``select(x, k)``: the k coordinates of flat x that a sparsifier would send."""
 
 
-def levels(select: Select, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[Selection]:
-    """The selection at every CF, each made from the one before; remembered in ``ctx.selections``.
+def at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
+    """The selection at one CF, made from the nearest lower one that is remembered; itself remembered from then on.
 
     Args:
         select: the sparsifier's rule.
         x: flat.
-        cfs: ascending.
-        ctx: of the tensor.
+        cf: compression factor.
+        ctx: of the tensor; holds what was selected of it before.
     """
-    chosen: list[Selection] = []
-    for cf in cfs:
-        if not chosen:
-            level = select(x, kept(x.numel(), cf))
-        else:
-            last = chosen[-1]
-            again = select(last.values, min(kept(x.numel(), cf), last.values.numel()))
-            level = Selection(last.indices[again.indices], again.values)
-        chosen.append(level)
-        ctx.selections[cf] = level
+    known = ctx.selections.get(cf)
+    if known is not None:
+        return known
+    k = kept(x.numel(), cf)
+    lower = max((level for level in ctx.selections if level < cf), default=None)
+    if lower is None:
+        chosen = select(x, k)
+    else:
+        first = ctx.selections[lower]
+        again = select(first.values, k)
+        chosen = Selection(first.indices[again.indices], again.values)
+    ctx.selections[cf] = chosen
     return chosen
-
-
-def at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
-    """The selection at one CF: the remembered one, or a fresh one."""
-    return ctx.selections.get(cf) or select(x, kept(x.numel(), cf))

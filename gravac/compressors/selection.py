@@ -7,6 +7,7 @@ result is exact: when fewer than k pass, all are partitioned. This is some ten t
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +36,19 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
     return torch.from_numpy(_largest(_numpy(x), k))
 
 
-def boundaries(x: torch.Tensor, counts: list[int]) -> list[float]:
-    """Sum of squares of the k largest |x|, for every k in ``counts`` (descending), each found within the one before."""
+def energies(x: torch.Tensor, counts: Sequence[int]) -> list[float]:
+    """Sum of squares of the k largest |x|, for every k in ``counts``, each found among those of the one before.
+
+    Args:
+        x: flat and finite, any floating dtype.
+        counts: descending.
+    """
     magnitudes = _numpy(x)
     sums = []
     for k in counts:
         if k < magnitudes.size:
-            magnitudes = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k :]
+            magnitudes.partition(magnitudes.size - k)
+            magnitudes = magnitudes[magnitudes.size - k :]
         sums.append(float(np.dot(magnitudes, magnitudes)))
     return sums
 

@@ -16,7 +16,7 @@ from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse, energy, kept
 from gravac.compressors.dtypes import dtype_of, unit_roundoff
-from gravac.compressors.selection import largest
+from gravac.compressors.selection import energies, largest
 
 
 class TopK(Compressor):
@@ -62,9 +62,11 @@ class TopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """By multi-level compression: what each CF leaves out."""
+        """By multi-level compression: one selection at the lowest CF; of it, the energy that each higher CF keeps."""
         whole = energy(x)
-        return [(whole - energy(level.values)).clamp_(min=0) for level in multilevel.levels(self.select, x, cfs, ctx)]
+        lowest = multilevel.at(self.select, x, cfs[0], ctx)
+        sums = energies(lowest.values, [kept(x.numel(), cf) for cf in cfs])
+        return [(whole - whole.new_tensor(total)).clamp_(min=0) for total in sums]
 
     @property
     def rounding(self) -> float:
