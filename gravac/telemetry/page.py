@@ -10,7 +10,7 @@ PREFIX = "gravac/"
 CF = PREFIX + "cf"
 CF_LOG10 = PREFIX + "cf_log10"
 GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
-"""Gain of a window, lowest and highest gain of its steps; written at decisions."""
+"""Tags: gain of a window, lowest and highest gain of its steps; written at decisions."""
 
 STEPS = {
     "achieved_cf": PREFIX + "achieved_cf",
@@ -28,8 +28,14 @@ STEPS = {
 }
 """Tag of each mean over steps, by its name in ``StepRecord``."""
 
+STAIRS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
+"""Fields that follow from the CF: their curves are staircases as the CF's is, so they get a point where it changes."""
+
 WIRE_GIGABYTES = PREFIX + "wire_gigabytes"
 DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
+
+END = "gravac_end/"
+"""What the tags of a run's totals begin with: a group of their own, as a total is one point and no curve."""
 
 RUN_TEXT = PREFIX + "run"
 DECISION_TEXT = PREFIX + "decision"
@@ -42,16 +48,21 @@ def _lines(*tags: str) -> list[Any]:
 
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
-    "gravac: adaptive gradient compression": {
+    "gravac: compression factor and gain": {
         "Compression factor (1 is dense)": _lines(CF, STEPS["achieved_cf"]),
         "Compression factor, log10 (0 is dense)": _lines(CF_LOG10),
         "Gain (window, band)": ["Margin", list(GAIN)],
-        "Gain (mean of steps)": _lines(STEPS["gain"]),
+    },
+    "gravac: throughput, time and bytes": {
         "Throughput, samples/s": _lines(STEPS["t_system"], STEPS["t_compression"]),
-        "Wire ratio (dense bytes / sent bytes)": _lines(STEPS["wire_ratio"]),
         "Time of a step, seconds": _lines(*(tag for tag in STEPS.values() if "/seconds/" in tag)),
+        "Gain (mean of steps)": _lines(STEPS["gain"]),
+        "Wire ratio (dense bytes / sent bytes)": _lines(STEPS["wire_ratio"]),
         "Bytes a step, of one rank": _lines(STEPS["payload_bytes"], STEPS["wire_bytes"]),
         "Sent so far, GB, of one rank": _lines(WIRE_GIGABYTES, DENSE_WIRE_GIGABYTES),
-    }
+    },
 }
-"""Layout for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags."""
+"""Layout for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags.
+
+Two categories, because TensorBoard shows a category's band charts after its line charts.
+"""

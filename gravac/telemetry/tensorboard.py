@@ -20,12 +20,12 @@ CHANGES = 500
 
 
 class TensorBoardSink:
-    """Writes a run to ``log_dir``; look at it with ``tensorboard --logdir``, page "Custom Scalars".
+    """Writes a run to ``log_dir``; look at it with ``tensorboard --logdir``, page "Custom Scalars", smoothing 0.
 
     Steps are written as means over ``every`` of them (``gravac.telemetry.means`` says which), never across a change of
-    what runs. The CF is written besides at the last step before and at the first step of a change, so its curve is a
-    true staircase. Decisions are written when they come. A thread of TensorBoard writes the file, and flushes it every
-    two seconds.
+    what runs. The CF, and what follows from it, is written besides at the last step before and the first step of a
+    change, so its curve is a true staircase. Decisions are written when they come. A thread of TensorBoard's writes the
+    file, and flushes it every two seconds.
 
     Args:
         log_dir: folder of this run, made when missing; the runs of one experiment are folders side by side.
@@ -72,22 +72,21 @@ class TensorBoardSink:
 
     def close(self) -> None:
         """Write what is pending and close the files. May be called again; records that come later are dropped."""
-        writer, quiet = self._writer, self._quiet
-        if writer is None:
+        if self._writer is None:
             return
-        if not quiet.failed:
-            with quiet:
+        if not self._quiet.failed:
+            with self._quiet:
                 self._finish()
-        self._writer = None
-        with quiet:
+        writer, self._writer = self._writer, None
+        with self._quiet:
             writer.close()
 
     def _step(self, step: StepRecord) -> None:
         last = self._means.last
-        same = last is not None and (last.compressor, last.cf) == (step.compressor, step.cf)
-        if not same:
+        if last is None or (last.compressor, last.cf) != (step.compressor, step.cf):
             self._point()
-            self._scalars(_cf(step.cf), step.step)
+            stairs = {page.STEPS[name]: getattr(step, name) for name in page.STAIRS}
+            self._scalars(_cf(step.cf) | stairs, step.step)
             self._decided = step.cf if self._decided is None else self._decided
         self._means.add(step)
         self._gigabytes[0] += step.wire_bytes / 1e9
@@ -118,7 +117,7 @@ class TensorBoardSink:
 
     def _end(self, end: EndRecord) -> None:
         self._finish()
-        metrics = {page.PREFIX + "end/" + name: value for name, value in end.metrics.items() if math.isfinite(value)}
+        metrics = {page.END + name: value for name, value in end.metrics.items() if math.isfinite(value)}
         settings = plain_settings(self._run) | {"world_size": self._run.world_size} if self._run else {}
         self._writer.add_hparams(settings, metrics, run_name=".", global_step=end.steps)
 

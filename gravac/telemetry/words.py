@@ -21,18 +21,17 @@ def run_words(run: RunRecord) -> str:
 
 
 def decision_words(decision: DecisionRecord, before: float | None) -> str:
-    """One decision as one line: what runs, in which phase it was decided, what was measured, and why.
+    """One decision as one line: what runs, in which phase it was decided, why, and what was measured.
 
     Args:
         decision: the decision.
         before: CF that ran until then; ``None`` when not known.
     """
-    cf = f"CF {decision.cf:g}"
-    if decision.changed:
-        cf = f"**CF {before:g} → {decision.cf:g}**" if before is not None else f"**{cf}**"
+    change = _change(decision, before)
     phase = f", {decision.phase}" if decision.phase else ""
-    measured = "; ".join(_measured(decision))
-    return f"{cf} ({decision.compressor}{phase}): {decision.reason}" + (f" — {measured}" if measured else "")
+    measured = _measured(decision)
+    what = f"**{change}**" if decision.changed else change
+    return f"{what} ({decision.compressor}{phase}): {decision.reason}" + (f" — {measured}" if measured else "")
 
 
 def changes_words(changes: Iterable[tuple[DecisionRecord, float | None]], decisions: int) -> str:
@@ -43,23 +42,20 @@ def changes_words(changes: Iterable[tuple[DecisionRecord, float | None]], decisi
         decisions: how many decisions there were in all.
     """
     rows = [
-        (
-            decision.step,
-            f"{'?' if before is None else format(before, 'g')} → {decision.cf:g}",
-            decision.compressor,
-            decision.phase,
-            "; ".join(_measured(decision)),
-            decision.reason,
-        )
-        for decision, before in changes
+        (f"step {it.step}: {_change(it, before)} ({it.compressor})", it.reason, f"{it.phase}: {_measured(it)}")
+        for it, before in changes
     ]
     title = f"{len(rows)} of {decisions} decisions changed what runs"
-    if not rows:
-        return title
-    return f"{title}\n\n" + _table(("step", "CF", "compressor", "phase", "measured in the window", "reason"), rows)
+    return title + ("\n\n" + _table(("change", "reason", "measured in the window before"), rows) if rows else "")
 
 
-def _measured(decision: DecisionRecord) -> list[str]:
+def _change(decision: DecisionRecord, before: float | None) -> str:
+    if before is None or before == decision.cf:
+        return f"CF {decision.cf:g}"
+    return f"CF {before:g} → {decision.cf:g}"
+
+
+def _measured(decision: DecisionRecord) -> str:
     words = []
     if math.isfinite(decision.gain):
         band = f" [{decision.gain_low:.3f}, {decision.gain_high:.3f}]" if math.isfinite(decision.gain_low) else ""
@@ -68,7 +64,7 @@ def _measured(decision: DecisionRecord) -> list[str]:
         words.append(f"T_system {decision.t_system:.4g} samples/s")
     if decision.t_compression is not None:
         words.append(f"T_compression {decision.t_compression:.4g} samples/s")
-    return words
+    return "; ".join(words)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:

@@ -1,0 +1,148 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""JSONL: what is read is what was written, also after a crash."""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gravac.settings import SettingsError
+from gravac.telemetry import DecisionRecord, EndRecord, JSONLSink, Record, RunRecord, StepRecord, read_jsonl
+from tests.telemetry.made_up import make_run, make_step
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(name="run")
+def _run() -> list[Record]:
+    """The made-up run."""
+    return list(make_run())
+
+
+def feed(sink: JSONLSink, records: Iterable[Record]) -> None:
+    for record in records:
+        sink(record)
+    sink.close()
+
+
+def write(path: Path, *records: Record) -> None:
+    feed(JSONLSink(path), records)
+
+
+def refuse(word: str) -> float:
+    raise AssertionError(f"{word} is not JSON")
+
+
+def test_records_come_back_as_they_were_written(tmp_path: Path, run: list[Record]) -> None:
+    finite = [r for r in run[2:] if not isinstance(r, EndRecord)]  # the first two and the last hold inf and nan
+    write(tmp_path / "deep" / "run.jsonl", *finite)
+    assert read_jsonl(tmp_path / "deep" / "run.jsonl") == finite
+
+
+def test_every_line_is_strict_json_with_its_kind(tmp_path: Path, run: list[Record]) -> None:
+    write(tmp_path / "run.jsonl", *run)
+    lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
+    kinds = [json.loads(line, parse_constant=refuse)["kind"] for line in lines]
+    assert (kinds[0], kinds[-1]) == ("run", "end")
+    assert (kinds.count("step"), kinds.count("decision")) == (600, 29)
+
+
+def test_numbers_that_are_not_finite_become_null_and_come_back_as_nan(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    bad = replace(make_step(0, gain=None), seconds=math.inf, t_system=math.nan, shadow=((20.0, -math.inf),))
+    decision = DecisionRecord(
+        3, "topk", 10.0, False, math.nan, math.nan, math.nan, None, None, "", "no gain: not finite"
+    )
+    write(path, bad, decision, EndRecord(4, {"gain": math.nan, "steps": 4.0}))
+    values = [json.loads(line, parse_constant=refuse) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert (values[0]["seconds"], values[0]["t_system"], values[0]["shadow"]) == (None, None, [[20.0, None]])
+    step, read, end = read_jsonl(path)
+    assert isinstance(step, StepRecord)
+    assert isinstance(read, DecisionRecord)
+    assert isinstance(end, EndRecord)
+    assert math.isnan(step.seconds)
+    assert math.isnan(step.t_system)
+    assert step.gain is None
+    assert step.t_compression is None
+    assert math.isnan(step.shadow[0][1])
+    assert math.isnan(read.gain_low)
+    assert (read.t_system, read.reason) == (None, "no gain: not finite")
+    assert math.isnan(end.metrics["gain"])
+
+
+def test_infinite_settings_stay_readable(tmp_path: Path) -> None:
+    write(tmp_path / "run.jsonl", RunRecord({"release": math.inf, "window": 20}, 2, ("topk 10x",), ("topk 2x: no",)))
+    assert read_jsonl(tmp_path / "run.jsonl") == [
+        RunRecord({"release": "inf", "window": 20}, 2, ("topk 10x",), ("topk 2x: no",))
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 200])
+def test_half_written_last_line_is_left_out(tmp_path: Path, run: list[Record], cut: int) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, *run[2:8])
+    content = path.read_bytes()
+    path.write_bytes(content[:-cut])
+    assert read_jsonl(path) == run[2 : 8 if cut == 1 else 7]  # without its line's end alone a record is still whole
+
+
+def test_appending_after_a_crash_keeps_what_came_before_and_after(tmp_path: Path, run: list[Record]) -> None:
+    path = tmp_path / "run.jsonl"
+    again = RunRecord({"window": 20}, 2)
+    write(path, *run[2:8])
+    path.write_bytes(path.read_bytes()[:-100])
+    write(path, again, *run[6:8])
+    assert read_jsonl(path) == [*run[2:7], again, *run[6:8]]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, run: list[Record]) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, *run[2:5])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"kind":"st\n' + lines[2])
+    with pytest.raises(ValueError, match=r"run\.jsonl, line 2: not a record of gravac"):
+        read_jsonl(path)
+
+
+def test_what_was_written_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+    sink = JSONLSink(tmp_path / "run.jsonl")
+    sink(make_step(0))
+    assert read_jsonl(tmp_path / "run.jsonl") == [make_step(0)]
+    sink.close()
+
+
+def test_path_that_cannot_be_written_names_the_path_and_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=r"path: cannot write to '.*file/run\.jsonl' \(.*\); give a file"):
+        JSONLSink(tmp_path / "file" / "run.jsonl")
+    with pytest.raises(SettingsError, match="path: cannot write"):
+        JSONLSink(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_full_disk_warns_once_and_never_raises() -> None:
+    sink = JSONLSink("/dev/full")
+    with pytest.warns(RuntimeWarning, match=r"JSONLSink\('/dev/full'\).*No space left.*training goes on") as warned:
+        feed(sink, map(make_step, range(50)))
+    assert len(warned) == 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_warnings_as_errors_do_not_raise_either(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = JSONLSink("/dev/full")
+    sink(make_step(0))
+    sink.close()
+    assert "training goes on" in capsys.readouterr().err
+
+
+def test_closing_twice_and_records_after_close_do_nothing(tmp_path: Path) -> None:
+    sink = JSONLSink(tmp_path / "run.jsonl")
+    sink.close()
+    sink.close()
+    sink(make_step(0))
+    assert (tmp_path / "run.jsonl").read_bytes() == b""
