@@ -61,7 +61,7 @@ def _process(function: Rank, rank: int, world: int, folder: Path, timeout: float
     dist.destroy_process_group()
 
 
-def threads(function: Rank, world: int, *args: Any) -> list[Any]:
+def threads(function: Rank, world: int, *args: Any, timeout: float = 90) -> list[Any]:
     """Run ``function(rank, world, *args)`` in a thread per rank of one process, over torch's threaded group."""
     from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
@@ -84,7 +84,7 @@ def threads(function: Rank, world: int, *args: Any) -> list[Any]:
         for thread in ranks:
             thread.start()
         for thread in ranks:
-            thread.join(90)
+            thread.join(timeout)
         assert not failures, failures[0]
         assert len(returned) == world, "ranks hung"
         return [returned[rank] for rank in range(world)]

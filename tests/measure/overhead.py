@@ -1,0 +1,114 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What gravac costs when it compresses nothing: settled on dense float32, against native DDP.
+
+Two ranks on gloo over loopback, one thread each. Both models train in the same processes, in blocks of steps that take
+turns; a pair is the ratio of the two blocks' median step times. Telemetry (TensorBoard and JSONL) is on, and its share
+of a step is timed where the records are handed over.
+
+    python -m tests.measure.overhead [--json FILE] [--pairs N]
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac import AdaptiveCompressor, Static, topk
+from gravac.telemetry.records import Record
+from tests.measure.results import interval, write
+from tests.ranks import processes
+
+BLOCK = 8
+"""Steps of one kind before it is the other's turn."""
+
+
+class Timed:
+    """A sink that adds up how long another takes."""
+
+    def __init__(self, sink: object) -> None:
+        self.sink = sink
+        self.seconds = 0.0
+
+    def __call__(self, record: Record) -> None:
+        start = time.perf_counter()
+        self.sink(record)  # type: ignore[operator]
+        self.seconds += time.perf_counter() - start
+
+    def close(self) -> None:
+        self.sink.close()  # type: ignore[attr-defined]
+
+
+def model(width: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[m for _ in range(8) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())])
+
+
+def race(rank: int, world: int, width: int, rows: int, pairs: int, log_dir: str) -> dict[str, object]:
+    x = torch.randn(rows, width)
+    native = DistributedDataParallel(model(width), bucket_cap_mb=2)
+    ours = DistributedDataParallel(model(width), bucket_cap_mb=2)
+    optimizers = {id(m): torch.optim.SGD(m.parameters(), lr=1e-4) for m in (native, ours)}
+    compressor = AdaptiveCompressor(topk, cf_range=(1, 1000), controller=Static(cf=1), log_dir=log_dir)
+    compressor.attach(ours, optimizers[id(ours)])
+    timed = compressor._sinks = [Timed(sink) for sink in compressor._sinks]  # type: ignore[assignment]
+
+    def block(ddp: DistributedDataParallel) -> float:
+        taken = []
+        for _ in range(BLOCK):
+            start = time.perf_counter()
+            optimizers[id(ddp)].zero_grad()
+            ddp(x).square().mean().backward()
+            optimizers[id(ddp)].step()
+            taken.append(time.perf_counter() - start)
+        return statistics.median(taken)
+
+    for ddp in (native, ours) * 2:
+        block(ddp)
+    ratios, steps = [], []
+    telemetry = 0.0
+    for pair in range(pairs):
+        times = {}
+        for ddp in (native, ours) if pair % 2 else (ours, native):
+            dist.barrier()
+            before = sum(sink.seconds for sink in timed)
+            times[id(ddp)] = block(ddp)
+            telemetry += sum(sink.seconds for sink in timed) - before
+        ratios.append(times[id(ours)] / times[id(native)])
+        steps.append(times[id(native)])
+    compressor.close()
+    step = statistics.median(steps)
+    return {"ratios": ratios, "step": step, "telemetry_share": telemetry / (pairs * BLOCK) / step}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--pairs", type=int, default=40)
+    arguments = parser.parse_args()
+    rows = []
+    for width, batch in ((384, 512), (768, 256)):
+        with tempfile.TemporaryDirectory() as folder:
+            ran = processes(race, 2, width, batch, arguments.pairs, str(Path(folder) / "runs"), timeout=900)
+        first = ran[0]
+        low, high = interval(first["ratios"])
+        rows.append(
+            {
+                "parameters": 8 * width * (width + 1),
+                "native_step_ms": round(first["step"] * 1e3, 1),
+                "pairs": arguments.pairs,
+                "ours_over_native": statistics.median(first["ratios"]),
+                "interval_95": [low, high],
+                "telemetry_share_of_step": first["telemetry_share"],
+            }
+        )
+    write(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
