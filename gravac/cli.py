@@ -44,7 +44,7 @@ def _add_demo(commands: Commands) -> None:
         description="Trains a small transformer over a slow link with dense float32, dense float16 and adaptive "
         "compression, each for the same time, and shows one table.",
     )
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="training time per method (60)")
+    parser.add_argument("--seconds", type=float, default=70.0, metavar="S", help="training time per method (70)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes, 2 to 8 (2)")
     parser.add_argument("--rate", type=_rate, default=100e6, help="of each worker's link: 20mbit, 1gbit (100mbit)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")

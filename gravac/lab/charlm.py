@@ -94,6 +94,9 @@ class CharLM:
     Attributes:
         batch_size: sequences per rank and step (a *sample* is one sequence).
         context: characters per sequence.
+        width: of the embedding.
+        layers: attention and feed-forward pairs.
+        heads: of attention.
         learning_rate: AdamW's, after the warm-up.
         warmup: steps over which the learning rate rises linearly.
         validation_sequences: sequences the validation loss is taken over; the same ones each time.
@@ -112,6 +115,7 @@ class CharLM:
 
     @cached_property
     def text(self) -> Text:
+        """What is trained and validated on; read once."""
         return library_text()
 
     def model(self) -> nn.Module:
@@ -121,6 +125,7 @@ class CharLM:
             return CharTransformer(self.width, self.layers, self.heads, self.context)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW over the model's parameters."""
         return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
 
     def learning_rate_at(self, step: int) -> float:

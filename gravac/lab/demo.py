@@ -36,7 +36,7 @@ class Demo:
         ValueError: names the argument, the value and the remedy.
     """
 
-    seconds: float = 60.0
+    seconds: float = 70.0
     workers: int = 2
     rate: float = 100e6
     log_dir: Path | None = None
@@ -45,7 +45,7 @@ class Demo:
 
     def __post_init__(self) -> None:
         if not 1 <= self.seconds <= 86_400:
-            raise ValueError(f"seconds: {self.seconds:g} is outside 1 to 86400 (of training, per method); use 60")
+            raise ValueError(f"seconds: {self.seconds:g} is outside 1 to 86400 (of training, per method); use 70")
         if not 2 <= self.workers <= MOST_WORKERS:
             raise ValueError(f"workers: {self.workers} is outside 2 to {MOST_WORKERS}; use 2")
         parse_rate(self.rate)

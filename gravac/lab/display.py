@@ -93,7 +93,7 @@ class Live:
 def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bool) -> Table:
     """The one table: what each method did in the same time."""
     link = f"{workers} workers at {format_rate(rate)}, {comparison.equal_seconds:.0f} s of training each"
-    table = Table(title=f"{link}\n{PACED}" if paced else link, box=SIMPLE_HEAVY)
+    table = Table(title=f"{link}\n{PACED}" if paced else link, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     table.add_column("\nmethod", no_wrap=True)
     for heading in (
         "\nsteps",
@@ -101,7 +101,7 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
         "MB a\nstep",
         "wire\nratio",
         f"val loss\nat {comparison.equal_seconds:.0f} s",
-        f"val loss\nat step {comparison.equal_steps}",
+        f"at step\n{comparison.equal_steps}",
         f"s to fp16's\n{comparison.target:.3f}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)

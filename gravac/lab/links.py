@@ -6,24 +6,23 @@ One more namespace, the hub, holds the bridge, so nothing is added to the machin
 
     worker 0: eth0 == p0 :hub: p1 == eth0 :worker 1        tbf on eth0: upload; tbf on p0, p1: download
 
-A namespace's name carries the process that owns it, by pid and start time. What a killed process left behind is
-therefore recognised, and removed the next time a network is made.
+A namespace's name carries the process that owns it, so what a killed process left behind is recognised, and removed
+the next time a network is made.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
+from gravac.lab.owner import mark, orphaned
 from gravac.lab.rates import parse_rate
 
 INTERFACE = "eth0"
@@ -31,7 +30,6 @@ INTERFACE = "eth0"
 
 MOST_WORKERS = 8
 
-_NAME = re.compile(r"gravac-(?P<pid>\d+)-(?P<start>\d+)-\d+-(?:hub|w\d+)")
 _serial = itertools.count()
 
 
@@ -59,7 +57,7 @@ class Network:
             raise ValueError(f"workers: {workers} is outside 2 to {MOST_WORKERS}; use 2")
         self.workers = workers
         self.rate = parse_rate(rate)
-        self._stem = f"gravac-{os.getpid()}-{_start_of(os.getpid())}-{next(_serial)}"
+        self._stem = f"{mark()}-{next(_serial)}"
 
     @property
     def hub(self) -> str:
@@ -147,8 +145,7 @@ def remove_leftovers() -> list[str]:
     """Removes the namespaces of processes that are no longer alive, and returns their names."""
     leftovers = []
     for name in _namespaces():
-        match = _NAME.fullmatch(name)
-        if match and _start_of(int(match["pid"])) != match["start"]:
+        if orphaned(name):
             _remove(name)
             leftovers.append(name)
     return leftovers
@@ -160,16 +157,6 @@ def _token_bucket(rate: float) -> tuple[str, ...]:
     burst = max(3200, int(rate / 8 / 1000))
     limit = burst + max(256_000, int(rate / 8 * 0.05))
     return ("tbf", "rate", f"{int(rate)}bit", "burst", str(burst), "limit", str(limit))
-
-
-def _start_of(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; ``None`` when it is gone (or dead and not yet waited for)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, *rest = stat[stat.rindex(")") + 2 :].split()
-    return None if state in "ZX" else rest[18]
 
 
 def _namespaces() -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from gravac.lab.links import INTERFACE, Network
+from gravac.lab.owner import mark, orphaned
 from gravac.lab.worker import Spec
 
 PATIENCE = 120.0
@@ -69,8 +71,9 @@ class Run:
         self._stack = ExitStack()
 
     def __enter__(self) -> Run:
+        _remove_leftovers()
         with ExitStack() as stack:
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-run-")))
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{mark()}-run-")))
             stack.callback(self._kill)
             self._start()
             self._stack = stack.pop_all()
@@ -164,3 +167,10 @@ class Run:
             worker.wait(timeout=30)
             if worker.stdin:
                 worker.stdin.close()
+
+
+def _remove_leftovers() -> None:
+    """Removes the temporary folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob("gravac-*-run-*"):
+        if orphaned(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -108,6 +108,7 @@ class Report:
             self._board.add_scalar("loss/validation_by_milliseconds", loss, round(clock * 1000))
 
     def close(self) -> None:
+        """Writes what is left."""
         if self._board:
             self._board.close()
         if self._lines:

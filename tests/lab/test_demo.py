@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gravac.lab.links import _start_of, available
+from gravac.lab.links import available
+from gravac.lab.owner import started
 from gravac.lab.run import Run, RunFailed, Settings
 
 pytestmark = pytest.mark.timeout(120)
@@ -88,7 +89,7 @@ def test_interrupt_leaves_no_process_namespace_or_file(number: signal.Signals, t
     said = demo.communicate(timeout=20)[1]
     assert demo.returncode == 128 + number
     assert "Traceback" not in said
-    assert [pid for pid in workers if _start_of(pid)] == []
+    assert [pid for pid in workers if started(pid)] == []
     assert namespaces_of(demo.pid) == []
     assert list(temporary.glob("gravac*")) == []
     assert not (tmp_path / "result.json").exists()
@@ -105,4 +106,4 @@ def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path)
         for event in run.events():
             if event["event"] == "step":
                 os.kill(pids[1], signal.SIGKILL)
-    assert [pid for pid in pids if _start_of(pid)] == []
+    assert [pid for pid in pids if started(pid)] == []

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gravac.lab import links
 from gravac.lab.links import LinkError, Network, available, remove_leftovers
+from gravac.lab.owner import mark, orphaned, started
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,7 +56,7 @@ def namespaces() -> list[str]:
 
 def runs(pid: int) -> bool:
     """Whether a process is alive; one that nobody waited for is not."""
-    return links._start_of(pid) is not None
+    return started(pid) is not None
 
 
 @pytest.fixture
@@ -162,3 +162,11 @@ def test_reason_why_not_is_given_in_words(monkeypatch: pytest.MonkeyPatch) -> No
     assert available() == "making network namespaces needs root"
     monkeypatch.setattr("shutil.which", lambda tool: None)
     assert "apt install iproute2" in str(available())
+
+
+def test_owner_is_told_by_pid_and_start_time() -> None:
+    living = f"{mark()}-0-hub"
+    assert not orphaned(living)
+    _, pid, start, *_ = living.split("-")
+    assert orphaned(f"gravac-{pid}-{int(start) + 1}-0-hub")  # the pid is in use again
+    assert not orphaned("gravac-something-else")
