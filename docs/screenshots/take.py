@@ -43,12 +43,15 @@ FLAGS = (
 CURVES = "gravac/(cf$|gain$|gain_of|t_|wire_ratio$|seconds/step)"
 
 PAGES = {
-    "custom_scalars": ("?smoothing=0#custom_scalars&_smoothingWeight=0", 1500, 1420),
-    "scalars": ("?smoothing=0&tagFilter=" + urllib.parse.quote(CURVES) + "#timeseries", 1500, 1420),
-    "text": ("#text", 1500, 1500),
-    "hparams": ("#hparams", 2000, 700),
+    "custom_scalars": ("?smoothing=0#custom_scalars&_smoothingWeight=0", 1500),
+    "scalars": ("?smoothing=0&tagFilter=" + urllib.parse.quote(CURVES) + "#timeseries", 1500),
+    "text": ("#text", 1500),
+    "hparams": ("#hparams", 2000),
 }
-"""Address below TensorBoard's, and size of the window in pixels."""
+"""Address below TensorBoard's, and width of the window in pixels."""
+
+HEIGHTS = (700, 2400)
+"""Lowest and highest window in pixels; it grows to what the page holds."""
 
 CLICKS = """
 const all = (root) => [...root.querySelectorAll("*")].flatMap((e) => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
@@ -56,6 +59,10 @@ const outliers = (e) => e.matches("paper-checkbox") && e.checked && e.textConten
 const legend = (e) => e.matches(".toggle-matches-button") && e.icon != "expand-less";
 const settings = (e) => e.matches("button[title='Close side pane'],button[aria-label='Close side pane']");
 all(document).filter((e) => outliers(e) || legend(e) || settings(e)).forEach((e) => e.click());
+"""
+HEIGHT = """
+const all = (root) => [...root.querySelectorAll("*")].flatMap((e) => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
+Math.max(...all(document).map((e) => e.scrollHeight + e.getBoundingClientRect().top));
 """
 """What a reader would click first: show whole curves, open each chart's legend, close the pane of settings."""
 
@@ -105,9 +112,16 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def show(self, address: str, width: int, height: int) -> None:
-        """Open a page in a window of that many pixels."""
+    def size(self, width: int, height: int) -> None:
+        """Make the window that many pixels wide and high."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def run(self, script: str) -> Any:
+        """The value of the script's last expression."""
+        return self.call("Runtime.evaluate", expression="{" + script + "}")["result"].get("value")
+
+    def show(self, address: str) -> None:
+        """Open a page."""
         self.call("Page.navigate", url="about:blank")  # a change of the fragment alone would not load anew
         self.call("Page.navigate", url=address)
 
@@ -133,19 +147,28 @@ class Browser:
         return bytes(message)
 
 
-def settled(browser: Browser, least: float = 4.0, most: float = 40.0) -> bytes:
-    """The picture once it has not changed for 1.5 s; times in seconds."""
+def picture(browser: Browser, address: str, width: int) -> bytes:
+    """The whole page, once it shows everything."""
+    browser.size(width, HEIGHTS[0])
+    browser.show(address)
+    settled(browser)
+    browser.run(CLICKS)
+    settled(browser)
+    browser.size(width, max(HEIGHTS[0], min(HEIGHTS[1], int(browser.run(HEIGHT)))))
+    return settled(browser)
+
+
+def settled(browser: Browser, least: float = 1.0, still: float = 2.0, most: float = 30.0) -> bytes:
+    """The picture once it has not changed for ``still`` seconds, or ``most`` seconds have passed."""
     start = time.monotonic()
     time.sleep(least)
-    browser.call("Runtime.evaluate", expression="{" + CLICKS + "}")
-    time.sleep(1)
-    pictures = [browser.picture()]
-    while time.monotonic() - start < most:
-        time.sleep(0.5)
-        pictures.append(browser.picture())
-        if len(pictures) > 3 and len(set(pictures[-4:])) == 1:
-            break
-    return pictures[-1]
+    last, since = browser.picture(), time.monotonic()
+    while (now := time.monotonic()) < min(since + still, start + most):
+        time.sleep(0.25)
+        current = browser.picture()
+        if current != last:
+            last, since = current, now
+    return last
 
 
 @contextlib.contextmanager
@@ -185,10 +208,9 @@ def main() -> None:
         browser = Browser(profile)
         try:
             for page in given.pages:
-                path, width, height = PAGES[page]
-                browser.show(address + path, width, height)
+                path, width = PAGES[page]
                 file = given.outdir / f"{page}.png"
-                file.write_bytes(settled(browser))
+                file.write_bytes(picture(browser, address + path, width))
                 print(file)
         finally:
             browser.close()

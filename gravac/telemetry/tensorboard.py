@@ -51,7 +51,6 @@ class TensorBoardSink:
         self._decisions = 0
         self._changes: list[tuple[DecisionRecord, float | None]] = []
         self._decided: float | None = None
-        self._finished = False
         with self._quiet:
             self._writer.add_custom_scalars(page.LAYOUT)
 
@@ -122,14 +121,12 @@ class TensorBoardSink:
         self._writer.add_hparams(settings, metrics, run_name=".", global_step=end.steps)
 
     def _finish(self) -> None:
-        """The last steps and the table of changes, once."""
-        if self._finished:
-            return
-        self._finished = True
+        """The last steps and the table of changes; again, nothing."""
         self._point()
-        if self._means.last is not None:
+        if self._decisions and self._means.last is not None:
             text = words.changes_words(self._changes, self._decisions)
             self._writer.add_text(page.CHANGES_TEXT, text, self._means.last.step)
+            self._decisions = 0
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
         """All values in one event: an event each, as add_scalar makes, costs ten times as much."""

@@ -136,6 +136,7 @@ def test_every_decision_is_told_with_its_reason(events: Any, run: list[Record]) 
     ((step, table),) = texts(events, "gravac/changes")
     assert step == 599
     assert table.startswith("4 of 29 decisions changed what runs\n\n| change |")
+    assert table.count("\n| step ") == 4
     assert "| step 420: CF 160 → 40 (topk) | gain" in table
 
 
@@ -220,6 +221,11 @@ def test_closing_twice_and_records_after_close_do_nothing(tmp_path: Path, run: l
     sink(run[0])
     sink(EndRecord(1))
     assert {path: path.stat().st_size for path in tmp_path.iterdir()} == before
+
+
+def test_run_without_decisions_has_no_table_of_changes(tmp_path: Path) -> None:
+    events = write(tmp_path, [make_step(0), EndRecord(1)])
+    assert "gravac/changes/text_summary" not in events.Tags()["tensors"]
 
 
 def test_end_without_a_run_is_written_all_the_same(tmp_path: Path) -> None:
