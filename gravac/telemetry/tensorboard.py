@@ -129,8 +129,9 @@ class TensorBoardSink:
             self._decisions = 0
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
-        """All values in one event: an event each, as add_scalar makes, costs ten times as much."""
-        items = [self._message.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        """All finite values in one event: an event each, as add_scalar makes, costs several times as much."""
+        finite = ((tag, value) for tag, value in values.items() if math.isfinite(value))
+        items = [self._message.Value(tag=tag, simple_value=value) for tag, value in finite]
         self._writer.file_writer.add_summary(self._message(value=items), step)
 
 
