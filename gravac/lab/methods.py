@@ -17,10 +17,7 @@ METHODS = {
     "adaptive": "AdaptiveCompressor(topk, cf_range=(10, 1000))",
 }
 
-PACED = {"dense-fp32": "AdaptiveCompressor, Static(cf=1)", "dense-fp16": "AdaptiveCompressor, Static(cf=2)"}
-"""What stands in for a native method in paced mode: only our exchange can pace itself, so all run through it."""
-
-_DENSE_CF = {"dense-fp32": 1.0, "dense-fp16": 2.0}
+_DENSE = {"dense-fp32": (1.0, "float32"), "dense-fp16": (2.0, "float16")}
 
 
 @dataclass(frozen=True)
@@ -43,28 +40,34 @@ class Exchange:
 
     def __init__(self, method: str, compressor: AdaptiveCompressor | None) -> None:
         self._compressor = compressor
-        self._start = Turn(0, self.cf if compressor else _DENSE_CF[method], "start")
+        self._native_cf = _DENSE[method][0] if compressor is None else 1.0
+        self._start: Turn | None = None
+
+    def stepped(self) -> None:
+        """Called after each step. What a run starts with is decided in its first step, so it is noted here."""
+        if self._start is None:
+            self._start = Turn(0, self.cf, "start")
 
     @property
     def cf(self) -> float:
         """Compression factor of the next step."""
-        return float(self._compressor.cf) if self._compressor else self._start.cf
+        return self._compressor.cf if self._compressor else self._native_cf
 
     @property
     def gain(self) -> float | None:
-        """Gain of the last window; ``None`` for native methods and before it is known."""
-        gain = self._compressor.gain if self._compressor else None
-        return None if gain is None else float(gain)
+        """Gain of the last step; ``None`` for native methods and before it is known."""
+        return self._compressor.gain if self._compressor else None
 
     @property
     def wire_bytes(self) -> int | None:
         """Bytes this rank sent so far, by our ledger; ``None`` for native methods, which keep none."""
-        return int(self._compressor.ledger.wire_bytes) if self._compressor else None
+        return self._compressor.ledger.wire_bytes if self._compressor else None
 
     def path(self) -> list[Turn]:
         """The compression factors so far: the first, then each change."""
         history = self._compressor.history if self._compressor else []
-        return [self._start, *(Turn(record.step, record.cf, record.reason) for record in history if record.changed)]
+        changes = [Turn(record.step, record.cf, record.reason) for record in history if record.changed]
+        return [self._start, *changes] if self._start else changes
 
     def close(self) -> None:
         """Ends the method's threads and logs."""
@@ -101,8 +104,10 @@ def attach(
             topk, cf_range=(10, 1000), samples_per_step=samples_per_step, log_dir=log_dir, pace=pace
         )
     elif pace is not None:
+        # only our exchange can pace itself, so in paced mode it stands in for the native methods
+        cf, dtype = _DENSE[method]
         compressor = AdaptiveCompressor(
-            topk, controller=Static(cf=_DENSE_CF[method]), samples_per_step=samples_per_step, pace=pace
+            topk, controller=Static(cf=cf), dense=dtype, samples_per_step=samples_per_step, pace=pace
         )
     else:
         if method == "dense-fp16":

@@ -152,6 +152,7 @@ def train(spec: Spec, rank: int) -> None:
             loss = task.loss(ddp, task.batch(step, rank))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            exchange.stepped()
             telling.wait()
             word = int(told)
             duration = time.perf_counter() - began
