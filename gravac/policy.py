@@ -180,7 +180,7 @@ def _named(value: Any, known: dict[str, Any], kind: type, what: str) -> Any:
     if isinstance(value, str):
         if value not in known:
             raise ValueError(f"there is no {what} {value!r}; there are {', '.join(sorted(known))}")
-        return known[value](**settings) if settings else known[value]
+        return known[value](**settings)
     if isinstance(value, type) or not isinstance(value, kind) or (what == "controller" and not hasattr(value, "observe")):
         raise ValueError(f"give a {what}, or the name of one: {', '.join(sorted(known))}")
     return value

@@ -290,7 +290,7 @@ class Steps:
             wire_bytes=wire,
             dense_wire_bytes=dense_wire,
             seconds=seconds,
-            compute=max(0.0, seconds - exposed - max(0.0, waited)),
+            compute=max(seconds - exposed - max(0.0, waited), 0.0),
             compress=fifo.compress_seconds - compress,
             exchange=fifo.exchange_seconds - exchange,
             input_wait=max(0.0, waited),

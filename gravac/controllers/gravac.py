@@ -1,0 +1,240 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""GraVAC, repaired: try one CF a window, keep the one at which compression throughput saturates.
+
+Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1 and section III-C. What is repaired, and why, is in
+``docs/controllers.md``; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
+
+The states, and what leads from one to the next:
+
+- warm-up: the lowest CF runs; its gain calibrates ε. Then explore.
+- explore: candidates run in ascending order, a window each. One whose gain is below ε is refused, and so are the higher
+  ones; one whose shadow gain is below ε is refused without running. Two throughputs within ω end the search. Then
+  exploit.
+- exploit: the chosen CF runs. Gain below ε: down to θ_min, then to dense. Gain out of its band: explore again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from gravac.candidate import Candidate, Span
+from gravac.controllers.base import SHADOWS, Decision, Measurement
+from gravac.controllers.gravac_literal import Literal1, LiteralState
+from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, Entry, State
+from gravac.controllers.schedule import exponential, geometric, snap
+from gravac.controllers.window import Window
+from gravac.settings import Settings
+
+
+class GraVAC(Settings):
+    """The paper's controller, repaired.
+
+    Attributes:
+        window: steps a candidate runs before it is judged. The paper's: 500 and 2000.
+        epsilon: gain below which a CF is refused. With ``calibrated``, relative to the gain of the lowest CF: the
+            default, a half, lets top-k go to about four times the lowest CF, where measured gain has halved. The
+            paper's: 0.7 and 0.9, absolute.
+        epsilon_mode: ``"calibrated"``, or ``"absolute"`` as in the paper, which does not transfer between models.
+        omega: relative difference under which two gains, or two throughputs, count as the same.
+        step: candidates at 1, 2, 4, 16, 256 (``"exponential"``) or 1, 2, 4, 8 ... (``"geometric"``) times the lowest.
+        warmup: steps before the first window.
+        shadow_every: every so many steps, CFs that do not run are evaluated too.
+        band: relative change of gain, from when a CF was chosen, that starts a new search.
+        dwell: windows between two searches, and at dense before coming back; doubles every time.
+        expire: windows after which a throughput measured is no longer compared with.
+        paper_literal: Algorithm 1 as printed, instead.
+        ewma: smoothing of its gains; the paper's N/100 is 0.32 for its 32 workers.
+    """
+
+    name: ClassVar[str] = "gravac"
+    insists: ClassVar[bool] = False
+
+    window: int = Field(default=20, ge=1)
+    epsilon: float = Field(default=0.5, gt=0, le=1)
+    epsilon_mode: Literal["calibrated", "absolute"] = "calibrated"
+    omega: float = Field(default=0.01, ge=0, lt=1)
+    step: Literal["exponential", "geometric"] = "exponential"
+    warmup: int = Field(default=10, ge=0)
+    shadow_every: int = Field(default=10, ge=1)
+    band: float = Field(default=0.3, gt=0)
+    dwell: int = Field(default=10, ge=1)
+    expire: int = Field(default=50, ge=1)
+    paper_literal: bool = False
+    ewma: float = Field(default=0.32, gt=0, le=1)
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        """The paper's candidates, as far as they can be reached."""
+        spaced = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
+        return snap(spaced, reach)
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[State | LiteralState, Decision]:
+        """Warm-up at the lowest CF; dense for good when there is nothing else."""
+        if self.paper_literal:
+            return self._literal.start(candidates)
+        position = 1 if len(candidates) > 1 else 0
+        phase = WARM_UP if position else EXPLOIT
+        state = State(tuple(candidates), phase, position, Window(candidates[position]), floor=position, dwell=self.dwell)
+        reason = f"warm-up at {candidates[1]}" if position else "no candidate sends less than dense: dense for good"
+        return state, Decision(candidates[position], changed=True, reason=reason)
+
+    def observe(self, state: State | LiteralState, measurement: Measurement) -> tuple[State | LiteralState, Decision]:
+        """See the module's text."""
+        if isinstance(state, LiteralState):
+            return self._literal.observe(state, measurement)
+        if state.phase == WARM_UP and state.steps < self.warmup:
+            counted = replace(state.count(measurement), window=Window(state.running))
+            return counted, Decision(state.running)
+        state = replace(state.count(measurement), window=state.window.add(measurement))
+        if state.window.steps < self.window:
+            return state, Decision(state.running, self._shadow(state))
+        before = state.running
+        summary = state.window.summary(state.phase)
+        state, reason = self._judge(replace(state, windows=state.windows + 1))
+        if 2 * state.dense_steps > state.steps and len(state.candidates) > 1 and state.steps > 5 * self.window:
+            reason += f"; note: {state.dense_steps / state.steps:.0%} of all steps ran dense, so ε may be too high"
+        changed = state.running != before
+        state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
+        return state, Decision(state.running, self._shadow(state), changed, reason, summary)
+
+    def dump(self, state: State | LiteralState) -> dict[str, Any]:
+        """As plain values."""
+        return state.dump()
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State | LiteralState, Decision]:
+        """The inverse of ``dump``."""
+        if self.paper_literal:
+            literal = LiteralState.restore(plain, candidates)
+            return literal, self._literal.decide(literal)
+        state = State.restore(plain, candidates)
+        return state, Decision(state.running, self._shadow(state))
+
+    @property
+    def _literal(self) -> Literal1:
+        return Literal1(self.window, self.epsilon, self.omega, self.step, self.ewma)
+
+    def _shadow(self, state: State) -> tuple[float, ...]:
+        """The CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
+        if (state.steps + 1) % self.shadow_every:
+            return ()
+        if state.position == 0:
+            ready = len(state.candidates) > 1 and state.windows + 1 >= state.rest_until
+            return (state.candidates[state.floor].cf,) if ready else ()
+        if state.phase == WARM_UP:
+            return tuple(c.cf for c in state.candidates[2 : 2 + SHADOWS])
+        return tuple(state.candidates[position].cf for position in state.queue[:SHADOWS])
+
+    def _judge(self, state: State) -> tuple[State, str]:
+        """A window ended."""
+        if state.phase == EXPLOIT:
+            return self._judge_chosen(state)
+        if state.position == 1:
+            return self._judge_lowest(state)
+        return self._judge_candidate(state)
+
+    def _judge_lowest(self, state: State) -> tuple[State, str]:
+        """The lowest CF ran: calibrate, and go on to the next."""
+        gain, lowest = state.window.gain, state.running
+        threshold = self.epsilon * max(gain, 0.0) if self.epsilon_mode == "calibrated" else self.epsilon
+        state = replace(
+            state, phase=EXPLORE, threshold=threshold, floor=1, queue=tuple(range(2, len(state.candidates))), entries=()
+        )
+        if gain < threshold:
+            down = state.rest(0, self.dwell)
+            return down, f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}: dense"
+        said = f"gain {gain:.3g} at {lowest}"
+        if self.epsilon_mode == "calibrated":
+            said += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
+        return self._go_on(self._enter(state), said)
+
+    def _judge_candidate(self, state: State) -> tuple[State, str]:
+        """A candidate ran for its window: eligible or refused."""
+        gain, ran = state.window.gain, state.running
+        if gain < state.threshold:
+            said = f"gain {gain:.3g} at {ran} is below ε {state.threshold:.3g}: refused, and so is what is higher"
+            return self._settle(replace(state, queue=()), said)
+        floor_gain = next((e.gain for e in state.entries if e.position == state.floor), None)
+        state = self._enter(state)
+        said = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
+        if floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
+            said += f", and within ω of that at {state.candidates[state.floor]}: θ_min rises to it"
+            state = replace(state, floor=state.position)
+        return self._go_on(state, said)
+
+    def _enter(self, state: State) -> State:
+        """Enter what the window measured, over an older entry of the same candidate; forget what has expired."""
+        t_system = state.window.t_system or 0.0
+        gain = state.window.gain
+        entry = Entry(state.position, gain, t_system * max(gain, 0.0), state.windows)
+        fresh = [e for e in state.entries if state.windows - e.window < self.expire and e.position != state.position]
+        return replace(state, entries=(*fresh, entry))
+
+    def _go_on(self, state: State, said: str) -> tuple[State, str]:
+        """Saturated? Otherwise the next candidate, unless its shadow gain tells that it is hopeless."""
+        pair = self._saturated(state)
+        if pair is not None or not state.queue:
+            return self._settle(replace(state, queue=()), said)
+        following = state.queue[0]
+        candidate = state.candidates[following]
+        shadow = state.window.shadow_gain(candidate.cf)
+        if shadow is not None and shadow < state.threshold:
+            said += f"; shadow gain {shadow:.3g} at {candidate} is below ε: refused without a run, and so is what is higher"
+            return self._settle(replace(state, queue=()), said)
+        return replace(state, position=following, queue=state.queue[1:]), f"{said}; try {candidate}"
+
+    def _saturated(self, state: State) -> tuple[Entry, Entry] | None:
+        """The two entries of best throughput, when they are within ω: lower CF first."""
+        best = sorted(state.entries, key=lambda e: e.t_compression)[-2:]
+        if len(best) < 2 or not best[0].t_compression:
+            return None
+        if (best[1].t_compression - best[0].t_compression) / best[0].t_compression > self.omega:
+            return None
+        low, high = sorted(best, key=lambda e: e.position)
+        return low, high
+
+    def _settle(self, state: State, said: str) -> tuple[State, str]:
+        """Choose among the entries and end the search."""
+        pair = self._saturated(state)
+        if pair is not None:
+            chosen = pair[0]
+            a, b = (state.candidates[e.position] for e in pair)
+            said += f"; compression throughput saturates between {a} and {b}: the lower"
+        else:
+            chosen = max(state.entries, key=lambda e: (e.t_compression, -e.position))
+            said += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {state.candidates[chosen.position]}"
+        floor = min(state.floor, chosen.position)
+        settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
+        return replace(settled, rest_until=state.windows + state.dwell), said
+
+    def _judge_chosen(self, state: State) -> tuple[State, str]:
+        """Exploiting: hold, scale down, come back, or search again."""
+        if len(state.candidates) == 1:
+            return state, "no candidate sends less than dense"
+        if state.position == 0:
+            return self._judge_dense(state)
+        gain, ran = state.window.gain, state.running
+        if gain < state.threshold:
+            said = f"gain {gain:.3g} at {ran} fell below ε {state.threshold:.3g}"
+            if state.position > state.floor:
+                return replace(state, position=state.floor, reference=None), f"{said}: down to {state.candidates[state.floor]}"
+            return state.rest(0, self.dwell), f"{said}: dense"
+        rested = state.windows >= state.rest_until
+        moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
+        if moved and rested:
+            said = "after scaling down" if state.reference is None else f"gain {gain:.3g} left its band around {state.reference:.3g}"
+            again = replace(state, phase=EXPLORE, position=1, floor=1, queue=(), dwell=2 * state.dwell)
+            return again, f"{said}: search again from {again.running}"
+        return state, f"gain {gain:.3g} at {ran} holds"
+
+    def _judge_dense(self, state: State) -> tuple[State, str]:
+        """At dense: back when the lowest CF's shadow gain, which is optimistic, allows and the rest is over."""
+        lowest = state.candidates[state.floor]
+        shadow = state.window.shadow_gain(lowest.cf)
+        if shadow is None or state.windows < state.rest_until:
+            return state, f"dense until window {state.rest_until}"
+        if shadow < state.threshold:
+            return state, f"dense: shadow gain {shadow:.3g} at {lowest} is below ε {state.threshold:.3g}"
+        back = replace(state, phase=EXPLOIT, position=state.floor, reference=None)
+        return replace(back, rest_until=state.windows + state.dwell), f"shadow gain {shadow:.3g} at {lowest} reaches ε: back to it"

@@ -1,0 +1,159 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithm 1 of the GraVAC paper as printed, defects included: for comparison with the repaired one.
+
+Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1; the numbers of lines are the paper's. Two deviations that
+no implementation escapes: it is fed with gains that all ranks agree on, and in force two steps later (as printed it
+branches on this step's model-wide gain, which nobody knows when the first bucket leaves); and its CFs are those of the
+candidate list, which also bounds a θ_min and a θ_s that as printed grow without bound.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gravac.candidate import Candidate
+from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralState:
+    """The algorithm's variables.
+
+    Attributes:
+        candidates: dense first, then ascending.
+        running: position of what runs.
+        theta_min: a CF.
+        theta_s: step relative to θ_min.
+        delta_min: EWMA of the gain at θ_min; ``None`` before the first.
+        delta_c: the same at θ_s θ_min.
+        throughput: T_compress by CF, the latest sample each.
+        steps: iterations.
+        window: for the record that is told, not for the algorithm.
+    """
+
+    candidates: tuple[Candidate, ...]
+    running: int
+    theta_min: float
+    theta_s: float
+    window: Window
+    delta_min: float | None = None
+    delta_c: float | None = None
+    throughput: tuple[tuple[float, float], ...] = ()
+    steps: int = 0
+
+    def at(self, cf: float) -> int:
+        """Position of the candidate nearest to a CF."""
+        positions = range(1, len(self.candidates))
+        return min(positions, key=lambda p: abs(math.log(self.candidates[p].cf / cf)), default=0)
+
+    @property
+    def floor(self) -> int:
+        """Position of θ_min."""
+        return self.at(self.theta_min)
+
+    @property
+    def candidate(self) -> int:
+        """Position of θ_s θ_min."""
+        return self.at(self.theta_s * self.theta_min)
+
+    def dump(self) -> dict[str, Any]:
+        """As plain values."""
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "throughput")}
+        return {**plain, "throughput": [list(pair) for pair in self.throughput], "window": self.window.dump()}
+
+    @classmethod
+    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "LiteralState":
+        """The inverse of ``dump``."""
+        running = min(plain["running"], len(candidates) - 1)
+        fields = {**plain, "running": running, "throughput": tuple((cf, t) for cf, t in plain["throughput"])}
+        fields["window"] = Window.restore(candidates[running], plain["window"])
+        return cls(candidates=tuple(candidates), **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal1:
+    """Algorithm 1; the settings are ``GraVAC``'s."""
+
+    window: int
+    epsilon: float
+    omega: float
+    step: str
+    ewma: float
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
+        """Dense until the first gains are known."""
+        lowest = candidates[1].cf if len(candidates) > 1 else 1.0
+        state = LiteralState(tuple(candidates), 0, lowest, 2.0, Window(candidates[0]))
+        return state, replace(self.decide(state), changed=True, reason="Algorithm 1 as printed")
+
+    def decide(self, state: LiteralState) -> Decision:
+        """What runs, with both levels evaluated beside it, in every step (line 6 to 9)."""
+        levels = sorted({state.candidates[p].cf for p in (state.floor, state.candidate) if p})
+        return Decision(state.candidates[state.running], tuple(levels))
+
+    def observe(self, state: LiteralState, measured: Measurement) -> tuple[LiteralState, Decision]:
+        """One iteration: gains, UpdateStep, the three-way branch, CheckGraVAC."""
+        state = self._update(replace(state, steps=state.steps + 1, window=state.window.add(measured)), measured)
+        running, reason = self._branch(state)
+        summary = None
+        if state.steps % self.window == 0:
+            summary = state.window.summary("literal")
+            state = self._check(state)
+            reason += f"; window: θ_min {state.theta_min:g}, θ_s {state.theta_s:g}"
+        changed = running != state.running
+        if changed or summary:
+            state = replace(state, window=Window(state.candidates[running], settling=0))
+        state = replace(state, running=running)
+        return state, replace(self.decide(state), changed=changed, reason=reason, summary=summary)
+
+    def _update(self, state: LiteralState, measured: Measurement) -> LiteralState:
+        """Lines 7, 9 and UpdateStep (28 to 30): EWMA of the gains; the latest throughput of what ran."""
+        if not (math.isfinite(measured.error) and measured.energy > 0):
+            return state
+        gains = {cf: 1 - error / measured.energy for cf, error in measured.shadow}
+        delta_min = self._smooth(state.delta_min, gains.get(state.candidates[state.floor].cf))
+        delta_c = self._smooth(state.delta_c, gains.get(state.candidates[state.candidate].cf))
+        state = replace(state, delta_min=delta_min, delta_c=delta_c)
+        delta = {state.candidate: delta_c, state.floor: delta_min, 0: 1.0}
+        ran = next((p for p, c in enumerate(state.candidates) if c == measured.candidate), 0)
+        gain = delta.get(ran)
+        if gain is None or not (measured.seconds > 0):
+            return state
+        throughput = {**dict(state.throughput), measured.candidate.cf: measured.samples / measured.seconds * gain}
+        return replace(state, throughput=tuple(sorted(throughput.items())))
+
+    def _smooth(self, before: float | None, gain: float | None) -> float | None:
+        if gain is None:
+            return before
+        return gain if before is None else (1 - self.ewma) * before + self.ewma * gain
+
+    def _branch(self, state: LiteralState) -> tuple[int, str]:
+        """Lines 11 to 25."""
+        if state.delta_c is not None and state.delta_c >= self.epsilon:
+            return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {self.epsilon:g}: candidate"
+        if state.delta_min is not None and state.delta_min >= self.epsilon:
+            return state.floor, f"δ_min {state.delta_min:.3g} reaches ε {self.epsilon:g}: θ_min"
+        return 0, f"no gain reaches ε {self.epsilon:g}: dense"
+
+    def _check(self, state: LiteralState) -> LiteralState:
+        """CheckGraVAC, lines 31 to 41, in the printed order."""
+        if len(state.candidates) == 1:
+            return state
+        highest = state.candidates[-1].cf
+        delta_min, delta_c = state.delta_min, state.delta_c
+        theta_s = state.theta_s**2 if self.step == "exponential" else 2 * state.theta_s
+        theta_min = state.theta_min
+        if delta_min and delta_c is not None and abs(delta_min - delta_c) / delta_min <= self.omega:
+            theta_min = min(theta_s * theta_min, highest)
+        ordered = sorted(state.throughput, key=lambda pair: pair[1])
+        if len(ordered) > 1 and ordered[-2][1] > 0:
+            (ideal, second), (_, best) = ordered[-2:]
+            if (best - second) / second <= self.omega:
+                theta_s = ideal / theta_min
+        theta_s = min(theta_s, highest / theta_min)
+        moved = theta_min != state.theta_min or theta_s != state.theta_s
+        # a candidate's smoothed gain is not that of another one
+        return replace(state, theta_min=theta_min, theta_s=theta_s, delta_c=None if moved else delta_c)

@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What GraVAC remembers, as plain data."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gravac.candidate import Candidate
+from gravac.controllers.base import Measurement
+from gravac.controllers.window import Window
+
+WARM_UP, EXPLORE, EXPLOIT = "warm-up", "explore", "exploit"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a candidate came to when it ran.
+
+    Attributes:
+        position: in the list of candidates.
+        gain: of its window.
+        t_compression: samples per second times gain.
+        window: number of the window, to let it expire.
+    """
+
+    position: int
+    gain: float
+    t_compression: float
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where the search stands.
+
+    Attributes:
+        candidates: dense first, then ascending by wire ratio.
+        phase: warm-up, explore or exploit.
+        position: of the candidate that runs; 0 is dense.
+        window: under way.
+        floor: position of θ_min.
+        threshold: ε in force, as an absolute gain.
+        queue: positions still to be tried, ascending.
+        entries: what eligible candidates came to.
+        reference: gain of the chosen candidate when it was chosen; ``None`` after scaling down.
+        windows: ended so far.
+        rest_until: window before which there is no new search, and no coming back from dense.
+        dwell: windows the next rest lasts.
+        steps: observed.
+        dense_steps: of them, dense.
+        floor_steps: of them, at θ_min.
+    """
+
+    candidates: tuple[Candidate, ...]
+    phase: str
+    position: int
+    window: Window
+    floor: int
+    dwell: int
+    threshold: float = 0.0
+    queue: tuple[int, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    reference: float | None = None
+    windows: int = 0
+    rest_until: int = 0
+    steps: int = 0
+    dense_steps: int = 0
+    floor_steps: int = 0
+
+    @property
+    def running(self) -> Candidate:
+        """What is to run."""
+        return self.candidates[self.position]
+
+    def count(self, measured: Measurement) -> "State":
+        """One more step, booked as dense, θ_min or candidate."""
+        return replace(
+            self,
+            steps=self.steps + 1,
+            dense_steps=self.dense_steps + (measured.candidate == self.candidates[0]),
+            floor_steps=self.floor_steps + (measured.candidate == self.candidates[self.floor] and self.floor > 0),
+        )
+
+    def rest(self, position: int, dwell: int) -> "State":
+        """Down to ``position`` for the present dwell, or ``dwell`` if longer; the next one lasts twice as long."""
+        lasting = max(self.dwell, dwell)
+        return replace(
+            self,
+            phase=EXPLOIT,
+            position=position,
+            queue=(),
+            reference=None,
+            rest_until=self.windows + lasting,
+            dwell=2 * lasting,
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of all steps at dense, at θ_min, and at a higher candidate."""
+        total = max(1, self.steps)
+        dense, floor = self.dense_steps / total, self.floor_steps / total
+        return {"dense": dense, "theta_min": floor, "candidate": 1 - dense - floor}
+
+    def dump(self) -> dict[str, Any]:
+        """As plain values."""
+        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")}
+        plain["queue"] = list(self.queue)
+        return {**plain, "window": self.window.dump(), "entries": [asdict(entry) for entry in self.entries]}
+
+    @classmethod
+    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "State":
+        """The inverse of ``dump``. Candidates are the present ones: positions beyond them fall to the highest."""
+        fields = {**plain, "queue": tuple(p for p in plain["queue"] if p < len(candidates))}
+        fields["position"] = min(plain["position"], len(candidates) - 1)
+        fields["floor"] = min(plain["floor"], len(candidates) - 1)
+        fields["entries"] = tuple(Entry(**e) for e in plain["entries"] if e["position"] < len(candidates))
+        fields["window"] = Window.restore(candidates[fields["position"]], plain["window"])
+        return cls(candidates=tuple(candidates), **fields)

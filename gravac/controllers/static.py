@@ -1,0 +1,67 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""One candidate for the whole run: the baseline of every comparison."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from gravac.candidate import Candidate, Span
+from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.schedule import snap
+from gravac.controllers.window import Window
+from gravac.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class StaticState:
+    """What runs, and the window under way."""
+
+    candidate: Candidate
+    window: Window
+
+
+class Static(Settings):
+    """Runs one CF; reports a window's gain and throughput every ``window`` steps.
+
+    Attributes:
+        cf: compression factor. 1 is dense; so is 2 when ``dense`` is a 16-bit format.
+        window: steps between records.
+    """
+
+    name: ClassVar[str] = "static"
+    insists: ClassVar[bool] = True
+
+    cf: float = Field(ge=1, allow_inf_nan=False)
+    window: int = Field(default=20, ge=1)
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        """Its CF, or the nearest one in reach; nothing when that is neither in the range nor 1 or 2 (dense)."""
+        cfs = (self.cf,) if isinstance(reach, Span) else snap((self.cf,), reach)
+        return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        """Dense when that has its CF, otherwise the first candidate that is not."""
+        dense, *others = candidates
+        chosen = dense if self.cf in (1.0, dense.cf) or not others else others[0]
+        return StaticState(chosen, Window(chosen)), Decision(chosen, changed=True, reason=f"static: {chosen}")
+
+    def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
+        """Goes on."""
+        window = state.window.add(measurement)
+        if window.steps < self.window:
+            return StaticState(state.candidate, window), Decision(state.candidate)
+        summary = window.summary("static")
+        following = Window(state.candidate, settling=0)
+        return StaticState(state.candidate, following), Decision(state.candidate, reason="static", summary=summary)
+
+    def dump(self, state: StaticState) -> dict[str, Any]:
+        """As plain values."""
+        return {"window": state.window.dump()}
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        """The inverse of ``dump``."""
+        state, decision = self.start(candidates)
+        return StaticState(state.candidate, Window.restore(state.candidate, plain["window"])), decision

@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A window: the steps of one candidate between two decisions, and what they came to."""
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gravac.candidate import Candidate
+from gravac.controllers.base import Measurement, Summary
+
+SETTLING = 3
+"""Steps after a switch that are left out: caches, buffers and the residual have not settled."""
+
+GAP = 5.0
+"""A step longer than this many medians is a gap (evaluation, a checkpoint), not a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps of one candidate; steps of another, and steps with a non-finite gradient, do not count.
+
+    Attributes:
+        candidate: whose steps count.
+        settling: steps still to be left out of gain and time (when there are others).
+        seconds: of each clean step so far (no shadow step, not settling).
+        samples: of the last step.
+        gains: ``(error, energy)`` of each settled step.
+        early: the same of settling steps, used when there is nothing else.
+        shadow: ``(cf, Σ error, Σ energy)`` of each CF evaluated.
+        steps: that count.
+    """
+
+    candidate: Candidate
+    settling: int = SETTLING
+    seconds: tuple[float, ...] = ()
+    samples: float = 0.0
+    gains: tuple[tuple[float, float], ...] = ()
+    early: tuple[tuple[float, float], ...] = ()
+    shadow: tuple[tuple[float, float, float], ...] = ()
+    steps: int = 0
+
+    def add(self, measured: Measurement) -> "Window":
+        """This window with one more step."""
+        if measured.candidate != self.candidate or not math.isfinite(measured.error + measured.energy):
+            return self
+        pair = (measured.error, measured.energy)
+        shadow = {cf: (error, energy) for cf, error, energy in self.shadow}
+        for cf, error in measured.shadow:
+            if math.isfinite(error):
+                before = shadow.get(cf, (0.0, 0.0))
+                shadow[cf] = (before[0] + error, before[1] + measured.energy)
+        clean = not self.settling and not measured.shadow and math.isfinite(measured.seconds) and measured.seconds > 0
+        return replace(
+            self,
+            settling=max(0, self.settling - 1),
+            seconds=(*self.seconds, measured.seconds) if clean else self.seconds,
+            samples=measured.samples,
+            gains=self.gains if self.settling else (*self.gains, pair),
+            early=(*self.early, pair) if self.settling else self.early,
+            shadow=tuple((cf, error, energy) for cf, (error, energy) in sorted(shadow.items())),
+            steps=self.steps + 1,
+        )
+
+    @property
+    def gain(self) -> float:
+        """``1 - Σ error / Σ energy`` of the settled steps (ratio of sums); 1 when there was nothing to send."""
+        pairs = self.gains or self.early
+        return _gain(sum(error for error, _ in pairs), sum(energy for _, energy in pairs))
+
+    @property
+    def t_system(self) -> float | None:
+        """Samples per second from the median of the clean steps' times, gaps left out; ``None`` without one."""
+        if not self.seconds:
+            return None
+        middle = statistics.median(self.seconds)
+        return self.samples / statistics.median(s for s in self.seconds if s <= GAP * middle)
+
+    def shadow_gain(self, cf: float) -> float | None:
+        """Gain of a CF that was evaluated and not run; ``None`` when it was not."""
+        return next((_gain(error, energy) for at, error, energy in self.shadow if at == cf), None)
+
+    def summary(self, phase: str) -> Summary:
+        """What the window showed."""
+        single = [_gain(*pair) for pair in self.gains or self.early] or [1.0]
+        t_system = self.t_system
+        t_compression = None if t_system is None else t_system * max(self.gain, 0.0)
+        return Summary(phase, self.gain, min(single), max(single), t_system, t_compression)
+
+    def dump(self) -> dict[str, Any]:
+        """As plain values, without the candidate."""
+        return {
+            "settling": self.settling,
+            "seconds": list(self.seconds),
+            "samples": self.samples,
+            "gains": [list(pair) for pair in self.gains],
+            "early": [list(pair) for pair in self.early],
+            "shadow": [list(entry) for entry in self.shadow],
+            "steps": self.steps,
+        }
+
+    @classmethod
+    def restore(cls, candidate: Candidate, plain: dict[str, Any]) -> "Window":
+        """The inverse of ``dump``."""
+        return cls(
+            candidate,
+            plain["settling"],
+            tuple(plain["seconds"]),
+            plain["samples"],
+            tuple((error, energy) for error, energy in plain["gains"]),
+            tuple((error, energy) for error, energy in plain["early"]),
+            tuple((cf, error, energy) for cf, error, energy in plain["shadow"]),
+            plain["steps"],
+        )
+
+
+def _gain(error: float, energy: float) -> float:
+    return 1.0 if energy == 0 else 1 - error / energy
