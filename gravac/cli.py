@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is _interrupt:  # once interrupted, further signals stay ignored until the end
+                signal.signal(number, handler)
 
 
 def _add_demo(commands: Commands) -> None:

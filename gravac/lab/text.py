@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,7 @@ def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     size = files = 0
-    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
-        if LEFT_OUT.intersection(path.relative_to(root).parts):
-            continue
+    for path in _sources(root):
         source = path.read_bytes()
         if size + len(source) > limit:
             break
@@ -69,6 +68,14 @@ def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
             "source (on Debian: the package libpython3-stdlib)"
         )
     return Text(train=train, validation=validation, files=files)
+
+
+def _sources(root: Path) -> list[Path]:
+    found = []
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in LEFT_OUT]  # what is taken out here is not walked into
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found, key=Path.as_posix)
 
 
 def _characters(source: bytes) -> npt.NDArray[np.uint8]:

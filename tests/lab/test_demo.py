@@ -45,8 +45,8 @@ def descendants(pid: int) -> list[int]:
 def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    command = [sys.executable, "-m", "gravac", "demo", "--seconds", "3", "--json", str(tmp_path / "result.json")]
-    command += ["--log-dir", str(tmp_path / "logs"), *(["--paced"] if paced else [])]
+    command = [sys.executable, "-m", "gravac", "demo", "--json", str(tmp_path / "result.json")]
+    command += ["--log-dir", str(tmp_path / "logs"), "--seconds", *(["2", "--paced"] if paced else ["3"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment(temporary), check=False)
     assert done.returncode == 0, done.stderr
     assert ("paced, not a real link" in done.stdout) == paced
@@ -58,7 +58,7 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     assert (result["rate"], result["workers"], result["paced"]) == (1e8, 2, paced)
     assert [run["method"] for run in result["runs"]] == METHODS
     for run in result["runs"]:
-        assert run["steps"] >= 2 and 2 <= run["seconds"] <= 8 and 0 < run["val_loss"] < 6
+        assert run["steps"] >= 2 and 1 <= run["seconds"] <= 8 and 0 < run["val_loss"] < 6
         assert run["cf_path"][0]["step"] == 0
         assert list((tmp_path / "logs" / run["method"]).glob("events.out.tfevents*"))
     fp32, fp16, _ = result["runs"]
@@ -68,21 +68,25 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "result.json", "tmp"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_leaves_no_process_namespace_or_file(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "moment", "paced"), [(signal.SIGINT, ": step", False), (signal.SIGTERM, ": starting", True)]
+)
+def test_interrupt_leaves_no_process_namespace_or_file(
+    number: signal.Signals, moment: str, paced: bool, tmp_path: Path
+) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     command = [sys.executable, "-u", "-m", "gravac", "demo", "--seconds", "60", "--json", str(tmp_path / "result.json")]
-    command += ["--log-dir", str(tmp_path / "logs"), *(["--paced"] if number is signal.SIGTERM else [])]
+    command += ["--log-dir", str(tmp_path / "logs"), *(["--paced"] if paced else [])]
     demo = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(temporary)
     )
     assert demo.stdout and demo.stderr
     for line in demo.stdout:
-        if ": step" in line:
+        if moment in line:
             break
-    workers = descendants(demo.pid)
-    assert len(workers) >= 2
+    while len(workers := descendants(demo.pid)) < 2:
+        time.sleep(0.05)
     demo.send_signal(number)
     time.sleep(0.05)
     demo.send_signal(number)  # an impatient user: cleaning up is not interrupted
