@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pydantic import Field
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.admission import admit
@@ -110,19 +111,19 @@ class AdaptiveCompressor:
         pace: float | None = None,
     ) -> None:
         chosen = {"window": window, "epsilon": epsilon, "omega": omega, "step": step}
-        policy = Policy(
-            base=base,
-            cf_range=cf_range,
-            controller=_controller(controller, {name: value for name, value in chosen.items() if value is not None}),
-            error_feedback=error_feedback,
-            dense=dense,
-            release=release,
-            overflow_safety=overflow_safety,
-            dense_below=dense_below,
-            seed=seed,
-        )
-        run = Run(samples_per_step=samples_per_step, steps_per_epoch=steps_per_epoch, log_dir=log_dir, pace=pace)
-        self._build(policy, run, sinks, process_group)
+        settings: dict[str, Any] = {
+            "base": base,
+            "cf_range": cf_range,
+            "controller": _controller(controller, {name: value for name, value in chosen.items() if value is not None}),
+            "error_feedback": error_feedback,
+            "dense": dense,
+            "release": release,
+            "overflow_safety": overflow_safety,
+            "dense_below": dense_below,
+            "seed": seed,
+        }
+        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
+        self._build(Policy(**settings), Run(**run, log_dir=log_dir, pace=pace), sinks, process_group)
 
     @classmethod
     def from_policy(
@@ -144,8 +145,9 @@ class AdaptiveCompressor:
             SettingsError: there is no such policy, or it holds what is not allowed.
         """
         made = cls.__new__(cls)
-        run = Run(samples_per_step=samples_per_step, steps_per_epoch=steps_per_epoch, log_dir=log_dir, pace=pace)
-        made._build(policy if isinstance(policy, Policy) else load_policy(policy), run, sinks, process_group)
+        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
+        chosen = policy if isinstance(policy, Policy) else load_policy(policy)
+        made._build(chosen, Run(**run, log_dir=log_dir, pace=pace), sinks, process_group)
         return made
 
     def _build(self, policy: Policy, run: Run, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
@@ -159,7 +161,9 @@ class AdaptiveCompressor:
         self._averager = Averager(
             policy.base, policy.dense_format, policy.strength, policy.dense_below, self._feedback, policy.seed
         )
-        self._steps = Steps(self._averager, policy.controller, self._admit, self._emit, run.samples_per_step)
+        self._steps = Steps(
+            self._averager, policy.controller, self._admit, self._emit, run.samples_per_step, run.steps_per_epoch
+        )
         self._adapter = DDPAdapter(self._steps, self._open)
         self._attached = False
         self._closed = False
@@ -220,7 +224,7 @@ class AdaptiveCompressor:
         if self.policy.overflow_safety is None and any(p.dtype == torch.float16 for p in module.parameters()):
             self._feedback.safe = True
 
-    def hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
         if self._closed:
             return failed(RuntimeError("gravac: the compressor is closed, but its hook is still registered"))
@@ -239,27 +243,35 @@ class AdaptiveCompressor:
 
     @property
     def cf(self) -> float:
-        """The compression factor in force: 1 is dense float32, 2 is 16 bit."""
+        """The compression factor in force: 1 is dense float32, 2 is 16 bit.
+
+        This and the next few wait for the last step's exchange work, so that all ranks see the same.
+        """
+        self._steps.drain()
         return self._steps.decision.candidate.cf if self._steps.decision else self.policy.dense_format.cf
 
     @property
     def gain(self) -> float | None:
         """Gain of the last step all ranks agreed on; ``None`` before, or when it was not finite."""
+        self._steps.drain()
         return self._steps.gain
 
     @property
     def wire_ratio(self) -> float | None:
         """Wire bytes of a dense float32 all-reduce / bytes really sent, in the last agreed step; ``None`` before."""
+        self._steps.drain()
         return self._steps.wire_ratio
 
     @property
     def history(self) -> list[DecisionRecord]:
         """One record per window end or trigger, also when nothing changed; the same on every rank."""
+        self._steps.drain()
         return list(self._steps.history)
 
     @property
     def ledger(self) -> Ledger:
         """What this rank handed to collectives so far."""
+        self._steps.drain()
         return self._steps.ledger
 
     # checkpoints
@@ -314,8 +326,8 @@ class AdaptiveCompressor:
             raise RuntimeError("no process group: call torch.distributed.init_process_group first")
         ranks = dist.get_process_group_ranks(self._group) if self._group is not None else None
         ranks = ranks if ranks is not None else list(range(dist.get_world_size()))
-        # lives until destroy_process_group(): destroyed by itself, a later group of these ranks would get its name, find
-        # its keys in the store, and hang
+        # lives until destroy_process_group(): destroyed by itself, a later group of these ranks would get its name,
+        # find its keys in the store, and hang
         group = dist.new_group(ranks, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         transport = GroupTransport(group, self._run.pace)

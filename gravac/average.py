@@ -207,7 +207,7 @@ class Averager:
             if x is not piece.flat:
                 self.feedback.settle(piece.name, x, x, 0.0)
         if flat is not whole:
-            for piece, part in zip(pieces, flat.split([piece.flat.numel() for piece in pieces]), strict=True):
+            for piece, part in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
                 piece.flat.copy_(part)
 
     def _fold(self, piece: Piece, compress: bool) -> torch.Tensor:
@@ -234,7 +234,9 @@ class Averager:
         running = () if plan.cf is None else (plan.cf,)
         cfs = sorted({*plan.shadow, *running})
         errors = dict(zip(cfs, self.base.errors(x, cfs, context), strict=True))
-        self.tally.shadow = [so_far + errors[cf].double() for so_far, cf in zip(self.tally.shadow, plan.shadow, strict=True)]
+        self.tally.shadow = [
+            so_far + errors[cf].double() for so_far, cf in zip(self.tally.shadow, plan.shadow, strict=True)
+        ]
 
     def _count(self, x: torch.Tensor, size: torch.Tensor, came: Reduced, compressed: bool) -> None:
         self.tally.energy = self.tally.energy + size.double()
@@ -260,7 +262,8 @@ def _energy(flat: torch.Tensor) -> torch.Tensor:
     """``‖flat‖²``, of 16-bit tensors in float32."""
     if flat.element_size() >= 4:
         return energy(flat)
-    return torch.linalg.vector_norm(flat, dtype=torch.float32).square()
+    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
+    return norm.square()
 
 
 def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Sparse) -> torch.Tensor:

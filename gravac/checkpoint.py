@@ -33,7 +33,9 @@ def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
         "controller": policy.controller.name,
         "controller_state": None if steps.state is None else policy.controller.dump(steps.state),
         "ran": None if steps.ran is None else asdict(steps.ran),
-        "report": None if report is None else {**asdict(report), "shadow": list(report.shadow), "numbers": list(report.numbers)},
+        "report": None
+        if report is None
+        else {**asdict(report), "shadow": list(report.shadow), "numbers": list(report.numbers)},
         "groups": [list(names) for names in groups.fixed],
         "residual": dict(feedback.residual),
         "held": dict(feedback.held),

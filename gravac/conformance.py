@@ -250,9 +250,7 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
 def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
     """Heavy-tailed, different on every rank."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)
-    ]
+    return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
 
 
 def _averager(compressor: Compressor, rank: int, world: int, strength: float | None = None) -> Averager:

@@ -74,11 +74,11 @@ class Feedback:
 
     def settle(self, name: str, x: torch.Tensor, sent: torch.Tensor | Sparse, strength: float) -> None:
         """Keep ``strength * (x - sent)``; x is what ``fold`` gave and is overwritten."""
+        kept: torch.Tensor | None = None
         if isinstance(sent, Sparse):
-            sent.add_to(x, alpha=-1.0)
-            kept = x
-        else:
-            kept = x.sub_(sent) if sent is not x else None
+            kept = sent.add_to(x, alpha=-1.0)
+        elif sent is not x:
+            kept = x.sub_(sent)
         if strength < 1.0 and kept is not None:
             kept = kept.mul_(strength) if strength > 0 else None
         if self.safe:

@@ -181,7 +181,11 @@ def _named(value: Any, known: dict[str, Any], kind: type, what: str) -> Any:
         if value not in known:
             raise ValueError(f"there is no {what} {value!r}; there are {', '.join(sorted(known))}")
         return known[value](**settings)
-    if isinstance(value, type) or not isinstance(value, kind) or (what == "controller" and not hasattr(value, "observe")):
+    if (
+        isinstance(value, type)
+        or not isinstance(value, kind)
+        or (what == "controller" and not hasattr(value, "observe"))
+    ):
         raise ValueError(f"give a {what}, or the name of one: {', '.join(sorted(known))}")
     return value
 

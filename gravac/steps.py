@@ -66,6 +66,7 @@ class Steps:
             words.
         emit: takes records; called on the exchange thread.
         samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
+        steps_per_epoch: to name the epoch in reasons; ``None`` does not.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Steps:
         admit: Callable[[Sequence[tuple[int, ...]], int], tuple[tuple[Candidate, ...], tuple[str, ...]]],
         emit: Callable[[Record], None],
         samples_per_step: float | None,
+        steps_per_epoch: int | None = None,
     ) -> None:
         self.averager = averager
         self.controller = controller
@@ -92,6 +94,7 @@ class Steps:
         self._admit = admit
         self._emit = emit
         self._samples = samples_per_step
+        self._steps_per_epoch = steps_per_epoch
         self._fifo: Fifo | None = None
         self._agreeing: list[Pending] | None = None
         self._booked: Booked | None = None
@@ -128,7 +131,9 @@ class Steps:
         """
         self._thread.call(lambda: self._begin(shapes, loss_scale), fail)
 
-    def exchange(self, pieces: Sequence[Piece], whole: torch.Tensor | None, done: Callable[[], None], fail: Fail) -> None:
+    def exchange(
+        self, pieces: Sequence[Piece], whole: torch.Tensor | None, done: Callable[[], None], fail: Fail
+    ) -> None:
         """Average a group; ``done`` is called on the exchange thread when its tensors hold the mean."""
 
         def job() -> Any:
@@ -234,10 +239,15 @@ class Steps:
             t_system=summary.t_system if summary else None,
             t_compression=summary.t_compression if summary else None,
             phase=summary.phase if summary else "",
-            reason=self.decision.reason,
+            reason=self._dated(self.decision.reason),
         )
         self.history.append(record)
         self._emit(record)
+
+    def _dated(self, reason: str) -> str:
+        if self._steps_per_epoch is None:
+            return reason
+        return f"{reason} (epoch {(self.step + 1) / self._steps_per_epoch:.2f})"
 
     def _tell(self, measured: Any, booked: Booked) -> None:
         """Emit the agreed step's record."""

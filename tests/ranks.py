@@ -29,7 +29,9 @@ def processes(function: Rank, world: int, *args: Any, timeout: float = 100) -> l
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "arguments").write_bytes(pickle.dumps(args))
-        ranks = [context.Process(target=_process, args=(function, rank, world, folder, timeout)) for rank in range(world)]
+        ranks = [
+            context.Process(target=_process, args=(function, rank, world, folder, timeout)) for rank in range(world)
+        ]
         for process in ranks:
             process.start()
         for process in ranks:

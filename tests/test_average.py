@@ -38,7 +38,12 @@ class World:
         self.last: float | None = 0.0
 
     def step(
-        self, gradients: list[dict[str, torch.Tensor]], cf: float | None, step: int, layout: list[list[str]], shadow: tuple[float, ...] = ()
+        self,
+        gradients: list[dict[str, torch.Tensor]],
+        cf: float | None,
+        step: int,
+        layout: list[list[str]],
+        shadow: tuple[float, ...] = (),
     ) -> list[dict[str, torch.Tensor]]:
         """One step of all ranks, group after group; returns what each rank applies."""
         if self.last != 0.0 and (cf or 1.0) < (self.last or 1.0):
@@ -51,7 +56,9 @@ class World:
         for group in layout:
             memory.run(
                 [
-                    averager.average([Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group], Plan(step, cf, shadow))
+                    averager.average(
+                        [Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group], Plan(step, cf, shadow)
+                    )
                     for averager, out in zip(self.averagers, outs, strict=True)
                 ]
             )
@@ -97,7 +104,9 @@ def test_conservation_across_switches_dense_release_and_rebuilds(
     terms = {name: value.clone() for name, value in applied.items()}
     for step, cf in enumerate(cfs):
         grads = gradients(ranks, step)
-        out = world.step(grads, cf, step, LAYOUTS[layouts // 3 ** (step % 3) % 3], shadow=(10.0, 200.0) if step % 3 == 0 else ())
+        out = world.step(
+            grads, cf, step, LAYOUTS[layouts // 3 ** (step % 3) % 3], shadow=(10.0, 200.0) if step % 3 == 0 else ()
+        )
         assert all(torch.equal(out[0][n], out[r][n]) for n in SHAPES for r in range(ranks))
         for name in SHAPES:
             stacked = torch.stack([g[name].double().view(-1) for g in grads])
@@ -115,7 +124,10 @@ def test_conservation_across_switches_dense_release_and_rebuilds(
 
 
 @settings(deadline=None, max_examples=30)
-@given(cfs=st.lists(st.sampled_from([None, 2.0, 10.0, 200.0]), min_size=1, max_size=8), base=st.sampled_from([topk, randomk]))
+@given(
+    cfs=st.lists(st.sampled_from([None, 2.0, 10.0, 200.0]), min_size=1, max_size=8),
+    base=st.sampled_from([topk, randomk]),
+)
 def test_gain_is_between_zero_and_one(cfs: list[float | None], base: Compressor) -> None:
     world = World(base)
     for step, cf in enumerate(cfs):
@@ -131,7 +143,9 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
     for step in range(400):
         out = [{"linear": torch.randn(40, 30)}]
         world.averagers[0].begin()
-        memory.run([world.averagers[0].average([Piece("linear", out[0]["linear"].view(-1), (40, 30))], Plan(step, 10.0))])
+        memory.run(
+            [world.averagers[0].average([Piece("linear", out[0]["linear"].view(-1), (40, 30))], Plan(step, 10.0))]
+        )
         error += float(world.averagers[0].tally.error)
         whole += float(world.averagers[0].tally.energy)
     assert 1 - error / whole == pytest.approx(0.1, abs=0.004)

@@ -51,7 +51,7 @@ def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(TypeError, match="cf_rnage"):
         AdaptiveCompressor(topk, cf_rnage=(1, 2))  # type: ignore[call-arg]
-    with pytest.raises(SettingsError, match="vlaues: unknown setting .*known settings: values"):
+    with pytest.raises(SettingsError, match=r"vlaues: unknown setting .*known settings: values"):
         topk(vlaues="float16")
     with pytest.raises(SettingsError, match="windwo: unknown setting"):
         GraVAC(windwo=3)
@@ -83,7 +83,7 @@ def test_error_feedback_on_what_is_not_contractive_is_refused_by_name() -> None:
 def test_a_log_dir_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(SettingsError, match="log_dir: cannot write to .*file.*give a folder you may write to"):
+    with pytest.raises(SettingsError, match=r"log_dir: cannot write to .*file.*give a folder you may write to"):
         AdaptiveCompressor(topk, log_dir=file / "runs")
 
 
@@ -138,7 +138,7 @@ def test_errors_in_a_policy_name_file_key_and_value(tmp_path: Path, text: str, s
 
 
 def test_a_policy_that_is_not_there_is_named() -> None:
-    with pytest.raises(SettingsError, match="there is none called 'gravca'; there are gravac, gravac-paper"):
+    with pytest.raises(SettingsError, match=r"there is none called 'gravca'; there are gravac, gravac-paper"):
         load_policy("gravca")
     with pytest.raises(SettingsError, match=r"there is no file .*nowhere.toml"):
         load_policy("nowhere.toml")

@@ -35,7 +35,7 @@ class RandomK(Compressor):
         return Span(*cf_range)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype) -> tuple[Traffic, ...]:
-        """k values."""
+        """As many values as are kept."""
         return (Traffic(AllReduce, kept(torch.Size(shape).numel(), cf) * dtype_of(self.values, dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
@@ -60,7 +60,7 @@ class RandomK(Compressor):
 
 
 def draw(elements: int, k: int, generator: torch.Generator) -> torch.Tensor:
-    """k of ``elements``, uniformly, without replacement: int64, ``[k]``, ascending.
+    """Some of ``elements`` (k), uniformly, without replacement: int64, ``[k]``, ascending.
 
     Few of many are drawn with replacement until k differ, and the surplus is taken out at random: every set of k is
     as likely as any other, at the cost of k and not of ``elements``.
@@ -70,7 +70,7 @@ def draw(elements: int, k: int, generator: torch.Generator) -> torch.Tensor:
     chosen = torch.empty(0, dtype=torch.int64)
     while chosen.numel() < k:
         more = torch.randint(elements, (k - chosen.numel() + k // 8 + 8,), generator=generator)
-        chosen = torch.cat([chosen, more]).unique()
+        chosen = torch.unique(torch.cat([chosen, more]))
     surplus = torch.randperm(chosen.numel(), generator=generator)[: chosen.numel() - k]
     keep = torch.ones(chosen.numel(), dtype=torch.bool)
     keep[surplus] = False

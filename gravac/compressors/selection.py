@@ -72,7 +72,8 @@ def _largest(magnitudes: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.int
     above = candidates > threshold
     tied = np.flatnonzero(candidates == threshold)[: k - int(np.count_nonzero(above))]
     above[tied] = True
-    return passed[above]
+    chosen: npt.NDArray[np.int64] = passed[above]
+    return chosen
 
 
 def _bound(magnitudes: npt.NDArray[np.floating], k: int) -> float:

@@ -76,7 +76,9 @@ class GraVAC(Settings):
             return self._literal.start(candidates)
         position = 1 if len(candidates) > 1 else 0
         phase = WARM_UP if position else EXPLOIT
-        state = State(tuple(candidates), phase, position, Window(candidates[position]), floor=position, dwell=self.dwell)
+        state = State(
+            tuple(candidates), phase, position, Window(candidates[position]), floor=position, dwell=self.dwell
+        )
         reason = f"warm-up at {candidates[1]}" if position else "no candidate sends less than dense: dense for good"
         return state, Decision(candidates[position], changed=True, reason=reason)
 
@@ -180,7 +182,9 @@ class GraVAC(Settings):
         candidate = state.candidates[following]
         shadow = state.window.shadow_gain(candidate.cf)
         if shadow is not None and shadow < state.threshold:
-            said += f"; shadow gain {shadow:.3g} at {candidate} is below ε: refused without a run, and so is what is higher"
+            said += (
+                f"; shadow gain {shadow:.3g} at {candidate} is below ε: refused without a run, and so is what is higher"
+            )
             return self._settle(replace(state, queue=()), said)
         return replace(state, position=following, queue=state.queue[1:]), f"{said}; try {candidate}"
 
@@ -218,12 +222,18 @@ class GraVAC(Settings):
         if gain < state.threshold:
             said = f"gain {gain:.3g} at {ran} fell below ε {state.threshold:.3g}"
             if state.position > state.floor:
-                return replace(state, position=state.floor, reference=None), f"{said}: down to {state.candidates[state.floor]}"
+                return replace(
+                    state, position=state.floor, reference=None
+                ), f"{said}: down to {state.candidates[state.floor]}"
             return state.rest(0, self.dwell), f"{said}: dense"
         rested = state.windows >= state.rest_until
         moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
         if moved and rested:
-            said = "after scaling down" if state.reference is None else f"gain {gain:.3g} left its band around {state.reference:.3g}"
+            said = (
+                "after scaling down"
+                if state.reference is None
+                else f"gain {gain:.3g} left its band around {state.reference:.3g}"
+            )
             again = replace(state, phase=EXPLORE, position=1, floor=1, queue=(), dwell=2 * state.dwell)
             return again, f"{said}: search again from {again.running}"
         return state, f"gain {gain:.3g} at {ran} holds"
@@ -237,4 +247,6 @@ class GraVAC(Settings):
         if shadow < state.threshold:
             return state, f"dense: shadow gain {shadow:.3g} at {lowest} is below ε {state.threshold:.3g}"
         back = replace(state, phase=EXPLOIT, position=state.floor, reference=None)
-        return replace(back, rest_until=state.windows + state.dwell), f"shadow gain {shadow:.3g} at {lowest} reaches ε: back to it"
+        return replace(
+            back, rest_until=state.windows + state.dwell
+        ), f"shadow gain {shadow:.3g} at {lowest} reaches ε: back to it"

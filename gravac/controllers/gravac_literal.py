@@ -61,7 +61,9 @@ class LiteralState:
 
     def dump(self) -> dict[str, Any]:
         """As plain values."""
-        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "throughput")}
+        plain = {
+            name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "throughput")
+        }
         return {**plain, "throughput": [list(pair) for pair in self.throughput], "window": self.window.dump()}
 
     @classmethod

@@ -104,7 +104,9 @@ class State:
 
     def dump(self) -> dict[str, Any]:
         """As plain values."""
-        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")}
+        plain = {
+            name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
+        }
         plain["queue"] = list(self.queue)
         return {**plain, "window": self.window.dump(), "entries": [asdict(entry) for entry in self.entries]}
 

@@ -72,7 +72,9 @@ class Fifo:
         self._items.put(_Call(function, fail))
 
     def drain(self) -> None:
-        """Wait until all that was handed over has ended."""
+        """Wait until all that was handed over has ended. On the thread itself (a sink) there is nothing to wait for."""
+        if threading.current_thread() is self._thread:
+            return
         done = threading.Event()
         self.call(done.set, lambda _: done.set())
         done.wait()

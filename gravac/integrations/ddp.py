@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
@@ -93,7 +93,7 @@ class DDPAdapter:
         if optimizer is not None:
             optimizer.register_step_post_hook(step_ended)
 
-    def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The communication hook's body: see the module's text."""
         if isinstance(bucket, tuple):
             # torch ignores what is returned here, so a failed future would leave ranks silently apart
@@ -106,12 +106,12 @@ class DDPAdapter:
         except BaseException as failure:
             return failed(failure)
 
-    def _enqueue(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _enqueue(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         if buffer.layout != torch.strided:
             raise TypeError(
-                "bucket: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False, or leave "
-                "that parameter out of DDP (_set_params_and_buffers_to_ignore_for_model)"
+                "bucket: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False, or "
+                "leave that parameter out of DDP (_set_params_and_buffers_to_ignore_for_model)"
             )
         if not self._steps.ready:
             self._open()
@@ -166,7 +166,7 @@ class DDPAdapter:
 
         self._steps.exchange([self._pieces[name] for name in group], whole, done, fail)
 
-    def _cut(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> list[Piece]:
+    def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer."""
         pieces, offset = [], 0
         for parameter in bucket.parameters():
@@ -194,5 +194,6 @@ def canonical(name: str) -> str:
 
 def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
     """The shape with dimensions in the order they lie in memory (channels-last: O, H, W, I)."""
-    order = sorted(range(parameter.dim()), key=lambda d: (-parameter.stride(d), d))
+    strides = parameter.stride()
+    order = sorted(range(parameter.dim()), key=lambda d: (-strides[d], d))
     return tuple(parameter.shape[d] for d in order)

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusing rounds and stepping ranks in memory."""
 
+from collections.abc import Generator
+from typing import Any
+
 import pytest
 import torch
 
@@ -67,7 +70,7 @@ def test_rounds_of_different_lengths_are_fused_round_by_round() -> None:
 
 @pytest.mark.parametrize("kind", [AllReduce, AllGather])
 def test_ranks_that_ask_for_different_things_are_caught(kind: type[AllReduce] | type[AllGather]) -> None:
-    def rank(size: int):  # type: ignore[no-untyped-def]
+    def rank(size: int) -> Generator[list[Collective], Any, None]:
         request: list[Collective] = [kind(torch.zeros(size))]
         yield request
 
@@ -76,7 +79,7 @@ def test_ranks_that_ask_for_different_things_are_caught(kind: type[AllReduce] | 
 
 
 def test_a_rank_that_ends_early_is_caught() -> None:
-    def rank(turns: int):  # type: ignore[no-untyped-def]
+    def rank(turns: int) -> Generator[list[Collective], Any, None]:
         for _ in range(turns):
             request: list[Collective] = [AllReduce(torch.zeros(1))]
             yield request
@@ -86,7 +89,8 @@ def test_a_rank_that_ends_early_is_caught() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "expected"), [(AllReduce, 2, 1000), (AllReduce, 4, 1500), (AllGather, 2, 1000), (AllGather, 4, 3000)]
+    ("kind", "world", "expected"),
+    [(AllReduce, 2, 1000), (AllReduce, 4, 1500), (AllGather, 2, 1000), (AllGather, 4, 3000)],
 )
 def test_wire_bytes_follow_each_collectives_formula(kind: type[AllReduce], world: int, expected: int) -> None:
     assert kind.wire_bytes(1000, world) == expected

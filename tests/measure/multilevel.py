@@ -94,7 +94,10 @@ def measure(model: str, rounds: int) -> dict[str, object]:
         "paper": PAPER[model],
         "all_candidates_over_first": statistics.median(everything),
         "all_candidates_spread": [min(everything), max(everything)],
-        "torch_topk_over_ours": {f"{cf:g}x": slow[cf] / statistics.median(ours) for cf, ours in ((10.0, runs["direct 10x"]), (1000.0, runs["direct 1000x"]))},
+        "torch_topk_over_ours": {
+            f"{cf:g}x": slow[cf] / statistics.median(ours)
+            for cf, ours in ((10.0, runs["direct 10x"]), (1000.0, runs["direct 1000x"]))
+        },
     }
 
 

@@ -1,0 +1,56 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+# Every target sets up what it needs, once: .venv from constraints.txt, and again only when that or pyproject.toml changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint docs check-wheel measure-multilevel measure-overhead measure-soak screenshots
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
+
+demo: $(VENV)/.lab  ## a model on real text over a slow link, compressed adaptively (ARGS="--seconds 30")
+	$(BIN)/gravac demo $(ARGS)
+
+test: $(VENV)/.test  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+docs: $(VENV)/.docs  ## the documentation as a site, in site/
+	$(BIN)/mkdocs build --strict --quiet
+
+check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it
+	bash tests/packaging/check_wheel.sh $(BIN)/python
+
+measure-multilevel: $(VENV)/.test  ## multi-level compression against direct, real shapes (5 minutes)
+	$(BIN)/python -m tests.measure.multilevel --json docs/measurements/multilevel.json
+
+measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (3 minutes)
+	$(BIN)/python -m tests.measure.overhead --json docs/measurements/overhead.json
+
+measure-soak: $(VENV)/.test  ## long runs with random delays, every compressor (10 minutes)
+	$(BIN)/python -m tests.measure.soak --json docs/measurements/soak.json
+
+# the extras build on each other's installed packages but not on each other's stamps
+$(VENV)/.base: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing gravac into $(VENV) (once; a few minutes)"
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.%: $(VENV)/.base
+	@echo "installing what gravac[$*] needs into $(VENV) (once)"
+	$(INSTALL) -e '.[$*]'
+	@touch $@
+
+.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.dev $(VENV)/.docs
