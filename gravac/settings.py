@@ -38,6 +38,7 @@ class Settings(BaseModel):
             raise SettingsError(explain(error, type(self))) from None
 
     def __call__(self, **changes: Any) -> Self:
+        """The same settings but for ``changes``."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 

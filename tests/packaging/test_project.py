@@ -1,0 +1,76 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The project's own files: dependencies, licences, no leaks, examples that run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = [path for folder in ("gravac", "tests", "examples", "docs") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def project() -> str:
+    return (ROOT / "pyproject.toml").read_text()
+
+
+def test_runtime_dependencies_are_the_four() -> None:
+    (listed,) = re.findall(r"^dependencies = \[(.*)\]$", project(), re.MULTILINE)
+    names = {re.split(r"[<>=\[ ]", entry.strip(' "'))[0] for entry in listed.split(",")}
+    assert names == {"torch", "numpy", "pydantic", "tensorboard"}
+
+
+def test_importing_gravac_needs_no_extra_and_opens_no_tensorboard() -> None:
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(['rich', 'matplotlib', 'sklearn'])); import gravac; "
+        "print('tensorboard' in sys.modules, gravac.AdaptiveCompressor(gravac.topk).cf)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", "1.0"]
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_names_its_licence(path: Path) -> None:
+    head = path.read_text().splitlines()[:2]
+    assert head == [
+        "# SPDX-FileCopyrightText: 2026 The gravac developers",
+        "# SPDX-License-Identifier: Apache-2.0",
+    ]
+
+
+def test_imports_go_down_only() -> None:
+    layers = [
+        "settings", "candidate", "collectives", "compressors", "exchange", "feedback", "average", "groups",
+        "telemetry", "controllers", "agreement", "steps", "integrations", "policy", "admission", "checkpoint",
+        "adaptive", "conformance", "lab", "cli",
+    ]  # fmt: skip
+    for path in sorted((ROOT / "gravac").rglob("*.py")):
+        parts = path.relative_to(ROOT / "gravac").with_suffix("").parts
+        if parts[0] in ("__init__", "__main__"):
+            continue
+        mine = layers.index(parts[0])
+        for imported in re.findall(r"^(?:from|import) gravac\.(\w+)", path.read_text(), re.MULTILINE):
+            assert layers.index(imported) <= mine, f"{'.'.join(parts)} imports gravac.{imported}, which is above it"
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    example = str(ROOT / "examples" / "ddp_topk.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [*command, example, "--steps", "100"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "step 100: loss" in ran.stdout
+    assert "from step" in ran.stdout
+    assert (tmp_path / "runs" / "vgg" / "gravac.jsonl").stat().st_size > 0
