@@ -3,6 +3,7 @@
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
 import atexit
+import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.admission import admit
-from gravac.average import Averager
+from gravac.average import Averager, Form
 from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
 from gravac.collectives import Ledger
@@ -30,6 +31,9 @@ from gravac.settings import Settings, SettingsError
 from gravac.steps import Steps
 from gravac.telemetry import JSONLSink, TensorBoardSink
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink
+
+CLOSING_SECONDS = 20.0
+"""Longest that ``close`` waits for the exchange: after a failure, a peer may never answer."""
 
 
 class Run(Settings):
@@ -221,8 +225,6 @@ class AdaptiveCompressor:
         self._check_free()
         self._attached = True
         self._adapter.bind(module)
-        if self.policy.overflow_safety is None and any(p.dtype == torch.float16 for p in module.parameters()):
-            self._feedback.safe = True
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
@@ -305,7 +307,7 @@ class AdaptiveCompressor:
             return
         self._closed = True
         steps = self._steps
-        steps.drain()
+        steps.drain(CLOSING_SECONDS)
         self._emit(EndRecord(steps.step, self._totals()))
         self._close_sinks()
         steps.close()
@@ -364,14 +366,22 @@ class AdaptiveCompressor:
             run = {"samples_per_step": self._run.samples_per_step or "steps/s x ranks"}
             settings = {**self.policy.plain(), **run, "steps_per_epoch": self._run.steps_per_epoch or "auto"}
             record = RunRecord(settings, record.world_size, record.candidates, record.dropped)
-        for sink in self._sinks:
-            sink(record)
+        for sink in list(self._sinks):
+            try:
+                sink(record)
+            except Exception as failure:
+                self._sinks.remove(sink)
+                warnings.warn(f"gravac: {sink!r} failed and gets no more records: {failure!r}", stacklevel=2)
 
-    def _admit(self, shapes: Sequence[tuple[int, ...]], world: int) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    def _admit(self, forms: Sequence[Form], world: int) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        """The model's gradients are known now."""
+        if self.policy.overflow_safety is None and any(dtype == torch.float16 for _, dtype in forms):
+            self._feedback.safe = True
+
         def wire_bytes(cf: float | None) -> int:
-            return sum(t.wire_bytes(world) for t in self._averager.traffic(shapes, cf, torch.float32))
+            return sum(traffic.wire_bytes(world) for traffic in self._averager.traffic(forms, cf))
 
-        return admit(self.policy, wire_bytes, sum(torch.Size(shape).numel() for shape in shapes), world)
+        return admit(self.policy, wire_bytes, sum(torch.Size(shape).numel() for shape, _ in forms), world)
 
     def _totals(self) -> dict[str, float]:
         steps = self._steps

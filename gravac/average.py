@@ -22,6 +22,9 @@ from gravac.feedback import Feedback
 
 Scalar = torch.Tensor | float
 
+Form = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a parameter's gradient."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -111,11 +114,11 @@ class Averager:
         """Whether a tensor of that shape is compressed at all."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
-    def traffic(self, shapes: Sequence[tuple[int, ...]], cf: float | None, dtype: torch.dtype) -> list[Traffic]:
+    def traffic(self, forms: Sequence[Form], cf: float | None) -> list[Traffic]:
         """What one step will hand to collectives at a CF of the base compressor (``None``: dense)."""
         return [
             traffic
-            for shape in shapes
+            for shape, dtype in forms
             for traffic in (
                 self.dense.traffic(shape, self.dense.cf, dtype)
                 if cf is None or not self.compresses(shape)

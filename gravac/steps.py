@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gravac.agreement import Report, gain
-from gravac.average import Averager, Piece, Plan
+from gravac.average import Averager, Form, Piece, Plan
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Ledger
 from gravac.controllers.base import Controller, Decision
@@ -62,7 +62,7 @@ class Steps:
     Args:
         averager: the core operation.
         controller: decides which candidate runs.
-        admit: gives the candidates for (shapes, world), ascending by wire ratio, dense first; and those dropped, in
+        admit: gives the candidates for (forms, world), ascending by wire ratio, dense first; and those dropped, in
             words.
         emit: takes records; called on the exchange thread.
         samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
@@ -73,7 +73,7 @@ class Steps:
         self,
         averager: Averager,
         controller: Controller[Any],
-        admit: Callable[[Sequence[tuple[int, ...]], int], tuple[tuple[Candidate, ...], tuple[str, ...]]],
+        admit: Callable[[Sequence[Form], int], tuple[tuple[Candidate, ...], tuple[str, ...]]],
         emit: Callable[[Record], None],
         samples_per_step: float | None,
         steps_per_epoch: int | None = None,
@@ -121,15 +121,15 @@ class Steps:
         self.averager.rank, self.averager.world = transport.rank, transport.world
         self._fifo = Fifo(transport)
 
-    def begin(self, shapes: Sequence[tuple[int, ...]], loss_scale: float | None, fail: Fail) -> None:
+    def begin(self, forms: Sequence[Form], loss_scale: float | None, fail: Fail) -> None:
         """A backward started.
 
         Args:
-            shapes: of the model's parameters, as far as known; used once.
+            forms: of the model's gradients, as far as known; used once.
             loss_scale: of the gradients to come; ``None`` when there is no scaler.
             fail: told of an exception.
         """
-        self._thread.call(lambda: self._begin(shapes, loss_scale), fail)
+        self._thread.call(lambda: self._begin(forms, loss_scale), fail)
 
     def exchange(
         self, pieces: Sequence[Piece], whole: torch.Tensor | None, done: Callable[[], None], fail: Fail
@@ -151,10 +151,10 @@ class Steps:
         self._restored = controller_state
         self.decision = None
 
-    def drain(self) -> None:
-        """Wait until all that was handed over is done."""
+    def drain(self, seconds: float | None = None) -> None:
+        """Wait until all that was handed over is done, for at most ``seconds``."""
         if self._fifo is not None:
-            self._fifo.drain()
+            self._fifo.drain(seconds)
 
     def close(self) -> None:
         """End the exchange thread after what was handed over."""
@@ -170,9 +170,9 @@ class Steps:
 
     # on the exchange thread
 
-    def _begin(self, shapes: Sequence[tuple[int, ...]], loss_scale: float | None) -> None:
+    def _begin(self, forms: Sequence[Form], loss_scale: float | None) -> None:
         if self.decision is None:
-            self._start(shapes)
+            self._start(forms)
         assert self.decision is not None
         if self.report is not None:
             self._agreeing = self._thread.transport.start([AllReduce(self.report.vector())])
@@ -188,9 +188,9 @@ class Steps:
         self.averager.begin()
         self._mark()
 
-    def _start(self, shapes: Sequence[tuple[int, ...]]) -> None:
+    def _start(self, forms: Sequence[Form]) -> None:
         """The world and the model are known now: admit candidates and ask the controller for its first decision."""
-        self.candidates, dropped = self._admit(shapes, self.averager.world)
+        self.candidates, dropped = self._admit(forms, self.averager.world)
         if self._restored is not None:
             self.state, self.decision = self.controller.restore(self._restored, self.candidates)
         else:

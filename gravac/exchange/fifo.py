@@ -71,18 +71,20 @@ class Fifo:
         """Call a function when all before it has ended."""
         self._items.put(_Call(function, fail))
 
-    def drain(self) -> None:
-        """Wait until all that was handed over has ended. On the thread itself (a sink) there is nothing to wait for."""
+    def drain(self, seconds: float | None = None) -> None:
+        """Wait until all that was handed over has ended, for at most ``seconds``.
+
+        On the thread itself (in a sink) there is nothing to wait for.
+        """
         if threading.current_thread() is self._thread:
             return
         done = threading.Event()
         self.call(done.set, lambda _: done.set())
-        done.wait()
+        done.wait(seconds)
 
     def close(self) -> None:
-        """End the thread after what was handed over."""
+        """Let the thread end after what was handed over."""
         self._items.put(None)
-        self._thread.join(timeout=60)
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.average import Piece
+from gravac.average import Form, Piece
 from gravac.groups import Groups, Names
 from gravac.steps import Marks, Steps
 
@@ -60,7 +60,7 @@ class DDPAdapter:
     def __init__(self, steps: Steps, open_steps: Callable[[], None]) -> None:
         self.groups = Groups()
         self.names: dict[int, str] = {}
-        self.shapes: list[tuple[int, ...]] = []
+        self.forms: list[Form] = []
         self.loss_scale: Callable[[], float] | None = None
         self._steps = steps
         self._open = open_steps
@@ -77,7 +77,7 @@ class DDPAdapter:
         module = module.module if isinstance(module, DistributedDataParallel) else module
         for name, parameter in module.named_parameters():
             self.names[id(parameter)] = canonical(name)
-        self.shapes = [memory_shape(p) for p in module.parameters() if p.requires_grad]
+        self.forms = [(memory_shape(p), p.dtype) for p in module.parameters() if p.requires_grad]
 
     def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
         """Take the times at which forward starts and the optimizer's step ends."""
@@ -119,7 +119,7 @@ class DDPAdapter:
         names = tuple(piece.name for piece in pieces)
         mine = _Bucket(buffer, names)
         if not self._in_backward or self._task != torch._C._current_graph_task_id():
-            self._begin([piece.shape for piece in pieces], mine.fail)
+            self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine.fail)
         for piece in pieces:
             self._pieces[piece.name] = piece
             self._buckets[piece.name] = mine
@@ -129,12 +129,12 @@ class DDPAdapter:
             self._end()
         return mine.future.then(mine.outcome)
 
-    def _begin(self, shapes: list[tuple[int, ...]], fail: Callable[[BaseException], None]) -> None:
+    def _begin(self, forms: list[Form], fail: Callable[[BaseException], None]) -> None:
         """The first bucket of a backward."""
         self._in_backward = True
         self._task = torch._C._current_graph_task_id()
         scale = self.loss_scale() if self.loss_scale is not None else None
-        self._steps.begin(self.shapes or shapes, scale, fail)
+        self._steps.begin(self.forms or forms, scale, fail)
         self._ends_with_last = False
         try:
             Variable._execution_engine.queue_callback(self._end)

@@ -5,6 +5,7 @@
 import io
 import json
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -327,3 +328,43 @@ def uneven(rank: int, world: int) -> bool:
 
 def test_uneven_inputs_with_join() -> None:
     assert processes(uneven, 2) == [True, True]
+
+
+def failing_sink(rank: int, world: int) -> tuple[int, torch.Tensor]:
+    records: list[Any] = []
+
+    def breaks(record: Any) -> None:
+        raise OSError("disk full")
+
+    ddp = parallel()
+    with pytest.warns(UserWarning, match="disk full") if rank == 0 else nullcontext():
+        with AdaptiveCompressor(topk, sinks=[breaks, records.append]) as compressor:
+            compressor.attach(ddp)
+            train(ddp, sgd(ddp), rank, range(5))
+        return len(records), weights(ddp)
+
+
+def test_a_sink_that_fails_is_dropped_and_training_goes_on() -> None:
+    (told, one), (silent, other) = processes(failing_sink, 2)
+    assert told == 1 + 4 + 1  # the run, four agreed steps, the end
+    assert silent == 0
+    assert torch.equal(one, other)
+
+
+def fp16_model(rank: int, world: int) -> list[Any]:
+    ddp = parallel(network().half())
+    with AdaptiveCompressor(topk, controller=Static(cf=10)) as compressor:
+        compressor.attach(ddp)
+        for step in range(3):
+            ddp(batch(rank, step)[0].half()).float().mean().backward()
+        state = compressor.state_dict()
+        safe = compressor._feedback.safe
+        return [safe, state["residual"]["0.weight"].dtype == torch.float32, compressor.wire_ratio]
+
+
+def test_float16_gradients_switch_overflow_safety_on_and_keep_residuals_in_float32() -> None:
+    for safe, wide, ratio in processes(fp16_model, 2):
+        assert safe
+        assert wide
+        # 2-byte values and 2-byte indices of a tenth, against 4 bytes of everything; biases dense in 2 bytes
+        assert 8 < ratio < 10
