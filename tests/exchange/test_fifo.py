@@ -1,0 +1,127 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The exchange thread: one order of collectives, encoding ahead, failures that reach everyone."""
+
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import torch
+
+from gravac.collectives import AllReduce, Collective
+from gravac.exchange.fifo import Fifo
+
+CPU = torch.device("cpu")
+
+
+class Wire:
+    """Stands in for a transport: answers when told to, and keeps the order of what was started."""
+
+    def __init__(self, open_: bool = True) -> None:
+        self.events: list[str] = []
+        self.gate = threading.Event()
+        self.started = threading.Event()
+        if open_:
+            self.gate.set()
+
+    def start(self, requests: list[Collective]) -> list[Collective]:
+        self.events += [f"start {int(r.tensor[0])}" for r in requests if isinstance(r, AllReduce)]
+        self.started.set()
+        return requests
+
+    def finish(self, pending: list[Collective]) -> list[Any]:
+        assert self.gate.wait(20)
+        self.events += [f"finish {int(r.tensor[0])}" for r in pending if isinstance(r, AllReduce)]
+        return [r.tensor for r in pending if isinstance(r, AllReduce)]
+
+
+def job(wire: Wire, number: int, rounds: int = 1) -> Generator[list[Collective], list[Any], None]:
+    wire.events.append(f"encode {number}")
+    for turn in range(rounds):
+        yield [AllReduce(torch.tensor([10 * number + turn]))]
+    wire.events.append(f"decode {number}")
+
+
+def never(failure: BaseException) -> None:
+    raise AssertionError(failure)
+
+
+def test_a_jobs_collectives_all_come_before_the_next_jobs() -> None:
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    for number in (1, 2, 3):
+        fifo.exchange(job(wire, number, rounds=2), never, CPU)
+    wire.gate.set()
+    fifo.drain()
+    starts = [event for event in wire.events if event.startswith("start")]
+    assert starts == ["start 10", "start 11", "start 20", "start 21", "start 30", "start 31"]
+
+
+def test_the_next_job_is_encoded_while_the_first_travels() -> None:
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    hold = threading.Event()
+
+    def wait() -> None:
+        hold.wait(20)
+
+    fifo.call(wait, never)
+    fifo.exchange(job(wire, 1), never, CPU)
+    fifo.exchange(job(wire, 2), never, CPU)
+    hold.set()
+    assert wire.started.wait(20)
+    wire.gate.set()
+    fifo.drain()
+    assert wire.events.index("encode 2") < wire.events.index("finish 10")
+    assert wire.events.index("decode 1") < wire.events.index("start 20")
+
+
+def test_a_call_waits_for_the_jobs_before_it() -> None:
+    wire = Wire()
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    fifo.exchange(job(wire, 1), never, CPU)
+    fifo.call(lambda: wire.events.append("call"), never)
+    fifo.exchange(job(wire, 2), never, CPU)
+    fifo.drain()
+    assert wire.events.index("decode 1") < wire.events.index("call") < wire.events.index("encode 2")
+
+
+@pytest.mark.parametrize("where", ["encode", "decode"])
+def test_a_failure_is_told_to_the_job_and_to_all_after_it(where: str) -> None:
+    def breaks() -> Generator[list[Collective], list[Any], None]:
+        if where == "decode":
+            yield [AllReduce(torch.tensor([1]))]
+        raise ValueError("boom")
+        yield []
+
+    wire = Wire()
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    told: list[str] = []
+    fifo.exchange(breaks(), lambda failure: told.append(f"first {failure}"), CPU)
+    fifo.exchange(job(wire, 2), lambda failure: told.append(f"second {failure}"), CPU)
+    fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
+    fifo.drain()
+    assert told == ["first boom", "second boom", "call boom"]
+
+
+def test_draining_on_the_thread_itself_does_not_wait() -> None:
+    fifo = Fifo(Wire())  # type: ignore[arg-type]
+    done = threading.Event()
+
+    def drains() -> None:
+        fifo.drain()
+        done.set()
+
+    fifo.call(drains, never)
+    assert done.wait(20)
+
+
+def test_the_thread_ends_after_what_was_handed_over() -> None:
+    wire = Wire()
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    fifo.exchange(job(wire, 1), never, CPU)
+    fifo.close()
+    fifo._thread.join(20)
+    assert not fifo._thread.is_alive()
+    assert "decode 1" in wire.events
