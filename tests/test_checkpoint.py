@@ -1,0 +1,76 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint holds, and which ones are refused."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from gravac import AdaptiveCompressor, SettingsError, Static, merge_states, randomk, topk
+
+
+def state(rank: int = 0, world: int = 2, **changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = AdaptiveCompressor(topk).state_dict()
+    residual = {"w": torch.full((4,), float(rank + 1))}
+    return {**made, "rank": rank, "world": world, "residual": residual, **changes}
+
+
+def test_a_state_is_tensors_and_plain_values() -> None:
+    file = io.BytesIO()
+    torch.save(state(), file)
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    assert loaded.keys() == state().keys()
+
+
+@pytest.mark.parametrize(
+    ("compressor", "given", "said"),
+    [
+        (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 1"),
+        (AdaptiveCompressor(topk), {}, "version: the state has None"),
+        (AdaptiveCompressor(randomk), state(), "base: the state was made with 'topk', this compressor has 'randomk'"),
+        (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'gravac'"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(compressor: AdaptiveCompressor, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        compressor.load_state_dict(given)
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    compressor = AdaptiveCompressor(topk)
+    compressor.bind(torch.nn.Linear(2, 2))
+    with pytest.raises(SettingsError, match="residual: the model has no parameter 'w'"):
+        compressor.load_state_dict(state())
+
+
+def test_merging_takes_the_mean_residual_and_fits_any_world() -> None:
+    held = {"v": torch.full((2,), 4.0)}
+    merged = merge_states([state(1), state(0, held=held)])
+    assert torch.equal(merged["residual"]["w"], torch.full((4,), 1.5))
+    assert torch.equal(merged["held"]["v"], torch.full((2,), 2.0)), "a rank without one counts as zero"
+    assert merged["world"] is None
+    AdaptiveCompressor(topk).load_state_dict(merged)
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ([], "give the states of all ranks"),
+        ([state(0)], r"each of the 2 ranks at one step; got ranks \[0\]"),
+        ([state(0), state(0)], r"got ranks \[0, 0\]"),
+        ([state(0), state(1, step=7)], "at one step"),
+    ],
+)
+def test_an_incomplete_set_of_states_is_not_merged(states: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        merge_states(states)
+
+
+def test_loading_copies() -> None:
+    given = state()
+    compressor = AdaptiveCompressor(topk)
+    compressor.load_state_dict(given)
+    given["residual"]["w"].zero_()
+    assert compressor.state_dict()["residual"]["w"].any()
