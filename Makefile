@@ -40,17 +40,21 @@ measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (3 minut
 measure-soak: $(VENV)/.test  ## long runs with random delays, every compressor (10 minutes)
 	$(BIN)/python -m tests.measure.soak --json docs/measurements/soak.json
 
-# the extras build on each other's installed packages but not on each other's stamps
+# One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
+# that the pinned build is there before anything else asks for one.
 $(VENV)/.base: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing gravac into $(VENV) (once; a few minutes)"
-	$(INSTALL) torch
-	$(INSTALL) -e .
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gravac needs Python 3.10 or newer: make PYTHON=...")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "installing gravac into $(VENV)... (once, a few minutes)"
+	@$(INSTALL) torch
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.%: $(VENV)/.base
-	@echo "installing what gravac[$*] needs into $(VENV) (once)"
-	$(INSTALL) -e '.[$*]'
+	@echo "installing gravac[$*] into $(VENV)... (once)"
+	@$(INSTALL) -e '.[$*]'
 	@touch $@
 
+# targets share .venv: never two installations at once
+.NOTPARALLEL:
 .PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.dev $(VENV)/.docs
