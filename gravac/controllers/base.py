@@ -126,5 +126,8 @@ class Controller(Protocol[StateT]):
         ...
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
-        """The inverse of ``dump``, and the decision then in force."""
+        """The inverse of ``dump``, and the decision then in force.
+
+        The candidates may be others than then (another number of ranks): the decision is one of the present ones.
+        """
         ...

@@ -23,7 +23,7 @@ from pydantic import Field
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import SHADOWS, Decision, Measurement
 from gravac.controllers.gravac_literal import Literal1, LiteralState
-from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, Entry, State
+from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, Entry, State, identify
 from gravac.controllers.schedule import exponential, geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -41,7 +41,7 @@ class GraVAC(Settings):
         omega: relative difference under which two gains, or two throughputs, count as the same.
         step: candidates at 1, 2, 4, 16, 256 (``"exponential"``) or 1, 2, 4, 8 ... (``"geometric"``) times the lowest.
         warmup: steps before the first window.
-        shadow_every: every so many steps, CFs that do not run are evaluated too.
+        shadow_every: every so many steps, CFs that do not run are evaluated too; such a step does not time its own CF.
         band: relative change of gain, from when a CF was chosen, that starts a new search.
         dwell: windows between two searches, and at dense before coming back; doubles every time.
         expire: windows after which a throughput measured is no longer compared with.
@@ -58,7 +58,7 @@ class GraVAC(Settings):
     omega: float = Field(default=0.01, ge=0, lt=1)
     step: Literal["exponential", "geometric"] = "exponential"
     warmup: int = Field(default=10, ge=0)
-    shadow_every: int = Field(default=10, ge=1)
+    shadow_every: int = Field(default=10, ge=2)
     band: float = Field(default=0.3, gt=0)
     dwell: int = Field(default=10, ge=1)
     expire: int = Field(default=50, ge=1)
@@ -106,10 +106,13 @@ class GraVAC(Settings):
         return state.dump()
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State | LiteralState, Decision]:
-        """The inverse of ``dump``."""
+        """The inverse of ``dump``; with other candidates than then, a start."""
         if self.paper_literal:
             literal = LiteralState.restore(plain, candidates)
             return literal, self._literal.decide(literal)
+        if plain["candidates"] != identify(candidates):
+            fresh, decision = self.start(candidates)
+            return fresh, replace(decision, reason=f"other candidates than at the checkpoint: {decision.reason}")
         state = State.restore(plain, candidates)
         return state, Decision(state.running, self._shadow(state))
 
@@ -119,7 +122,7 @@ class GraVAC(Settings):
 
     def _shadow(self, state: State) -> tuple[float, ...]:
         """The CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
-        if (state.steps + 1) % self.shadow_every:
+        if (state.steps + 1) % self.shadow_every or (state.phase == WARM_UP and state.steps <= self.warmup):
             return ()
         if state.position == 0:
             ready = len(state.candidates) > 1 and state.windows + 1 >= state.rest_until
@@ -207,7 +210,8 @@ class GraVAC(Settings):
             said += f"; compression throughput saturates between {a} and {b}: the lower"
         else:
             chosen = max(state.entries, key=lambda e: (e.t_compression, -e.position))
-            said += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {state.candidates[chosen.position]}"
+            at = state.candidates[chosen.position]
+            said += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
         floor = min(state.floor, chosen.position)
         settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
         return replace(settled, rest_until=state.windows + state.dwell), said
@@ -234,7 +238,8 @@ class GraVAC(Settings):
                 if state.reference is None
                 else f"gain {gain:.3g} left its band around {state.reference:.3g}"
             )
-            again = replace(state, phase=EXPLORE, position=1, floor=1, queue=(), dwell=2 * state.dwell)
+            queue = tuple(range(2, len(state.candidates)))
+            again = replace(state, phase=EXPLORE, position=1, floor=1, queue=queue, dwell=2 * state.dwell)
             return again, f"{said}: search again from {again.running}"
         return state, f"gain {gain:.3g} at {ran} holds"
 

@@ -5,7 +5,7 @@
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1; the numbers of lines are the paper's. Two deviations that
 no implementation escapes: it is fed with gains that all ranks agree on, and in force two steps later (as printed it
 branches on this step's model-wide gain, which nobody knows when the first bucket leaves); and its CFs are those of the
-candidate list, which also bounds a θ_min and a θ_s that as printed grow without bound.
+candidate list, which also bounds a θ_min and a θ_s that as printed grow, or shrink, without bound.
 """
 
 import math
@@ -106,16 +106,17 @@ class Literal1:
             state = self._check(state)
             reason += f"; window: θ_min {state.theta_min:g}, θ_s {state.theta_s:g}"
         changed = running != state.running
-        if changed or summary:
-            state = replace(state, window=Window(state.candidates[running], settling=0))
         state = replace(state, running=running)
+        if not (changed or summary):
+            return state, self.decide(state)
+        state = replace(state, window=Window(state.candidates[running], settling=0))
         return state, replace(self.decide(state), changed=changed, reason=reason, summary=summary)
 
     def _update(self, state: LiteralState, measured: Measurement) -> LiteralState:
         """Lines 7, 9 and UpdateStep (28 to 30): EWMA of the gains; the latest throughput of what ran."""
-        if not (math.isfinite(measured.error) and measured.energy > 0):
+        if not (math.isfinite(measured.error + measured.energy) and measured.energy > 0):
             return state
-        gains = {cf: 1 - error / measured.energy for cf, error in measured.shadow}
+        gains = {cf: 1 - error / measured.energy for cf, error in measured.shadow if math.isfinite(error)}
         delta_min = self._smooth(state.delta_min, gains.get(state.candidates[state.floor].cf))
         delta_c = self._smooth(state.delta_c, gains.get(state.candidates[state.candidate].cf))
         state = replace(state, delta_min=delta_min, delta_c=delta_c)
@@ -144,7 +145,7 @@ class Literal1:
         """CheckGraVAC, lines 31 to 41, in the printed order."""
         if len(state.candidates) == 1:
             return state
-        highest = state.candidates[-1].cf
+        lowest, highest = state.candidates[1].cf, state.candidates[-1].cf
         delta_min, delta_c = state.delta_min, state.delta_c
         theta_s = state.theta_s**2 if self.step == "exponential" else 2 * state.theta_s
         theta_min = state.theta_min
@@ -155,7 +156,5 @@ class Literal1:
             (ideal, second), (_, best) = ordered[-2:]
             if (best - second) / second <= self.omega:
                 theta_s = ideal / theta_min
-        theta_s = min(theta_s, highest / theta_min)
-        moved = theta_min != state.theta_min or theta_s != state.theta_s
-        # a candidate's smoothed gain is not that of another one
-        return replace(state, theta_min=theta_min, theta_s=theta_s, delta_c=None if moved else delta_c)
+        theta_s = max(min(theta_s, highest / theta_min), lowest / theta_min)
+        return replace(state, theta_min=theta_min, theta_s=theta_s)

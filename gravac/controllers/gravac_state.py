@@ -13,6 +13,11 @@ from gravac.controllers.window import Window
 WARM_UP, EXPLORE, EXPLOIT = "warm-up", "explore", "exploit"
 
 
+def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
+    """Compressor and CF of each, as plain values: what positions in a dumped state refer to."""
+    return [[candidate.compressor, candidate.cf] for candidate in candidates]
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What a candidate came to when it ran.
@@ -108,14 +113,21 @@ class State:
             name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
         }
         plain["queue"] = list(self.queue)
-        return {**plain, "window": self.window.dump(), "entries": [asdict(entry) for entry in self.entries]}
+        return {
+            **plain,
+            "candidates": identify(self.candidates),
+            "window": self.window.dump(),
+            "entries": [asdict(entry) for entry in self.entries],
+        }
 
     @classmethod
     def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "State":
-        """The inverse of ``dump``. Candidates are the present ones: positions beyond them fall to the highest."""
-        fields = {**plain, "queue": tuple(p for p in plain["queue"] if p < len(candidates))}
-        fields["position"] = min(plain["position"], len(candidates) - 1)
-        fields["floor"] = min(plain["floor"], len(candidates) - 1)
-        fields["entries"] = tuple(Entry(**e) for e in plain["entries"] if e["position"] < len(candidates))
-        fields["window"] = Window.restore(candidates[fields["position"]], plain["window"])
-        return cls(candidates=tuple(candidates), **fields)
+        """The inverse of ``dump``, for the same candidates."""
+        fields = {
+            **plain,
+            "candidates": tuple(candidates),
+            "queue": tuple(plain["queue"]),
+            "entries": tuple(Entry(**entry) for entry in plain["entries"]),
+            "window": Window.restore(candidates[plain["position"]], plain["window"]),
+        }
+        return cls(**fields)

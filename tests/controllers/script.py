@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Made-up training for controllers: gain and step time as functions of CF and step, played with training's latency."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gravac.candidate import DENSE, Candidate
+from gravac.controllers import Controller, Decision, Measurement
+from gravac.controllers.conformance import Step, drive
+
+Curve = Callable[[float, int], float]
+"""A value at (CF, step)."""
+
+DENSE_CANDIDATE = Candidate(DENSE, 1.0, 1.0)
+
+
+def topk(cf: float) -> Candidate:
+    """A candidate that is not dense."""
+    return Candidate("topk", cf, cf / 2)
+
+
+PAPER = (DENSE_CANDIDATE, *(topk(cf) for cf in (10.0, 20.0, 40.0, 160.0, 1000.0)))
+"""Dense, and the paper's exponential candidates."""
+
+
+def by_cf(values: Mapping[float, float]) -> Curve:
+    """The same at every step."""
+    return lambda cf, step: values[cf]
+
+
+@dataclass(frozen=True)
+class Script:
+    """What training would measure.
+
+    Attributes:
+        gain: at (cf, step); dense has 1 without being asked.
+        seconds: step time at (cf, step).
+        optimism: shadow gain is this many times the gain, at most 1.
+        samples: of a step.
+        shadow_seconds: added to a step that evaluates shadows.
+    """
+
+    gain: Curve
+    seconds: Curve = lambda cf, step: 0.1
+    optimism: float = 1.0
+    samples: float = 10.0
+    shadow_seconds: float = 0.0
+
+    def measure(self, step: int, holds: Decision) -> Measurement:
+        """What the decision that holds in a step comes to."""
+        ran = holds.candidate
+        gain = 1.0 if ran.dense else self.gain(ran.cf, step)
+        return Measurement(
+            step=step,
+            candidate=ran,
+            seconds=self.seconds(ran.cf, step) + (self.shadow_seconds if holds.shadow else 0.0),
+            samples=self.samples,
+            error=4 * (1 - gain),
+            energy=4.0,
+            shadow=tuple((cf, 4 * (1 - min(1.0, self.optimism * self.gain(cf, step)))) for cf in holds.shadow),
+        )
+
+
+@dataclass(frozen=True)
+class Played:
+    """A played script."""
+
+    steps: list[Step]
+
+    @property
+    def cfs(self) -> list[float]:
+        """What ran, step by step."""
+        return [step.ran.candidate.cf for step in self.steps]
+
+    @property
+    def runs(self) -> list[tuple[float, int]]:
+        """What ran, and for how many steps on end."""
+        return [(cf, len(list(same))) for cf, same in itertools.groupby(self.cfs)]
+
+    @property
+    def path(self) -> list[float]:
+        """What ran, one after another."""
+        return [cf for cf, _ in self.runs]
+
+    @property
+    def told(self) -> list[Decision]:
+        """The decisions that ended a window."""
+        return [step.decision for step in self.steps if step.decision.summary is not None]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Theirs."""
+        return [decision.reason for decision in self.told]
+
+    @property
+    def end(self) -> Any:
+        """The controller's last state."""
+        return self.steps[-1].state
+
+
+def play(
+    controller: Controller[Any], script: Script, steps: int = 400, candidates: Sequence[Candidate] = PAPER
+) -> Played:
+    """Drive a controller through a script."""
+    return Played(list(drive(controller, candidates, script.measure, steps)))
