@@ -34,6 +34,7 @@ class Block(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """``(batch, length, width)`` to the same shape."""
         batch, length, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -65,6 +66,7 @@ class CharTransformer(nn.Module):
                 nn.init.normal_(branch.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, characters: Tensor) -> Tensor:
+        """See the class."""
         embedded = self.characters(characters)
         before = F.pad(embedded.transpose(1, 2), (NEIGHBOURS - 1, 0))
         x = embedded + self.entry(before).transpose(1, 2) + self.positions[: characters.shape[1]]

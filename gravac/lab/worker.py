@@ -37,7 +37,7 @@ EVALUATE_SECONDS = 5.0
 REPORT_SECONDS = 0.25
 """Least time between two progress lines."""
 
-BUCKET_MB = 1
+BUCKET_MB = 0.5
 """DDP's bucket size: small, so that the exchange of every method overlaps with backward."""
 
 
