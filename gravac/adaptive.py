@@ -389,6 +389,14 @@ class AdaptiveCompressor:
         totals["wire_ratio"] = steps.dense_wire_bytes / steps.wire_bytes if steps.wire_bytes else 1.0
         if steps.gain is not None:
             totals["gain"] = steps.gain
+        made = max(1, sum(steps.steps_at.values()))
+
+        def share(candidates: Sequence[Candidate]) -> float:
+            return sum(steps.steps_at.get(candidate, 0) for candidate in candidates) / made
+
+        totals["share_dense"] = share(steps.candidates[:1])
+        totals["share_lowest_cf"] = share(steps.candidates[1:2])
+        totals["share_higher_cf"] = share(steps.candidates[2:])
         return totals
 
 

@@ -89,6 +89,7 @@ class Steps:
         self.loss_scale: float | None = None
         self.wire_bytes = 0
         self.dense_wire_bytes = 0
+        self.steps_at: dict[Candidate, int] = {}
         self.state: Any = None
         self.report: Report | None = None
         self._admit = admit
@@ -209,6 +210,7 @@ class Steps:
             self._agreeing = None
         self.report = Report.of(self.step, self.ran, self._plan.shadow, booked.seconds, tally)
         self._booked = booked
+        self.steps_at[self.ran] = self.steps_at.get(self.ran, 0) + 1
         self.step += 1
         self._ended = now
 
