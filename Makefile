@@ -26,7 +26,7 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
 	$(BIN)/codespell
 
 docs: $(VENV)/.docs  ## the documentation as a site, in site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it
 	bash tests/packaging/check_wheel.sh $(BIN)/python

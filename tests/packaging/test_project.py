@@ -12,6 +12,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CODE = [path for folder in ("gravac", "tests", "examples", "docs") for path in sorted((ROOT / folder).rglob("*.py"))]
+KINDS = {".cff", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""}
+FOLDERS = ("gravac", "policies", "tests", "examples", "docs", ".ci")
+TEXT = [
+    path
+    for path in sorted([*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))])
+    if path.is_file() and path.suffix in KINDS and path.name != ".git"
+]
+
+# with brackets, so that this file passes too
+LEAKS = re.compile(
+    "/wor[k]/|/roo[t]/|/hom[e]/|/op[t]/|inde[x]-url|find-link[s]|pyp[i][.]org|pythonhoste[d][.]|npmj[s][.]|debia[n][.]org"
+)
 
 
 def project() -> str:
@@ -40,6 +52,20 @@ def test_every_file_names_its_licence(path: Path) -> None:
         "# SPDX-FileCopyrightText: 2026 The gravac developers",
         "# SPDX-License-Identifier: Apache-2.0",
     ]
+
+
+def test_no_file_tells_of_a_machine_or_a_registry() -> None:
+    found = {str(path.relative_to(ROOT)): LEAKS.findall(path.read_text(encoding="utf-8")) for path in TEXT}
+    assert not {path: leaks for path, leaks in found.items() if leaks}
+
+
+def test_constraints_pin_exactly_and_once_for_a_python() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = [re.fullmatch(r"([\w.-]+)==([\w.]+)(?:; python_version (>=|<) \"3\.11\")?", line) for line in lines]
+    assert all(pins), [line for line, pin in zip(lines, pins, strict=True) if pin is None]
+    keys = [(pin[1].lower().replace("_", "-"), pin[3]) for pin in pins if pin]
+    assert len(set(keys)) == len(keys)
+    assert ("torch", None) in keys
 
 
 def test_imports_go_down_only() -> None:
