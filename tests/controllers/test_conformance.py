@@ -1,13 +1,21 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Every controller obeys every law, and a controller that breaks one is caught by it."""
+"""Every controller obeys every law, a controller that breaks one is caught by it, and so does the documented one."""
 
-from typing import Any
+import math
+import re
+import runpy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from gravac.controllers import CONTROLLERS, Controller, GraVAC, Static, conformance
+from gravac.candidate import Candidate, Span
+from gravac.controllers import CONTROLLERS, Controller, Decision, GraVAC, Measurement, Static, conformance
 from gravac.controllers.conformance import Law
+from gravac.controllers.static import StaticState
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -15,7 +23,7 @@ OURS = {
     "gravac": GraVAC(),
     "gravac, fast": GraVAC(window=5, warmup=3, shadow_every=2, dwell=1, expire=2),
     "gravac, absolute": GraVAC(epsilon_mode="absolute", epsilon=0.4, window=8, dwell=2),
-    "gravac, no warm-up, many": GraVAC(warmup=0, step="geometric", window=6, epsilon=0.05, shadow_every=3),
+    "gravac, no warm-up": GraVAC(warmup=0, step="geometric", window=6, epsilon=0.05, shadow_every=3),
     "literal": GraVAC(paper_literal=True),
     "literal, fast": GraVAC(paper_literal=True, window=5, epsilon=0.4, step="geometric"),
     "static": Static(cf=10),
@@ -31,3 +39,229 @@ def test_obeys(name: str, law: Law) -> None:
 
 def test_every_controller_by_name_is_here() -> None:
     assert {type(controller).name for controller in OURS.values()} == set(CONTROLLERS)
+
+
+def test_the_made_up_training_takes_gravac_through_all_it_can_do() -> None:
+    told = []
+    for measure in (conformance.turbulent, conformance.broken):
+        for name in ("gravac, fast", "gravac, absolute", "gravac, no warm-up"):
+            controller = OURS[name]
+            steps = conformance.drive(controller, conformance.candidates_of(controller), measure)
+            told += [step.decision.reason for step in steps]
+    said = "\n".join(told)
+    for transition in (
+        "sets ε",
+        "try any 20x",
+        "refused, and so",
+        "refused without a run",
+        "best compression throughput",
+        "holds",
+        "down to any 10x",
+        "fell below ε 0.4: dense",
+        "dense until",
+        "back to it",
+        "after scaling down: search again",
+        "left its band",
+    ):
+        assert transition in said, f"never happens: {transition}"
+
+
+class Flawed(Static):
+    """Static, to be spoilt."""
+
+    name: ClassVar[str] = "flawed"
+
+    def __init__(self) -> None:
+        super().__init__(cf=10)
+
+
+class Remembers(Flawed):
+    """Counts on the class."""
+
+    seen: ClassVar[list[float]] = []
+
+    def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
+        state, decision = super().observe(state, measurement)
+        self.seen.append(measurement.seconds)
+        return state, replace(decision, shadow=(10.0,) if len(self.seen) % 7 == 0 else ())
+
+
+class Mutates(Flawed):
+    """Its state is changed in place."""
+
+    def start(self, candidates: Sequence[Candidate]) -> Any:
+        return {"n": 0, "c": candidates[0]}, Decision(candidates[0], changed=True, reason="start")
+
+    def observe(self, state: Any, measurement: Measurement) -> Any:
+        state["n"] += 1
+        return state, Decision(state["c"])
+
+    def dump(self, state: Any) -> dict[str, Any]:
+        return {"n": state["n"]}
+
+
+class Invents(Flawed):
+    """Decides what it was not given."""
+
+    def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
+        state, decision = super().observe(state, measurement)
+        return state, replace(decision, candidate=Candidate("topk", 11.0, 11.0))
+
+
+class ChangesUntold(Flawed):
+    """Says it changed when it did not."""
+
+    def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
+        state, decision = super().observe(state, measurement)
+        return state, replace(decision, changed=measurement.step == 5)
+
+
+class GivesNoReason(Flawed):
+    """Summaries without a reason."""
+
+    def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
+        state, decision = super().observe(state, measurement)
+        return state, replace(decision, reason="")
+
+
+class AsksForTooMuch(Flawed):
+    """Six shadows."""
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        return (10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        state, decision = super().start(candidates)
+        return state, replace(decision, shadow=tuple(c.cf for c in candidates[1:]))
+
+
+class AsksBackwards(AsksForTooMuch):
+    """Descending shadows."""
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        state, decision = super().start(candidates)
+        return state, replace(decision, shadow=decision.shadow[1::-1])
+
+
+class AsksForDense(Flawed):
+    """A shadow of dense."""
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        state, decision = super().start(candidates)
+        return state, replace(decision, shadow=(1.0,))
+
+
+class DumpsNaN(Flawed):
+    """NaN in the dump."""
+
+    def dump(self, state: StaticState) -> dict[str, Any]:
+        return {**super().dump(state), "best": math.nan}
+
+
+class DumpsTuples(Flawed):
+    """A tuple in the dump."""
+
+    def dump(self, state: StaticState) -> dict[str, Any]:
+        return {**super().dump(state), "pair": (1, 2)}
+
+
+class Forgets(Flawed):
+    """Restores as if from the start."""
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        return self.start(candidates)
+
+
+class KeepsOldCandidates(Flawed):
+    """Restores to what is not given any more."""
+
+    def dump(self, state: StaticState) -> dict[str, Any]:
+        return {**super().dump(state), "cf": state.candidate.cf}
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        state, decision = super().restore(plain, candidates)
+        kept = Candidate("any" if plain["cf"] > 1 else "dense", plain["cf"], plain["cf"])
+        return replace(state, candidate=kept), replace(decision, candidate=kept)
+
+
+class RaisesOnNaN(Flawed):
+    """Needs a positive energy."""
+
+    def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
+        math.log(measurement.energy)
+        return super().observe(state, measurement)
+
+
+class NeedsShadows(Flawed):
+    """Needs every shadow it asked for."""
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        state, decision = super().start(candidates)
+        return state, replace(decision, shadow=tuple(c.cf for c in candidates[1:]))
+
+    def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
+        if state.candidate.cf == 10:
+            assert measurement.shadow
+        state, decision = super().observe(state, measurement)
+        return state, replace(decision, shadow=(10.0,) if state.candidate.cf == 10 else ())
+
+
+class NeedsACandidate(Flawed):
+    """Needs more than dense."""
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+        return super().start((candidates[0], candidates[1]))
+
+
+class ProposesAnything(Flawed):
+    """Whatever the range."""
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        return (10.0,)
+
+
+class ProposesBackwards(Flawed):
+    """Highest first."""
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        return (cf_range[1], cf_range[0])
+
+
+FLAWS: tuple[tuple[type[Flawed], Law], ...] = (
+    (Remembers, conformance.the_same_measurements_give_the_same_decisions),
+    (Mutates, conformance.observing_leaves_the_state_alone),
+    (Invents, conformance.only_given_candidates_are_decided),
+    (ChangesUntold, conformance.a_change_is_told_with_its_reason),
+    (GivesNoReason, conformance.a_change_is_told_with_its_reason),
+    (AsksForTooMuch, conformance.shadows_are_few_ascending_and_given),
+    (AsksBackwards, conformance.shadows_are_few_ascending_and_given),
+    (AsksForDense, conformance.shadows_are_few_ascending_and_given),
+    (DumpsNaN, conformance.the_state_dumps_as_plain_values),
+    (DumpsTuples, conformance.the_state_dumps_as_plain_values),
+    (Forgets, conformance.a_restored_state_goes_on_identically),
+    (KeepsOldCandidates, conformance.a_state_restores_with_other_candidates),
+    (RaisesOnNaN, conformance.broken_measurements_do_not_raise),
+    (NeedsShadows, conformance.broken_measurements_do_not_raise),
+    (NeedsACandidate, conformance.dense_alone_is_enough),
+    (ProposesAnything, conformance.proposals_are_in_reach),
+    (ProposesBackwards, conformance.proposals_are_in_reach),
+)
+
+
+@pytest.mark.parametrize(("flawed", "law"), FLAWS, ids=lambda one: one.__name__)
+def test_a_flaw_is_caught(flawed: type[Flawed], law: Law) -> None:
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        law(flawed())
+
+
+def test_every_law_catches_something() -> None:
+    assert {law for _, law in FLAWS} == set(conformance.LAWS)
+
+
+def test_the_controller_in_the_documentation_obeys(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "controllers.md").read_text(encoding="utf-8")
+    (source,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class " in block)
+    (tmp_path / "documented.py").write_text(source, encoding="utf-8")
+    controller: Controller[Any] = runpy.run_path(str(tmp_path / "documented.py"))["Ladder"]()
+    for law in conformance.LAWS:
+        law(controller)

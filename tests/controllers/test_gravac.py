@@ -1,0 +1,350 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""GraVAC's transitions, one script each."""
+
+import pytest
+
+from gravac.controllers import Decision, GraVAC, Summary
+from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, State
+from tests.controllers.script import DENSE_CANDIDATE, PAPER, Curve, Script, by_cf, play, topk
+
+pytestmark = pytest.mark.timeout(60)
+
+WINDOW = 8
+ABSOLUTE = GraVAC(window=WINDOW, warmup=4, shadow_every=4, dwell=2, epsilon=0.5, epsilon_mode="absolute")
+
+GOOD = by_cf({10: 0.95, 20: 0.90, 40: 0.85, 160: 0.80, 1000: 0.75})
+FASTER = by_cf({1: 1.0, 10: 0.8, 20: 0.4, 40: 0.2, 160: 0.1, 1000: 0.05})
+"""Every CF twice as fast as the one before: throughput never saturates."""
+
+
+def until(step: int, before: Curve, after: Curve) -> Curve:
+    """One curve before a step, another from it on."""
+    return lambda cf, at: before(cf, at) if at < step else after(cf, at)
+
+
+def summary(decision: Decision) -> Summary:
+    assert decision.summary is not None
+    return decision.summary
+
+
+# warm-up and exploration
+
+
+def test_warm_up_then_explore_then_exploit() -> None:
+    told = play(ABSOLUTE, Script(GOOD, FASTER), 200).told
+    assert [summary(decision).phase for decision in told[:6]] == [WARM_UP, *[EXPLORE] * 4, EXPLOIT]
+
+
+def test_warm_up_steps_are_not_measured() -> None:
+    played = play(ABSOLUTE, Script(until(4, by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.01)), GOOD), FASTER), 60)
+    assert summary(played.told[0]).gain_low == pytest.approx(0.95)
+    assert all(not step.decision.shadow for step in played.steps[:4])
+
+
+def test_candidates_run_in_ascending_order_a_window_each() -> None:
+    played = play(ABSOLUTE, Script(GOOD, FASTER), 200)
+    # a decision comes one step late, so what ran goes on for one step more than its window
+    assert played.runs == [(10, 4 + WINDOW + 1), (20, WINDOW + 1), (40, WINDOW + 1), (160, WINDOW + 1), (1000, 160)]
+
+
+def test_the_step_of_another_candidate_before_a_decision_holds_does_not_count() -> None:
+    played = play(ABSOLUTE, Script(GOOD, FASTER), 200)
+    for decision, cf in zip(played.told, (10, 20, 40, 160, 1000), strict=False):
+        shown = summary(decision)
+        assert shown.gain_low == pytest.approx(GOOD(cf, 0))
+        assert shown.gain_high == pytest.approx(GOOD(cf, 0))
+        assert shown.t_system == pytest.approx(10 / FASTER(cf, 0))
+
+
+def test_a_calibrated_epsilon_is_relative_to_the_lowest_cf() -> None:
+    gain = by_cf({10: 0.4, 20: 0.25, 40: 0.15, 160: 0.1, 1000: 0.05})
+    played = play(GraVAC(window=WINDOW, warmup=4), Script(gain, FASTER), 60)
+    assert played.end.threshold == pytest.approx(0.2)
+    assert "sets ε to 0.2 (0.5 of it)" in played.reasons[0]
+    assert played.path[-1] == 20
+
+
+def test_an_absolute_epsilon_is_what_it_says() -> None:
+    gain = by_cf({10: 0.4, 20: 0.25, 40: 0.15, 160: 0.12, 1000: 0.05})
+    played = play(ABSOLUTE(epsilon=0.1), Script(gain, FASTER), 100)
+    assert played.end.threshold == 0.1
+    assert played.path[-1] == 160
+
+
+def test_a_candidate_below_epsilon_is_refused_and_so_is_what_is_higher() -> None:
+    gain = by_cf({10: 0.9, 20: 0.8, 40: 0.4, 160: 0.9, 1000: 0.9})
+    played = play(ABSOLUTE, Script(gain, FASTER, optimism=2), 100)
+    assert played.path == [10, 20, 40, 20]
+    assert "gain 0.4 at topk 40x is below ε 0.5: refused" in played.reasons[2]
+
+
+def test_a_candidate_whose_shadow_gain_is_below_epsilon_is_refused_without_running() -> None:
+    gain = by_cf({10: 0.9, 20: 0.8, 40: 0.4, 160: 0.9, 1000: 0.9})
+    played = play(ABSOLUTE, Script(gain, FASTER), 100)
+    assert played.path == [10, 20]
+    assert "shadow gain 0.4 at topk 40x is below ε: refused without a run" in played.reasons[1]
+
+
+def test_shadows_are_those_still_to_be_tried() -> None:
+    played = play(ABSOLUTE, Script(GOOD, FASTER), 100)
+    asked = {step.ran.candidate.cf: step.ran.shadow for step in played.steps if step.ran.shadow}
+    assert asked == {10: (20, 40, 160, 1000), 20: (40, 160, 1000), 40: (160, 1000), 160: (1000,)}
+
+
+def test_a_second_search_asks_for_shadows_too() -> None:
+    gain = until(120, GOOD, by_cf({10: 0.6, 20: 0.4, 40: 0.9, 160: 0.9, 1000: 0.4}))
+    played = play(ABSOLUTE(dwell=9), Script(gain, FASTER), 250)
+    assert played.path == [10, 20, 40, 160, 1000, 10]
+    assert any("shadow gain 0.4 at topk 20x is below ε: refused without a run" in reason for reason in played.reasons)
+
+
+@pytest.mark.parametrize(("at_20", "at_40"), [(0.1, 0.1001), (0.1001, 0.1)], ids=["40 is best", "20 is best"])
+def test_saturation_chooses_the_lower_cf_and_ends_the_search(at_20: float, at_40: float) -> None:
+    gain = by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.9))
+    seconds = by_cf({10: 0.2, 20: at_20, 40: at_40, 160: 0.001, 1000: 0.001})
+    played = play(ABSOLUTE, Script(gain, seconds), 200)
+    assert played.path == [10, 20, 40, 20]
+    assert "saturates between topk 20x and topk 40x: the lower" in played.reasons[2]
+
+
+def test_throughputs_further_apart_than_omega_do_not_saturate() -> None:
+    gain = by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.9))
+    seconds = by_cf({10: 0.2, 20: 0.1, 40: 0.0985, 160: 0.05, 1000: 0.02})
+    assert play(ABSOLUTE, Script(gain, seconds), 200).path == [10, 20, 40, 160, 1000]
+    assert play(ABSOLUTE(omega=0.02), Script(gain, seconds), 200).path == [10, 20, 40, 20]
+
+
+def test_without_saturation_the_best_throughput_is_chosen() -> None:
+    seconds = by_cf({10: 0.2, 20: 0.12, 40: 0.08, 160: 0.1, 1000: 0.15})
+    played = play(ABSOLUTE, Script(GOOD, seconds), 200)
+    assert played.path == [10, 20, 40, 160, 1000, 40]
+    assert "best compression throughput 106 samples/s at topk 40x" in played.reasons[4]
+
+
+def test_throughput_is_weighed_by_gain() -> None:
+    gain = by_cf({10: 0.9, 20: 0.6, 40: 0.55, 160: 0.52, 1000: 0.51})
+    seconds = by_cf({10: 0.1, 20: 0.08, 40: 0.079, 160: 0.078, 1000: 0.077})
+    assert play(ABSOLUTE, Script(gain, seconds), 200).path[-1] == 10
+
+
+def test_theta_min_rises_to_the_candidate_just_evaluated_and_not_past_it() -> None:
+    gain = by_cf({10: 0.9, 20: 0.895, 40: 0.8, 160: 0.7, 1000: 0.6})
+    played = play(ABSOLUTE, Script(gain, FASTER), 200)
+    floors = [played.steps[at].state.floor for at, s in enumerate(played.steps) if s.decision.summary]
+    assert floors[:4] == [1, 2, 2, 2]
+    assert "within ω of that at topk 10x: θ_min rises" in played.reasons[1]
+
+
+def test_theta_min_is_never_above_what_is_chosen() -> None:
+    gain = by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.9))
+    seconds = by_cf({10: 0.1, 20: 0.2, 40: 0.3, 160: 0.4, 1000: 0.5})
+    played = play(ABSOLUTE, Script(gain, seconds), 200)
+    assert played.path[-1] == 10
+    assert played.end.floor == 1
+
+
+def test_a_lowest_cf_below_an_absolute_epsilon_goes_dense() -> None:
+    gain = by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.3))
+    played = play(ABSOLUTE, Script(gain, FASTER), 300)
+    assert played.path == [10, 1]
+    assert "the lowest, is below ε 0.5: dense" in played.reasons[0]
+
+
+def test_entries_older_than_expire_are_not_compared_with() -> None:
+    seconds = by_cf({10: 0.1, 20: 0.2, 40: 0.3, 160: 0.4, 1000: 0.5})
+    script = Script(by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.9)), seconds)
+    assert play(ABSOLUTE, script, 200).path[-1] == 10
+    assert play(ABSOLUTE(expire=2), script, 200).path[-1] == 160
+    assert play(ABSOLUTE(expire=1), script, 200).path[-1] == 1000
+
+
+def test_a_new_search_forgets_the_entries_of_the_one_before() -> None:
+    gain = until(120, GOOD, by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.51)))
+    played = play(ABSOLUTE, Script(gain, FASTER), 400)
+    again = next(s.state for s in played.steps[120:] if s.state.position == 2)
+    assert [entry.position for entry in again.entries] == [1]
+
+
+def test_dense_is_never_one_of_the_pair() -> None:
+    gain = until(100, GOOD, until(150, by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.1)), GOOD))
+    seconds = by_cf({1: 0.1, 10: 0.1, 20: 0.05, 40: 0.03, 160: 0.02, 1000: 0.01})
+    played = play(ABSOLUTE, Script(gain, seconds), 1000)
+    assert played.path[:8] == [10, 20, 40, 160, 1000, 10, 1, 10]
+    assert played.path[-1] == 1000
+    assert all(entry.position > 0 for step in played.steps for entry in step.state.entries)
+
+
+def test_with_one_candidate_it_is_chosen_at_once() -> None:
+    played = play(ABSOLUTE, Script(GOOD, FASTER), 100, (DENSE_CANDIDATE, topk(10.0)))
+    assert played.path == [10]
+    assert played.end.phase == EXPLOIT
+
+
+# exploitation
+
+FALLEN = by_cf({10: 0.4, 20: 0.35, 40: 0.3, 160: 0.25, 1000: 0.2})
+CALM = ABSOLUTE(dwell=50)
+
+
+def test_gain_below_epsilon_scales_down_to_theta_min_and_then_to_dense() -> None:
+    played = play(CALM, Script(until(100, GOOD, FALLEN), FASTER), 200)
+    assert played.path == [10, 20, 40, 160, 1000, 10, 1]
+    assert any("fell below ε 0.5: down to topk 10x" in reason for reason in played.reasons)
+    assert any("fell below ε 0.5: dense" in reason for reason in played.reasons)
+
+
+def test_scaling_down_stops_at_theta_min_when_its_gain_is_enough() -> None:
+    fallen = by_cf({10: 0.8, 20: 0.4, 40: 0.35, 160: 0.3, 1000: 0.2})
+    assert play(CALM, Script(until(100, GOOD, fallen), FASTER), 300).path == [10, 20, 40, 160, 1000, 10]
+
+
+def test_scaling_down_goes_to_a_theta_min_that_has_risen() -> None:
+    gain = by_cf({10: 0.9, 20: 0.895, 40: 0.8, 160: 0.7, 1000: 0.6})
+    fallen = by_cf({10: 0.9, 20: 0.8, 40: 0.4, 160: 0.4, 1000: 0.4})
+    assert play(CALM, Script(until(100, gain, fallen), FASTER), 300).path == [10, 20, 40, 160, 1000, 20]
+
+
+def test_after_scaling_down_the_search_starts_again_when_the_dwell_is_over() -> None:
+    fallen = by_cf({10: 0.8, 20: 0.4, 40: 0.35, 160: 0.3, 1000: 0.2})
+    played = play(ABSOLUTE(dwell=20), Script(until(60, GOOD, fallen), FASTER, optimism=2), 400)
+    assert played.path == [10, 20, 40, 160, 1000, 10, 20, 10]
+    assert any("after scaling down: search again from topk 10x" in reason for reason in played.reasons)
+
+
+def test_dense_lasts_for_the_dwell_and_twice_as_long_each_time() -> None:
+    script = Script(until(60, GOOD, FALLEN), FASTER, optimism=2)
+    dense = [steps for cf, steps in play(ABSOLUTE(dwell=3), script, 600).runs if cf == 1]
+    # one step more: the decision to come back holds one step late
+    assert dense[:3] == [3 * WINDOW + 1, 6 * WINDOW + 1, 12 * WINDOW + 1]
+
+
+def test_dense_asks_for_theta_mins_shadow_only_when_the_rest_is_over() -> None:
+    played = play(ABSOLUTE(dwell=3), Script(until(60, GOOD, FALLEN), FASTER), 400)
+    start = played.cfs.index(1)
+    asked = [at - start for at, step in enumerate(played.steps) if step.ran.candidate.dense and step.ran.shadow]
+    assert asked[0] >= 2 * WINDOW
+    assert {played.steps[start + at].ran.shadow for at in asked} == {(10,)}
+
+
+def test_dense_stays_while_the_shadow_gain_is_below_epsilon() -> None:
+    played = play(ABSOLUTE(dwell=3), Script(until(60, GOOD, FALLEN), FASTER), 600)
+    assert played.path[-1] == 1
+    assert "dense: shadow gain 0.4 at topk 10x is below ε 0.5" in played.reasons[-1]
+
+
+def test_it_comes_back_from_dense_to_theta_min_and_searches_again_after_a_dwell() -> None:
+    gain = until(60, GOOD, until(120, FALLEN, GOOD))
+    played = play(ABSOLUTE(dwell=3), Script(gain, FASTER), 900)
+    assert played.path == [10, 20, 40, 160, 1000, 10, 1, 10, 20, 40, 160, 1000]
+    assert any("reaches ε: back to it" in reason for reason in played.reasons)
+
+
+def test_a_gain_inside_its_band_holds() -> None:
+    played = play(ABSOLUTE, Script(until(100, GOOD, by_cf({1000: 0.75 * 1.29})), FASTER), 600)
+    assert played.path == [10, 20, 40, 160, 1000]
+    assert "holds" in played.reasons[-1]
+
+
+@pytest.mark.parametrize("factor", [0.69, 1.31], ids=["down", "up"])
+def test_a_gain_that_leaves_its_band_starts_a_new_search(factor: float) -> None:
+    moved = by_cf({cf: factor * GOOD(cf, 0) for cf in (10, 20, 40, 160, 1000)})
+    played = play(ABSOLUTE, Script(until(100, GOOD, moved), FASTER), 250)
+    assert played.path == [10, 20, 40, 160, 1000, 10, 20, 40, 160, 1000]
+    assert any("left its band around 0.75: search again from topk 10x" in reason for reason in played.reasons)
+
+
+def test_a_new_search_calibrates_again() -> None:
+    lower = by_cf({10: 0.2, 20: 0.18, 40: 0.17, 160: 0.16, 1000: 0.15})
+    controller = GraVAC(window=WINDOW, warmup=4, dwell=2, epsilon=0.1)
+    played = play(controller, Script(until(100, GOOD, lower), FASTER), 300)
+    assert played.end.threshold == pytest.approx(0.02)
+
+
+def searches(controller: GraVAC, script: Script, steps: int) -> list[int]:
+    """Windows from the end of one search to the start of the next."""
+    waits, ended = [], None
+    for decision in play(controller, script, steps).told:
+        assert decision.summary is not None
+        held = decision.summary.phase == EXPLOIT
+        if held:
+            ended = 1 if ended is None else ended + 1
+        if "search again" in decision.reason and ended is not None:
+            waits.append(ended)
+            ended = None
+    return waits
+
+
+def test_searches_are_a_dwell_apart_which_doubles() -> None:
+    # the gain never stops moving: out of any band by the time the dwell is over
+    script = Script(lambda cf, step: GOOD(cf, step) * (0.999**step), FASTER)
+    controller = ABSOLUTE(dwell=3, band=0.01, epsilon=0.05)
+    assert searches(controller, script, 800) == [3, 6, 12, 24]
+
+
+def test_dense_running_most_of_the_time_is_told() -> None:
+    gain = by_cf(dict.fromkeys((10, 20, 40, 160, 1000), 0.3))
+    played = play(ABSOLUTE, Script(gain, FASTER), 300)
+    assert "% of all steps ran dense, so ε may be too high" in played.reasons[-1]
+    assert "ran dense" not in "".join(play(ABSOLUTE, Script(GOOD, FASTER), 300).reasons)
+
+
+def test_dense_for_good_is_not_called_a_matter_of_epsilon() -> None:
+    played = play(ABSOLUTE, Script(GOOD, FASTER), 300, (DENSE_CANDIDATE,))
+    assert played.path == [1]
+    assert set(played.reasons) == {"no candidate sends less than dense"}
+
+
+def test_shares_are_of_all_steps() -> None:
+    end = play(CALM, Script(until(100, GOOD, FALLEN), FASTER), 200)
+    count = end.cfs.count
+    expected = {"dense": count(1) / 200, "theta_min": count(10) / 200}
+    expected["candidate"] = 1 - sum(expected.values())
+    assert end.end.shares == pytest.approx(expected)
+
+
+# what is measured
+
+
+def test_shadow_steps_do_not_lower_the_throughput() -> None:
+    cheap, dear = (play(ABSOLUTE, Script(GOOD, FASTER, shadow_seconds=s), 200) for s in (0.0, 10.0))
+    assert [summary(d).t_system for d in cheap.told] == [summary(d).t_system for d in dear.told]
+    assert cheap.path == dear.path
+
+
+def test_a_slow_start_after_a_change_does_not_lower_the_throughput() -> None:
+    plain = play(ABSOLUTE, Script(GOOD, FASTER), 200)
+    starts = {at for at in range(1, 200) if plain.cfs[at] != plain.cfs[at - 1]}
+    slow = {at + later for at in starts for later in range(3)}
+    played = play(ABSOLUTE, Script(GOOD, lambda cf, step: FASTER(cf, step) + 3.0 * (step in slow)), 200)
+    assert [summary(d).t_system for d in played.told] == [summary(d).t_system for d in plain.told]
+
+
+def test_pauses_do_not_lower_the_throughput() -> None:
+    plain = play(ABSOLUTE, Script(GOOD, FASTER), 400)
+    paused = play(ABSOLUTE, Script(GOOD, lambda cf, step: FASTER(cf, step) + 60.0 * (step % 5 == 0)), 400)
+    assert [summary(d).t_system for d in paused.told] == pytest.approx([summary(d).t_system for d in plain.told])
+
+
+def test_steps_that_were_not_finite_make_the_window_longer() -> None:
+    broken = Script(lambda cf, step: float("nan") if 20 <= step < 30 else GOOD(cf, step), FASTER)
+    plain = play(ABSOLUTE, Script(GOOD, FASTER), 200)
+    assert play(ABSOLUTE, broken, 200).runs[1] == (20, plain.runs[1][1] + 10)
+
+
+# checkpoints
+
+
+def test_other_candidates_at_a_restore_start_over() -> None:
+    played = play(ABSOLUTE, Script(GOOD, FASTER), 200)
+    fewer = (DENSE_CANDIDATE, *PAPER[2:])
+    state, decision = ABSOLUTE.restore(ABSOLUTE.dump(played.end), fewer)
+    assert isinstance(state, State)
+    assert (state.phase, decision.candidate) == (WARM_UP, topk(20.0))
+    assert "other candidates than at the checkpoint" in decision.reason
+
+
+def test_more_ranks_than_any_candidate_allows_and_back_is_not_dense_for_good() -> None:
+    alone = play(ABSOLUTE, Script(GOOD, FASTER), 50, (DENSE_CANDIDATE,))
+    decision = ABSOLUTE.restore(ABSOLUTE.dump(alone.end), PAPER)[1]
+    assert decision.candidate == topk(10.0)
