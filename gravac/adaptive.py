@@ -2,16 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
-import atexit
-import warnings
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,30 +22,14 @@ from gravac.controllers.base import Controller
 from gravac.exchange.group import GroupTransport
 from gravac.feedback import Feedback
 from gravac.integrations.ddp import DDPAdapter, failed
-from gravac.policy import Policy, load_policy
-from gravac.settings import Settings, SettingsError
+from gravac.policy import Policy, Run, load_policy
+from gravac.settings import SettingsError
 from gravac.steps import Steps
-from gravac.telemetry import JSONLSink, TensorBoardSink
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink
+from gravac.telemetry.sinks import Sinks
 
 CLOSING_SECONDS = 20.0
 """Longest that ``close`` waits for the exchange: after a failure, a peer may never answer."""
-
-
-class Run(Settings):
-    """What belongs to one run and not to a policy.
-
-    Attributes:
-        samples_per_step: samples processed in a step, over all ranks; ``None`` counts a step of a rank as one.
-        steps_per_epoch: steps of an epoch, to give steps in epochs too.
-        log_dir: where TensorBoard and JSONL logs go; ``None`` writes nothing.
-        pace: emulate a slower link of that many bits per second by sleeping; for experiments.
-    """
-
-    samples_per_step: float | None = Field(default=None, gt=0)
-    steps_per_epoch: int | None = Field(default=None, gt=0)
-    log_dir: Path | None = None
-    pace: float | None = Field(default=None, gt=0)
 
 
 class AdaptiveCompressor:
@@ -158,9 +138,7 @@ class AdaptiveCompressor:
         self.policy = policy
         self._run = run
         self._group = group
-        self._sinks: list[Sink] = list(sinks)
-        if run.log_dir is not None:
-            _check_writable(run.log_dir)
+        self._sinks = Sinks(sinks, run.log_dir)
         self._feedback = Feedback(policy.release, bool(policy.overflow_safety))
         self._averager = Averager(
             policy.base, policy.dense_format, policy.strength, policy.dense_below, self._feedback, policy.seed
@@ -309,7 +287,7 @@ class AdaptiveCompressor:
         steps = self._steps
         steps.drain(CLOSING_SECONDS)
         self._emit(EndRecord(steps.step, self._totals()))
-        self._close_sinks()
+        self._sinks.close()
         steps.close()
 
     def __enter__(self) -> "AdaptiveCompressor":
@@ -336,42 +314,15 @@ class AdaptiveCompressor:
         if self._restored is not None:
             check_place(self._restored, transport.rank, transport.world)
         if transport.rank == 0:
-            self._open_sinks()
-        else:
-            self._sinks = []
+            self._sinks.open()
         self._steps.open(transport)
-
-    def _open_sinks(self) -> None:
-        if self._run.log_dir is not None:
-            self._sinks += [TensorBoardSink(self._run.log_dir), JSONLSink(self._run.log_dir / "gravac.jsonl")]
-        # an interrupted run keeps what was told so far
-        reference = weakref.ref(self)
-
-        def at_exit() -> None:
-            alive = reference()
-            if alive is not None:
-                alive._close_sinks()
-
-        atexit.register(at_exit)
-
-    def _close_sinks(self) -> None:
-        for sink in self._sinks:
-            close = getattr(sink, "close", None)
-            if close is not None:
-                close()
-        self._sinks = []
 
     def _emit(self, record: Record) -> None:
         if isinstance(record, RunRecord):
             run = {"samples_per_step": self._run.samples_per_step or "steps/s x ranks"}
             settings = {**self.policy.plain(), **run, "steps_per_epoch": self._run.steps_per_epoch or "auto"}
             record = RunRecord(settings, record.world_size, record.candidates, record.dropped)
-        for sink in list(self._sinks):
-            try:
-                sink(record)
-            except Exception as failure:
-                self._sinks.remove(sink)
-                warnings.warn(f"gravac: {sink!r} failed and gets no more records: {failure!r}", stacklevel=2)
+        self._sinks(record)
 
     def _admit(self, forms: Sequence[Form], world: int) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """The model's gradients are known now."""
@@ -410,16 +361,3 @@ def _controller(controller: Controller[Any] | str, settings: dict[str, Any]) -> 
             "beside controller= it is read for controller='gravac' only"
         )
     return CONTROLLERS["gravac"](**settings)
-
-
-def _check_writable(log_dir: Path) -> None:
-    """Fail at construction, on every rank alike, and not at the first record."""
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        probe = log_dir / ".gravac"
-        probe.touch()
-        probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise SettingsError(
-            f"log_dir: cannot write to {str(log_dir)!r} ({error.strerror}); give a folder you may write to, or None"
-        ) from None

@@ -120,6 +120,22 @@ class Policy(Settings):
         return settings
 
 
+class Run(Settings):
+    """What belongs to one run and not to a policy.
+
+    Attributes:
+        samples_per_step: samples processed in a step, over all ranks; ``None`` counts a step of a rank as one.
+        steps_per_epoch: steps of an epoch, to give steps in epochs too.
+        log_dir: where TensorBoard and JSONL logs go; ``None`` writes nothing.
+        pace: emulate a slower link of that many bits per second by sleeping; for experiments.
+    """
+
+    samples_per_step: float | None = Field(default=None, gt=0)
+    steps_per_epoch: int | None = Field(default=None, gt=0)
+    log_dir: Path | None = None
+    pace: float | None = Field(default=None, gt=0)
+
+
 def load_policy(source: str | Path) -> Policy:
     """Read a policy by name (``"gravac"``) or from a TOML file.
 

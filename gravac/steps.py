@@ -7,9 +7,7 @@ every group, ``end``), so that nothing here needs a lock. The measurement of ste
 waits for it before that step's end, and the decision it leads to holds from step t+2.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ import torch
 from gravac.agreement import Report, gain
 from gravac.average import Averager, Form, Piece, Plan
 from gravac.candidate import Candidate
+from gravac.clock import Booked, Marks, StepClock
 from gravac.collectives import AllReduce, Ledger
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
@@ -24,36 +23,6 @@ from gravac.exchange.group import GroupTransport, Pending
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
 
 Fail = Callable[[BaseException], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """When a step's stages happened on the training thread, ``time.perf_counter()`` seconds; ``None`` if not known.
-
-    Attributes:
-        inputs: forward started: the inputs were there.
-        optimized: the optimizer's step before that forward ended.
-        backward: backward ended, but for waiting for the exchange.
-    """
-
-    inputs: float | None = None
-    optimized: float | None = None
-    backward: float | None = None
-
-
-@dataclass(slots=True)
-class Booked:
-    """A step's numbers on this rank, kept until the ranks have agreed on its gain."""
-
-    achieved_cf: float
-    payload_bytes: int
-    wire_bytes: int
-    dense_wire_bytes: int
-    seconds: float
-    compute: float
-    compress: float
-    exchange: float
-    input_wait: float
 
 
 class Steps:
@@ -101,8 +70,7 @@ class Steps:
         self._booked: Booked | None = None
         self._plan = Plan(step=0, cf=None)
         self.ran: Candidate | None = None
-        self._ended: float | None = None
-        self._before = (Ledger(), 0.0, 0.0)
+        self._clock = StepClock()
         self._restored: dict[str, Any] | None = None
 
     # on the training thread
@@ -187,7 +155,7 @@ class Steps:
         self.ran = candidate
         self._plan = Plan(self.step, None if candidate.dense else candidate.cf, self.decision.shadow)
         self.averager.begin()
-        self._mark()
+        self._clock.begin(self._thread)
 
     def _start(self, forms: Sequence[Form]) -> None:
         """The world and the model are known now: admit candidates and ask the controller for its first decision."""
@@ -200,11 +168,12 @@ class Steps:
         self._emit(RunRecord({}, self.averager.world, words, dropped))
 
     def _end(self, marks: Marks) -> None:
-        now = time.perf_counter()
+        assert self.ran is not None
         tally = self.averager.tally
         self.averager.feedback.commit(tally.finite)
-        assert self.ran is not None
-        booked = self._book(marks, now)
+        booked = self._clock.end(self._thread, marks, tally)
+        self.wire_bytes += booked.wire_bytes
+        self.dense_wire_bytes += booked.dense_wire_bytes
         if self._agreeing is not None:
             self._observe(self._thread.transport.finish(self._agreeing)[0])
             self._agreeing = None
@@ -212,7 +181,6 @@ class Steps:
         self._booked = booked
         self.steps_at[self.ran] = self.steps_at.get(self.ran, 0) + 1
         self.step += 1
-        self._ended = now
 
     def _observe(self, total: torch.Tensor) -> None:
         """The ranks agreed on the step before: decide, and tell."""
@@ -276,34 +244,4 @@ class Steps:
                 t_compression=None if self.gain is None else t_system * max(self.gain, 0.0),
                 shadow=shadow,
             )
-        )
-
-    def _mark(self) -> None:
-        """Remember the counters at the start of a step."""
-        fifo, ledger = self._thread, self._thread.transport.ledger
-        snapshot = Ledger(ledger.world, ledger.payload_bytes, ledger.wire_bytes)
-        self._before = (snapshot, fifo.compress_seconds, fifo.exchange_seconds)
-
-    def _book(self, marks: Marks, now: float) -> Booked:
-        fifo, ledger = self._thread, self._thread.transport.ledger
-        before, compress, exchange = self._before
-        tally, world = self.averager.tally, self.averager.world
-        seconds = now - self._ended if self._ended is not None else float("nan")
-        exposed = now - marks.backward if marks.backward is not None else 0.0
-        free_since = max((t for t in (marks.optimized, self._ended) if t is not None), default=None)
-        waited = marks.inputs - free_since if marks.inputs is not None and free_since is not None else 0.0
-        wire = ledger.wire_bytes - before.wire_bytes
-        dense_wire = AllReduce.wire_bytes(4 * tally.elements, world)
-        self.wire_bytes += wire
-        self.dense_wire_bytes += dense_wire
-        return Booked(
-            achieved_cf=tally.achieved_cf,
-            payload_bytes=ledger.payload_bytes - before.payload_bytes,
-            wire_bytes=wire,
-            dense_wire_bytes=dense_wire,
-            seconds=seconds,
-            compute=max(seconds - exposed - max(0.0, waited), 0.0),
-            compress=fifo.compress_seconds - compress,
-            exchange=fifo.exchange_seconds - exchange,
-            input_wait=max(0.0, waited),
         )

@@ -15,8 +15,9 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.average import Form, Piece
+from gravac.clock import Marks
 from gravac.groups import Groups, Names
-from gravac.steps import Marks, Steps
+from gravac.steps import Steps
 
 
 class _Bucket:

@@ -56,7 +56,7 @@ def race(rank: int, world: int, width: int, rows: int, pairs: int, log_dir: str)
     optimizers = {id(m): torch.optim.SGD(m.parameters(), lr=1e-4) for m in (native, ours)}
     compressor = AdaptiveCompressor(topk, cf_range=(1, 1000), controller=Static(cf=1), log_dir=log_dir)
     compressor.attach(ours, optimizers[id(ours)])
-    timed = compressor._sinks = [Timed(sink) for sink in compressor._sinks]  # type: ignore[assignment]
+    timed = compressor._sinks._sinks = [Timed(sink) for sink in compressor._sinks._sinks]  # type: ignore[assignment]
 
     def block(ddp: DistributedDataParallel) -> float:
         taken = []

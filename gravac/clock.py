@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Where a step's time and bytes went, on this rank."""
+
+import time
+from dataclasses import dataclass
+
+from gravac.average import Tally
+from gravac.collectives import AllReduce
+from gravac.exchange.fifo import Fifo
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """When a step's stages happened on the training thread, ``time.perf_counter()`` seconds; ``None`` if not known.
+
+    Attributes:
+        inputs: forward started: the inputs were there.
+        optimized: the optimizer's step before that forward ended.
+        backward: backward ended, but for waiting for the exchange.
+    """
+
+    inputs: float | None = None
+    optimized: float | None = None
+    backward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A step's numbers on this rank. Seconds and bytes; see ``StepRecord`` for what each means."""
+
+    achieved_cf: float
+    payload_bytes: int
+    wire_bytes: int
+    dense_wire_bytes: int
+    seconds: float
+    compute: float
+    compress: float
+    exchange: float
+    input_wait: float
+
+
+class StepClock:
+    """Reads the exchange's counters and the clock at the start and the end of each step."""
+
+    def __init__(self) -> None:
+        self._ended: float | None = None
+        self._before = (0, 0, 0.0, 0.0)
+
+    def begin(self, fifo: Fifo) -> None:
+        """A step's exchange starts."""
+        self._before = _counters(fifo)
+
+    def end(self, fifo: Fifo, marks: Marks, tally: Tally) -> Booked:
+        """A step's exchange ended, and with it the step."""
+        now = time.perf_counter()
+        payload, wire, compress, exchange = (
+            after - before for after, before in zip(_counters(fifo), self._before, strict=True)
+        )
+        seconds = now - self._ended if self._ended is not None else float("nan")
+        exposed = now - marks.backward if marks.backward is not None else 0.0
+        free_since = max((t for t in (marks.optimized, self._ended) if t is not None), default=None)
+        waited = marks.inputs - free_since if marks.inputs is not None and free_since is not None else 0.0
+        self._ended = now
+        return Booked(
+            achieved_cf=tally.achieved_cf,
+            payload_bytes=int(payload),
+            wire_bytes=int(wire),
+            dense_wire_bytes=AllReduce.wire_bytes(4 * tally.elements, fifo.transport.world),
+            seconds=seconds,
+            compute=max(seconds - exposed - max(0.0, waited), 0.0),
+            compress=compress,
+            exchange=exchange,
+            input_wait=max(0.0, waited),
+        )
+
+
+def _counters(fifo: Fifo) -> tuple[int, int, float, float]:
+    ledger = fifo.transport.ledger
+    return ledger.payload_bytes, ledger.wire_bytes, fifo.compress_seconds, fifo.exchange_seconds
