@@ -22,8 +22,8 @@ from typing import Any
 from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers.base import SHADOWS, Controller, Decision, Measurement
 
-STEPS = 600
-"""Steps a controller is driven for: 30 windows of 20."""
+STEPS = 400
+"""Steps a controller is driven for: 20 windows of 20."""
 
 RANGES = ((1.0, 1000.0), (10.0, 1000.0), (10.0, 10.0), (64.0, 100.0))
 REACH = (1.5, 4.0, 32.0, 70.0, 256.0)
@@ -205,12 +205,12 @@ def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
     lists = (most[:1], most[:2], (most[0], *most[2:]), most)
     for then in lists:
         for at, step in enumerate(drive(controller, then, turbulent, 200)):
-            if at % 9:
+            if at % 15:
                 continue
             plain = json.loads(json.dumps(controller.dump(step.state)))
             for now in lists:
                 state, decision = controller.restore(plain, now)
-                for more in range(60):
+                for more in range(40):
                     assert decision.candidate in now, f"dumped at step {at}: {decision.candidate} is not given any more"
                     cfs = {candidate.cf for candidate in now if not candidate.dense}
                     assert cfs.issuperset(decision.shadow), f"dumped at step {at}: shadow CFs {decision.shadow}"

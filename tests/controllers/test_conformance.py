@@ -76,14 +76,14 @@ class Flawed(Static):
 
 
 class Remembers(Flawed):
-    """Counts on the class."""
+    """Keeps the best time on the class."""
 
     seen: ClassVar[list[float]] = []
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
         state, decision = super().observe(state, measurement)
         self.seen.append(measurement.seconds)
-        return state, replace(decision, shadow=(10.0,) if len(self.seen) % 7 == 0 else ())
+        return state, replace(decision, shadow=(10.0,) if measurement.seconds == min(self.seen) else ())
 
 
 class Mutates(Flawed):

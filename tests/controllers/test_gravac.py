@@ -289,6 +289,12 @@ def test_dense_running_most_of_the_time_is_told() -> None:
     assert "ran dense" not in "".join(play(ABSOLUTE, Script(GOOD, FASTER), 300).reasons)
 
 
+def test_a_few_dense_steps_are_not_told() -> None:
+    played = play(ABSOLUTE, Script(until(60, GOOD, until(80, FALLEN, GOOD)), FASTER), 600)
+    assert 0 < played.cfs.count(1) < 300
+    assert "ran dense" not in played.reasons[-1]
+
+
 def test_dense_for_good_is_not_called_a_matter_of_epsilon() -> None:
     played = play(ABSOLUTE, Script(GOOD, FASTER), 300, (DENSE_CANDIDATE,))
     assert played.path == [1]
@@ -318,6 +324,14 @@ def test_a_slow_start_after_a_change_does_not_lower_the_throughput() -> None:
     slow = {at + later for at in starts for later in range(3)}
     played = play(ABSOLUTE, Script(GOOD, lambda cf, step: FASTER(cf, step) + 3.0 * (step in slow)), 200)
     assert [summary(d).t_system for d in played.told] == [summary(d).t_system for d in plain.told]
+
+
+def test_a_candidate_that_goes_on_running_has_nothing_to_settle() -> None:
+    played = play(ABSOLUTE, Script(GOOD, FASTER), 200)
+    ends = [at for at, step in enumerate(played.steps) if step.decision.summary]
+    first = ends[6] + 1
+    dipped = play(ABSOLUTE, Script(lambda cf, step: GOOD(cf, step) - 0.01 * (step == first), FASTER), 200)
+    assert summary(dipped.told[7]).gain_low == pytest.approx(GOOD(1000, 0) - 0.01)
 
 
 def test_pauses_do_not_lower_the_throughput() -> None:
