@@ -121,9 +121,9 @@ class Comparison:
         after = f"after {self.equal_seconds:.0f} s"
         figures = f"validation loss {adaptive:.3f} against {rival:.3f} of {best.method} {after}"
         if abs(adaptive - rival) < DRAW:
-            return f"A draw: {figures}. On this link adaptive compression is worth nothing here; dense-fp16 is simpler."
+            return f"A draw: {figures}. The simpler one is then the better choice: {best.method}."
         if adaptive > rival:
-            return f"Adaptive LOST: {figures}. On this link, with this model, do not use it; use {best.method}."
+            return f"Adaptive LOST: {figures}. On this link, with this model and in this time, use {best.method}."
         reached, its_time = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
         if not reached or not its_time:
             return f"Adaptive won: {figures}."

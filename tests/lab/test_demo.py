@@ -16,7 +16,7 @@ from gravac.lab.links import available
 from gravac.lab.owner import started
 from gravac.lab.run import Run, RunFailed, Settings
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(170)
 
 REASON = available()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
@@ -47,7 +47,7 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     temporary.mkdir()
     command = [sys.executable, "-m", "gravac", "demo", "--json", str(tmp_path / "result.json")]
     command += ["--log-dir", str(tmp_path / "logs"), "--seconds", *(["2", "--paced"] if paced else ["3"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment(temporary), check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=160, env=environment(temporary), check=False)
     assert done.returncode == 0, done.stderr
     assert ("paced, not a real link" in done.stdout) == paced
     assert f"tensorboard --logdir {tmp_path / 'logs'}" in done.stdout.replace("\n", "")
