@@ -44,7 +44,7 @@ measure-soak: $(VENV)/.test  ## long runs with random delays, every compressor (
 # that the pinned build is there before anything else asks for one.
 $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gravac needs Python 3.10 or newer: make PYTHON=...")'
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing gravac into $(VENV)... (once, a few minutes)"
 	@$(INSTALL) torch
 	@$(INSTALL) -e .

@@ -22,7 +22,7 @@ TEXT = [
 
 # with brackets, so that this file passes too
 LEAKS = re.compile(
-    "/wor[k]/|/roo[t]/|/hom[e]/|/op[t]/|inde[x]-url|find-link[s]|pyp[i][.]org|pythonhoste[d][.]|npmj[s][.]|debia[n][.]org"
+    "/wor[k]/|/roo[t]/|/hom[e]/|/op[t]/|inde[x]-url|find-link[s]|pypi[.]org|pythonhosted[.]|npmjs[.]|debian[.]org"
 )
 
 
