@@ -18,7 +18,7 @@ _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) 
 class Pending(NamedTuple):
     """A collective under way: the works to wait for, and what to answer then."""
 
-    work: Any
+    works: list[Any]
     answer: Any
 
 
@@ -36,6 +36,8 @@ class GroupTransport:
         self.rank = dist.get_rank(group)
         self.ledger = Ledger(self.world)
         self._pace = pace
+        self._pairwise = dist.get_backend(group) == "gloo"
+        self._swaps = 0
         self._link_free = 0.0
 
     def start(self, requests: list[Collective]) -> list[Pending]:
@@ -45,7 +47,8 @@ class GroupTransport:
     def finish(self, pending: list[Pending]) -> list[Any]:
         """Wait for them; returns what the asking generator is resumed with."""
         for one in pending:
-            one.work.wait()
+            for work in one.works:
+                work.wait()
         if self._pace is not None:
             time.sleep(max(0.0, self._link_free - time.perf_counter()))
         return [one.answer for one in pending]
@@ -55,12 +58,28 @@ class GroupTransport:
         if self._pace is not None:
             self._link_free = max(self._link_free, time.perf_counter()) + 8 * wire / self._pace
         if isinstance(request, AllReduce):
-            return Pending(dist.all_reduce(request.tensor, group=self.group, async_op=True), request.tensor)
+            return Pending([dist.all_reduce(request.tensor, group=self.group, async_op=True)], request.tensor)
         return self._gather(request)
 
     def _gather(self, request: AllGather) -> Pending:
         assert len(request.tensors) == 1, "fused gathers hold one tensor of bytes"
         (row,) = request.tensors
         rows = torch.empty(self.world * row.numel(), dtype=row.dtype, device=row.device)
-        work = _all_gather_flat(rows, row, group=self.group, async_op=True)
-        return Pending(work, (rows.view(self.world, row.numel()),))
+        answer = rows.view(self.world, row.numel())
+        if self._pairwise:
+            return Pending(self._swap(row, answer), (answer,))
+        return Pending([_all_gather_flat(rows, row, group=self.group, async_op=True)], (answer,))
+
+    def _swap(self, row: torch.Tensor, rows: torch.Tensor) -> list[Any]:
+        """An all-gather in which every receive is posted before the first send.
+
+        gloo's own posts them the other way round, so that a receiver's "ready" queues behind its own payload: on a slow
+        link the two directions then take turns.
+        """
+        self._swaps += 1
+        rows[self.rank].copy_(row)
+        ranks = dist.get_process_group_ranks(self.group)
+        others = [(self.rank + distance) % self.world for distance in range(1, self.world)]
+        arriving = [dist.irecv(rows[r], ranks[r], group=self.group, tag=self._swaps) for r in reversed(others)]
+        leaving = [dist.isend(row, ranks[r], group=self.group, tag=self._swaps) for r in others]
+        return arriving + leaving
