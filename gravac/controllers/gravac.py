@@ -103,18 +103,23 @@ class GraVAC(Settings):
 
     def dump(self, state: State | LiteralState) -> dict[str, Any]:
         """As plain values."""
-        return state.dump()
+        return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **state.dump()}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State | LiteralState, Decision]:
-        """The inverse of ``dump``; with other candidates than then, a start."""
-        if self.paper_literal:
-            literal = LiteralState.restore(plain, candidates)
-            return literal, self._literal.decide(literal)
-        if plain["candidates"] != identify(candidates):
+        """The inverse of ``dump``; with other candidates than then, or the other algorithm, a start."""
+        if plain["candidates"] != identify(candidates) or plain["algorithm"] != self._algorithm:
             fresh, decision = self.start(candidates)
-            return fresh, replace(decision, reason=f"other candidates than at the checkpoint: {decision.reason}")
-        state = State.restore(plain, candidates)
+            return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
+        fields = {name: value for name, value in plain.items() if name not in ("algorithm", "candidates")}
+        if self.paper_literal:
+            literal = LiteralState.restore(fields, candidates)
+            return literal, self._literal.decide(literal)
+        state = State.restore(fields, candidates)
         return state, Decision(state.running, self._shadow(state))
+
+    @property
+    def _algorithm(self) -> str:
+        return "literal" if self.paper_literal else "repaired"
 
     @property
     def _literal(self) -> Literal1:

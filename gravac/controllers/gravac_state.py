@@ -115,7 +115,6 @@ class State:
         plain["queue"] = list(self.queue)
         return {
             **plain,
-            "candidates": identify(self.candidates),
             "window": self.window.dump(),
             "entries": [asdict(entry) for entry in self.entries],
         }

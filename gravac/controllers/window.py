@@ -25,6 +25,7 @@ class Window:
         candidate: whose steps count.
         settling: steps still to be left out of gain and time (when there are others).
         seconds: of each clean step so far (no shadow step, not settling).
+        rough: of the others, used when there is no clean one.
         samples: of the last step.
         gains: ``(error, energy)`` of each settled step.
         early: the same of settling steps, used when there is nothing else.
@@ -35,6 +36,7 @@ class Window:
     candidate: Candidate
     settling: int = SETTLING
     seconds: tuple[float, ...] = ()
+    rough: tuple[float, ...] = ()
     samples: float = 0.0
     gains: tuple[tuple[float, float], ...] = ()
     early: tuple[tuple[float, float], ...] = ()
@@ -51,11 +53,13 @@ class Window:
             if math.isfinite(error):
                 before = shadow.get(cf, (0.0, 0.0))
                 shadow[cf] = (before[0] + error, before[1] + measured.energy)
-        clean = not self.settling and not measured.shadow and math.isfinite(measured.seconds) and measured.seconds > 0
+        timed = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
+        clean = not self.settling and not measured.shadow
         return replace(
             self,
             settling=max(0, self.settling - 1),
-            seconds=(*self.seconds, measured.seconds) if clean else self.seconds,
+            seconds=(*self.seconds, *timed) if clean else self.seconds,
+            rough=self.rough if clean else (*self.rough, *timed),
             samples=measured.samples,
             gains=self.gains if self.settling else (*self.gains, pair),
             early=(*self.early, pair) if self.settling else self.early,
@@ -71,11 +75,12 @@ class Window:
 
     @property
     def t_system(self) -> float | None:
-        """Samples per second from the median of the clean steps' times, gaps left out; ``None`` without one."""
-        if not self.seconds:
+        """Samples per second from the median of the clean steps' times, gaps left out; of the others without one."""
+        seconds = self.seconds or self.rough
+        if not seconds:
             return None
-        middle = statistics.median(self.seconds)
-        return self.samples / statistics.median(s for s in self.seconds if s <= GAP * middle)
+        middle = statistics.median(seconds)
+        return self.samples / statistics.median(s for s in seconds if s <= GAP * middle)
 
     def shadow_gain(self, cf: float) -> float | None:
         """Gain of a CF that was evaluated and not run; ``None`` when it was not."""
@@ -93,6 +98,7 @@ class Window:
         return {
             "settling": self.settling,
             "seconds": list(self.seconds),
+            "rough": list(self.rough),
             "samples": self.samples,
             "gains": [list(pair) for pair in self.gains],
             "early": [list(pair) for pair in self.early],
@@ -107,6 +113,7 @@ class Window:
             candidate,
             plain["settling"],
             tuple(plain["seconds"]),
+            tuple(plain["rough"]),
             plain["samples"],
             tuple((error, energy) for error, energy in plain["gains"]),
             tuple((error, energy) for error, energy in plain["early"]),

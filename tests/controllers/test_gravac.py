@@ -355,10 +355,20 @@ def test_other_candidates_at_a_restore_start_over() -> None:
     state, decision = ABSOLUTE.restore(ABSOLUTE.dump(played.end), fewer)
     assert isinstance(state, State)
     assert (state.phase, decision.candidate) == (WARM_UP, topk(20.0))
-    assert "other candidates than at the checkpoint" in decision.reason
+    assert "not what the checkpoint was made with" in decision.reason
 
 
 def test_more_ranks_than_any_candidate_allows_and_back_is_not_dense_for_good() -> None:
     alone = play(ABSOLUTE, Script(GOOD, FASTER), 50, (DENSE_CANDIDATE,))
     decision = ABSOLUTE.restore(ABSOLUTE.dump(alone.end), PAPER)[1]
     assert decision.candidate == topk(10.0)
+
+
+def test_a_checkpoint_of_the_other_algorithm_is_a_start() -> None:
+    candidates = PAPER
+    repaired, literal = GraVAC(), GraVAC(paper_literal=True)
+    for made, loads in ((repaired, literal), (literal, repaired)):
+        state, _ = made.start(candidates)
+        restored, decision = loads.restore(made.dump(state), candidates)
+        assert restored == loads.start(candidates)[0]
+        assert decision.reason.startswith("not what the checkpoint was made with")

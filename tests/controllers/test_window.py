@@ -40,15 +40,19 @@ def test_settling_steps_count_but_are_not_timed_and_not_in_the_gain() -> None:
     assert full.gain == 0.5
 
 
-def test_the_gain_of_settling_steps_is_used_when_there_is_nothing_else() -> None:
-    full = window(measured(error=0.5), settling=SETTLING)
+def test_settling_steps_are_used_when_there_is_nothing_else() -> None:
+    full = window(measured(0.1, error=0.5), settling=SETTLING)
     assert full.gain == 0.75
-    assert full.t_system is None
+    assert full.t_system == pytest.approx(100)
 
 
-def test_shadow_steps_are_not_timed() -> None:
+def test_shadow_steps_are_not_timed_unless_there_is_nothing_else() -> None:
     assert window(measured(9.0, shadow=((20.0, 1.0),)), measured(0.1)).t_system == pytest.approx(100)
-    assert window(measured(9.0, shadow=((20.0, 1.0),))).t_system is None
+    assert window(measured(0.2, shadow=((20.0, 1.0),))).t_system == pytest.approx(50)
+
+
+def test_without_a_step_time_there_is_no_throughput() -> None:
+    assert window(measured(float("nan"))).t_system is None
 
 
 def test_gaps_are_left_out_of_the_median() -> None:
