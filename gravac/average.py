@@ -126,6 +126,10 @@ class Averager:
             )
         ]
 
+    def one_round(self, plan: Plan) -> bool:
+        """Whether averaging a group by that plan takes a single round of collectives."""
+        return plan.cf is None or self.base.one_round
+
     def begin(self) -> None:
         """Start a step's tally."""
         self.tally = Tally()
@@ -199,7 +203,7 @@ class Averager:
         wire = self.dense.wire_dtype(flat.dtype)
         if wire == flat.dtype:
             (flat,) = yield [AllReduce(flat)]
-            flat.div_(self.world)
+            flat.mul_(1 / self.world)
         else:
             (total,) = yield [AllReduce((flat / self.world).to(wire))]
             flat.copy_(total)

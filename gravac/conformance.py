@@ -139,6 +139,19 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
         exchange(compressor, xs, cf)
 
 
+def one_round_is_kept(compressor: Compressor) -> None:
+    """A compressor that declares ``one_round`` yields once for every tensor."""
+    if not compressor.one_round:
+        return
+    for shape in SHAPES:
+        for cf in cfs_of(compressor):
+            (x,) = _gradients(1, shape)
+            ledger = Ledger(1)
+            memory.run([fuse([compressor.rounds(x.reshape(-1), cf, Context(shape=shape))], finite=True)], [ledger])
+            rounds = sum(ledger.calls.values())
+            assert rounds == 1, f"{shape}, {cf}x: {rounds} rounds"
+
+
 def traffic_is_predicted(compressor: Compressor) -> None:
     """``traffic`` says what is handed to collectives, but for the flag and padding."""
     for shape in SHAPES:
@@ -233,6 +246,7 @@ LAWS: tuple[Law, ...] = (
     an_unbiased_one_has_the_gradient_as_expectation,
     zeros_stay_zeros,
     what_is_asked_of_the_wire_does_not_depend_on_data,
+    one_round_is_kept,
     traffic_is_predicted,
     errors_foresee_what_is_lost,
     cf_is_what_was_asked_for,

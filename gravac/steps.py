@@ -109,7 +109,8 @@ class Steps:
             yield from self.averager.average(pieces, self._plan, whole)
             done()
 
-        self._thread.exchange(job(), fail, pieces[0].flat.device)
+        device = pieces[0].flat.device
+        self._thread.exchange(job(), fail, device, lambda: self.averager.one_round(self._plan))
 
     def end(self, marks: Marks, fail: Fail) -> None:
         """The backward ended; all its groups were handed over."""

@@ -107,6 +107,7 @@ class Compressor(Settings):
         name: what policies and traces call it.
         contractive: ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
         unbiased: the expectation of ``sent`` is x.
+        one_round: ``rounds`` always yields once: the exchange of the next tensors may start while this travels.
         error_feedback: share of what was not sent that is kept, unless the user says otherwise.
         rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
             for N ranks.
@@ -115,6 +116,7 @@ class Compressor(Settings):
     name: ClassVar[str]
     contractive: ClassVar[bool] = False
     unbiased: ClassVar[bool] = False
+    one_round: ClassVar[bool] = False
     error_feedback: ClassVar[float] = 0.0
 
     @property

@@ -22,6 +22,7 @@ class Dense(Compressor):
 
     name: ClassVar[str] = "dense"
     contractive: ClassVar[bool] = True
+    one_round: ClassVar[bool] = True
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 

@@ -26,6 +26,7 @@ class RandomK(Compressor):
 
     name: ClassVar[str] = "randomk"
     contractive: ClassVar[bool] = True
+    one_round: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 1.0
 
     values: Literal["float32", "float16", "bfloat16"] | None = None

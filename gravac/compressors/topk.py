@@ -28,6 +28,7 @@ class TopK(Compressor):
 
     name: ClassVar[str] = "topk"
     contractive: ClassVar[bool] = True
+    one_round: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 1.0
 
     values: Literal["float32", "float16", "bfloat16"] | None = None

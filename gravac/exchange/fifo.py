@@ -4,39 +4,61 @@
 
 A DDP hook holds the reducer's lock and must not wait; collectives must start in the same order on all ranks, and on
 gloo never from a callback. So the hook only enqueues, and encode, rounds and decode run here, overlapping with
-backward. While one job's collectives travel, the next job is encoded; its collectives start only after the first
-job's last, so that their order does not depend on any rank's timing.
+backward.
+
+The link should never wait for the processor. A job that ends with its first collectives (one round, as most do) leaves
+the next one free to start while it travels: up to ``DEPTH`` are under way. A job of several rounds is followed only
+after its last; meanwhile the next is encoded. Either way collectives start in the order of jobs and rounds, which does
+not depend on any rank's timing.
 """
 
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import torch
 
 from gravac.collectives import Collective
-from gravac.exchange.group import GroupTransport
+from gravac.exchange.group import GroupTransport, Pending
 
 Job = Generator[list[Collective], list[Any], None]
 """Yields lists of collectives, is resumed with their results."""
 
+Fail = Callable[[BaseException], None]
+
+DEPTH = 2
+"""Jobs whose collectives may be under way at once: gloo runs two at a time."""
+
 
 class _Exchange(NamedTuple):
     job: Job
-    fail: Callable[[BaseException], None]
+    fail: Fail
+    one_round: Callable[[], bool]
     ready: Callable[[], None]
 
 
 class _Call(NamedTuple):
     function: Callable[[], None]
-    fail: Callable[[BaseException], None]
+    fail: Fail
 
 
 class _Encoded(NamedTuple):
     item: _Exchange
-    requests: list[Collective] | None
+    requests: list[Collective]
+    one_round: bool
+
+
+class _Flying(NamedTuple):
+    item: _Exchange
+    pending: list[Pending]
+    one_round: bool
+
+
+class _Stop(NamedTuple):
+    pass
 
 
 class Fifo:
@@ -51,23 +73,25 @@ class Fifo:
         self.transport = transport
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
-        self._items: queue.SimpleQueue[_Exchange | _Call | None] = queue.SimpleQueue()
-        self._ahead: _Exchange | _Call | None = None
+        self._items: queue.SimpleQueue[_Exchange | _Call | _Stop] = queue.SimpleQueue()
+        self._next: _Encoded | _Call | _Stop | None = None
+        self._flight: deque[_Flying] = deque()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gravac-exchange", daemon=True)
         self._thread.start()
 
-    def exchange(self, job: Job, fail: Callable[[BaseException], None], device: torch.device) -> None:
+    def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Run a job when its turn comes.
 
         Args:
             job: must not start before the collectives of earlier jobs have.
             fail: is told of the exception when the job, or one before it, failed.
             device: of the job's tensors; on CUDA the job's work waits for what its stream was given so far.
+            one_round: asked when the job's turn comes: whether it ends with its first collectives.
         """
-        self._items.put(_Exchange(job, fail, _stream_order(device)))
+        self._items.put(_Exchange(job, fail, one_round, _stream_order(device)))
 
-    def call(self, function: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+    def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Call a function when all before it has ended."""
         self._items.put(_Call(function, fail))
 
@@ -84,62 +108,73 @@ class Fifo:
 
     def close(self) -> None:
         """Let the thread end after what was handed over."""
-        self._items.put(None)
+        self._items.put(_Stop())
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
-        encoded: _Encoded | None = None
         while True:
-            if encoded is None:
-                item = self._ahead or self._items.get()
-                self._ahead = None
-                if item is None:
+            self._launch()
+            if self._flight:
+                self._land()
+            elif self._peek(block=True) and not isinstance(self._next, _Encoded):
+                item, self._next = self._next, None
+                if isinstance(item, _Stop):
                     return
-                if self._failure is not None:
-                    item.fail(self._failure)
-                    continue
-                if isinstance(item, _Call):
-                    self._guard(item, item.function)
-                    continue
-                encoded = self._encode(item)
-            encoded = self._carry_out(encoded)
+                if item is not None:
+                    self._guard(item.fail, item.function)
 
-    def _encode(self, item: _Exchange) -> _Encoded:
-        return _Encoded(item, self._guard(item, lambda: self._advance(item, None)))
-
-    def _carry_out(self, encoded: _Encoded) -> _Encoded | None:
-        """Run a job to its end; returns the job encoded meanwhile, if any."""
-        item, requests = encoded
-        following: _Encoded | None = None
-        while requests is not None and self._failure is None:
-            pending = self._guard(item, lambda asked=requests: self.transport.start(asked))  # type: ignore[misc]
-            if pending is None:
-                break
-            if following is None:
-                following = self._encode_next()
-            answers = self._guard(item, lambda started=pending: self._finish(started))  # type: ignore[misc]
-            if answers is None:
-                break
-            requests = self._guard(item, lambda given=answers: self._advance(item, given))  # type: ignore[misc]
-        if following is not None and self._failure is not None:
-            following.item.fail(self._failure)
-            return None
-        return following
-
-    def _encode_next(self) -> _Encoded | None:
-        """Encode the next item if it is there and is a job; a call must wait for this job's end."""
-        if self._ahead is None:
+    def _peek(self, block: bool) -> bool:
+        """Have the next item ready, encoded if it is a job; False when there is none."""
+        while self._next is None:
             try:
-                self._ahead = self._items.get_nowait()
+                item = self._items.get(block)
             except queue.Empty:
-                return None
-            if self._ahead is None:
-                self._items.put(None)
-                return None
-        if not isinstance(self._ahead, _Exchange):
-            return None
-        item, self._ahead = self._ahead, None
-        return self._encode(item)
+                return False
+            if isinstance(item, _Stop):
+                self._next = item
+            elif self._failure is not None:
+                item.fail(self._failure)
+            elif isinstance(item, _Call):
+                self._next = item
+            else:
+                requests = self._guard(item.fail, lambda turn=item: self._advance(turn, None))  # type: ignore[misc]
+                if requests is not None:
+                    self._next = _Encoded(item, requests, item.one_round())
+        return True
+
+    def _launch(self) -> None:
+        """Start what may start now."""
+        while (not self._flight or self._flight[-1].one_round) and len(self._flight) < DEPTH:
+            if not self._peek(block=False) or not isinstance(self._next, _Encoded):
+                return
+            (item, requests, one_round), self._next = self._next, None
+            pending = self._guard(item.fail, lambda asked=requests: self.transport.start(asked))  # type: ignore[misc]
+            if pending is not None:
+                self._flight.append(_Flying(item, pending, one_round))
+
+    def _land(self) -> None:
+        """Bring the oldest job under way to its end."""
+        item, pending, one_round = self._flight.popleft()
+        if self._failure is not None:
+            item.fail(self._failure)
+            return
+        while pending is not None:
+            if not one_round:
+                self._peek(block=False)
+            answers = self._guard(item.fail, lambda started=pending: self._finish(started))  # type: ignore[misc]
+            if answers is None:
+                return
+            if one_round:
+                self._launch()
+            requests = self._guard(item.fail, lambda given=answers: self._advance(item, given))  # type: ignore[misc]
+            if requests is None:
+                return
+            pending = self._guard(item.fail, lambda asked=requests: self._again(asked, one_round))  # type: ignore[misc]
+
+    def _again(self, requests: list[Collective], one_round: bool) -> list[Pending]:
+        if one_round:
+            raise RuntimeError("a compressor that declares one_round asked for a second one")
+        return self.transport.start(requests)
 
     def _advance(self, item: _Exchange, answers: list[Any] | None) -> list[Collective] | None:
         start = time.perf_counter()
@@ -153,20 +188,20 @@ class Fifo:
         finally:
             self.compress_seconds += time.perf_counter() - start
 
-    def _finish(self, pending: Any) -> list[Any]:
+    def _finish(self, pending: list[Pending]) -> list[Any]:
         start = time.perf_counter()
         try:
             return self.transport.finish(pending)
         finally:
             self.exchange_seconds += time.perf_counter() - start
 
-    def _guard(self, item: _Exchange | _Call, function: Callable[[], Any]) -> Any:
-        """Call; on an exception remember it, tell the item, and let everything after fail with it."""
+    def _guard(self, fail: Fail, function: Callable[[], Any]) -> Any:
+        """Call; on an exception remember it, tell whoever waits, and let everything after fail with it."""
         try:
             return function()
         except BaseException as failure:
             self._failure = failure
-            item.fail(failure)
+            fail(failure)
             return None
 
 

@@ -16,10 +16,11 @@ _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) 
 
 
 class Pending(NamedTuple):
-    """A collective under way: the works to wait for, and what to answer then."""
+    """A collective under way: the works to wait for, what to answer then, and when a paced link is done with it."""
 
     works: list[Any]
     answer: Any
+    due: float = 0.0
 
 
 class GroupTransport:
@@ -50,7 +51,7 @@ class GroupTransport:
             for work in one.works:
                 work.wait()
         if self._pace is not None:
-            time.sleep(max(0.0, self._link_free - time.perf_counter()))
+            time.sleep(max(0.0, max(one.due for one in pending) - time.perf_counter()))
         return [one.answer for one in pending]
 
     def _start(self, request: Collective) -> Pending:
@@ -58,7 +59,8 @@ class GroupTransport:
         if self._pace is not None:
             self._link_free = max(self._link_free, time.perf_counter()) + 8 * wire / self._pace
         if isinstance(request, AllReduce):
-            return Pending([dist.all_reduce(request.tensor, group=self.group, async_op=True)], request.tensor)
+            work = dist.all_reduce(request.tensor, group=self.group, async_op=True)
+            return Pending([work], request.tensor, self._link_free)
         return self._gather(request)
 
     def _gather(self, request: AllGather) -> Pending:
@@ -67,8 +69,9 @@ class GroupTransport:
         rows = torch.empty(self.world * row.numel(), dtype=row.dtype, device=row.device)
         answer = rows.view(self.world, row.numel())
         if self._pairwise:
-            return Pending(self._swap(row, answer), (answer,))
-        return Pending([_all_gather_flat(rows, row, group=self.group, async_op=True)], (answer,))
+            return Pending(self._swap(row, answer), (answer,), self._link_free)
+        work = _all_gather_flat(rows, row, group=self.group, async_op=True)
+        return Pending([work], (answer,), self._link_free)
 
     def _swap(self, row: torch.Tensor, rows: torch.Tensor) -> list[Any]:
         """An all-gather in which every receive is posted before the first send.

@@ -119,6 +119,8 @@ class DDPAdapter:
         pieces = self._cut(bucket, buffer)
         names = tuple(piece.name for piece in pieces)
         mine = _Bucket(buffer, names)
+        averaged = mine.future.then(mine.outcome)
+        # what follows only enqueues: a torch call after the exchange thread woke would wait for it to let go of the GIL
         if not self._in_backward or self._task != torch._C._current_graph_task_id():
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine.fail)
         for piece in pieces:
@@ -128,20 +130,20 @@ class DDPAdapter:
             self._exchange(group, buffer if group == names else None)
         if self._ends_with_last and bucket.is_last():
             self._end()
-        return mine.future.then(mine.outcome)
+        return averaged
 
     def _begin(self, forms: list[Form], fail: Callable[[BaseException], None]) -> None:
         """The first bucket of a backward."""
         self._in_backward = True
         self._task = torch._C._current_graph_task_id()
         scale = self.loss_scale() if self.loss_scale is not None else None
-        self._steps.begin(self.forms or forms, scale, fail)
         self._ends_with_last = False
         try:
             Variable._execution_engine.queue_callback(self._end)
         except RuntimeError:
             # no backward is running: a rank out of inputs answers the others' (join), with whole layouts
             self._ends_with_last = True
+        self._steps.begin(self.forms or forms, scale, fail)
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""

@@ -107,6 +107,7 @@ class Remembers(TopK):
         (conformance.zeros_stay_zeros, Remembers()),
         (conformance.errors_foresee_what_is_lost, SendsTooMuch()),
         (conformance.traffic_is_predicted, Understates()),
+        (conformance.one_round_is_kept, LooksAtItsData()),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )

@@ -15,10 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, GraVAC, Static, dense, merge_states, randomk, topk
 from gravac.compressors import Compressor
-from tests.distributed.training import FEATURES, batch, jitter, network, parallel, sgd, train, weights
+from tests.distributed.training import FEATURES, TwoRounds, batch, jitter, network, parallel, sgd, train, weights
 from tests.ranks import processes, threads
 
-BASES = {"topk": topk, "topk half": topk(values="float16"), "randomk": randomk, "dense half": dense(dtype="float16")}
+BASES = {
+    "topk": topk,
+    "topk half": topk(values="float16"),
+    "randomk": randomk,
+    "dense half": dense(dtype="float16"),
+    "two rounds": TwoRounds(),
+}
 
 
 def quick(base: Compressor, **options: Any) -> AdaptiveCompressor:

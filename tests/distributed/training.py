@@ -5,14 +5,27 @@
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor
+from gravac.collectives import AllReduce
+from gravac.compressors import Context, Rounds, TopK
 
 FEATURES, CLASSES = 96, 10
+
+
+class TwoRounds(TopK):
+    """Top-k that first agrees on something, as compressors of several rounds do."""
+
+    one_round: ClassVar[bool] = False
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        total = yield AllReduce(torch.ones(1))
+        assert float(total) == ctx.world
+        return (yield from super().rounds(x, cf, ctx))
 
 
 def network(layers: int = 6) -> torch.nn.Module:

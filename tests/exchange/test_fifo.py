@@ -43,6 +43,14 @@ def job(wire: Wire, number: int, rounds: int = 1) -> Generator[list[Collective],
     wire.events.append(f"decode {number}")
 
 
+def several() -> bool:
+    return False
+
+
+def one() -> bool:
+    return True
+
+
 def never(failure: BaseException) -> None:
     raise AssertionError(failure)
 
@@ -51,7 +59,7 @@ def test_a_jobs_collectives_all_come_before_the_next_jobs() -> None:
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
     for number in (1, 2, 3):
-        fifo.exchange(job(wire, number, rounds=2), never, CPU)
+        fifo.exchange(job(wire, number, rounds=2), never, CPU, several)
     wire.gate.set()
     fifo.drain()
     starts = [event for event in wire.events if event.startswith("start")]
@@ -67,22 +75,56 @@ def test_the_next_job_is_encoded_while_the_first_travels() -> None:
         hold.wait(20)
 
     fifo.call(wait, never)
-    fifo.exchange(job(wire, 1), never, CPU)
-    fifo.exchange(job(wire, 2), never, CPU)
+    fifo.exchange(job(wire, 1), never, CPU, several)
+    fifo.exchange(job(wire, 2), never, CPU, several)
     hold.set()
     assert wire.started.wait(20)
     wire.gate.set()
     fifo.drain()
     assert wire.events.index("encode 2") < wire.events.index("finish 10")
-    assert wire.events.index("decode 1") < wire.events.index("start 20")
+    assert wire.events.index("finish 10") < wire.events.index("start 20")
+
+
+def test_a_job_of_one_round_lets_the_next_start_while_it_travels() -> None:
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    hold = threading.Event()
+
+    def wait() -> None:
+        hold.wait(20)
+
+    fifo.call(wait, never)
+    for number in (1, 2, 3):
+        fifo.exchange(job(wire, number), never, CPU, one)
+    fifo.exchange(job(wire, 4, rounds=2), never, CPU, several)
+    fifo.exchange(job(wire, 5), never, CPU, one)
+    hold.set()
+    assert wire.started.wait(20)
+    wire.gate.set()
+    fifo.drain()
+    starts = [event for event in wire.events if event.startswith("start")]
+    assert starts == ["start 10", "start 20", "start 30", "start 40", "start 41", "start 50"]
+    assert wire.events.index("start 20") < wire.events.index("finish 10")
+    assert wire.events.index("start 30") < wire.events.index("decode 1")
+    assert wire.events.index("start 30") > wire.events.index("finish 10"), "two at a time"
+    assert [e for e in wire.events if e.startswith("decode")] == [f"decode {n}" for n in (1, 2, 3, 4, 5)]
+
+
+def test_a_job_that_breaks_its_promise_of_one_round_fails() -> None:
+    wire = Wire()
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    told: list[str] = []
+    fifo.exchange(job(wire, 1, rounds=2), lambda failure: told.append(str(failure)), CPU, one)
+    fifo.drain()
+    assert told == ["a compressor that declares one_round asked for a second one"]
 
 
 def test_a_call_waits_for_the_jobs_before_it() -> None:
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    fifo.exchange(job(wire, 1), never, CPU)
+    fifo.exchange(job(wire, 1), never, CPU, several)
     fifo.call(lambda: wire.events.append("call"), never)
-    fifo.exchange(job(wire, 2), never, CPU)
+    fifo.exchange(job(wire, 2), never, CPU, several)
     fifo.drain()
     assert wire.events.index("decode 1") < wire.events.index("call") < wire.events.index("encode 2")
 
@@ -98,8 +140,8 @@ def test_a_failure_is_told_to_the_job_and_to_all_after_it(where: str) -> None:
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
     told: list[str] = []
-    fifo.exchange(breaks(), lambda failure: told.append(f"first {failure}"), CPU)
-    fifo.exchange(job(wire, 2), lambda failure: told.append(f"second {failure}"), CPU)
+    fifo.exchange(breaks(), lambda failure: told.append(f"first {failure}"), CPU, several)
+    fifo.exchange(job(wire, 2), lambda failure: told.append(f"second {failure}"), CPU, several)
     fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
     fifo.drain()
     assert told == ["first boom", "second boom", "call boom"]
@@ -120,7 +162,7 @@ def test_draining_on_the_thread_itself_does_not_wait() -> None:
 def test_the_thread_ends_after_what_was_handed_over() -> None:
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    fifo.exchange(job(wire, 1), never, CPU)
+    fifo.exchange(job(wire, 1), never, CPU, several)
     fifo.close()
     fifo._thread.join(20)
     assert not fifo._thread.is_alive()
