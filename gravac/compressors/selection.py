@@ -16,6 +16,11 @@ import torch
 SAMPLE = 1 << 14
 """Magnitudes looked at to guess the bound."""
 
+BLOCK = 1 << 18
+"""Elements compared with the bound at once: what fits in a cache."""
+
+Array = npt.NDArray[np.floating]
+
 
 def largest(x: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest |x|.
@@ -43,7 +48,7 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> list[float]:
         x: flat and finite, any floating dtype.
         counts: descending.
     """
-    magnitudes = _numpy(x)
+    magnitudes = np.abs(_numpy(x))
     sums = []
     for k in counts:
         if k < magnitudes.size:
@@ -53,19 +58,16 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> list[float]:
     return sums
 
 
-def _numpy(x: torch.Tensor) -> npt.NDArray[np.floating]:
-    """|x| as a fresh array, 16-bit types widened."""
-    magnitudes = x.detach().abs()
-    return (magnitudes if magnitudes.dtype == torch.float64 else magnitudes.float()).cpu().numpy()
+def _numpy(x: torch.Tensor) -> Array:
+    """The same memory where numpy knows the type, 16-bit types widened; from a GPU, a copy."""
+    x = x.detach()
+    return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()
 
 
-def _largest(magnitudes: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.int64]:
-    passed = np.flatnonzero(magnitudes >= _bound(magnitudes, k))
+def _largest(x: Array, k: int) -> npt.NDArray[np.int64]:
+    passed, candidates = _reaching(x, _bound(x, k))
     if passed.size < k:
-        passed = np.arange(magnitudes.size)
-        candidates = magnitudes
-    else:
-        candidates = magnitudes[passed]
+        passed, candidates = np.arange(x.size), np.abs(x)
     if passed.size == k:
         return passed
     threshold = np.partition(candidates, candidates.size - k)[candidates.size - k]
@@ -76,11 +78,23 @@ def _largest(magnitudes: npt.NDArray[np.floating], k: int) -> npt.NDArray[np.int
     return chosen
 
 
-def _bound(magnitudes: npt.NDArray[np.floating], k: int) -> float:
+def _bound(x: Array, k: int) -> float:
     """A magnitude that k coordinates reach, very likely: four standard deviations below the sample's quantile."""
-    sample = magnitudes[:: max(1, magnitudes.size // SAMPLE)]
-    expected = sample.size * k / magnitudes.size
+    sample = np.abs(x[:: max(1, x.size // SAMPLE)])
+    expected = sample.size * k / x.size
     rank = math.ceil(expected + 4 * math.sqrt(expected)) + 1
     if rank >= sample.size:
         return 0.0
     return float(np.partition(sample, sample.size - rank)[sample.size - rank])
+
+
+def _reaching(x: Array, bound: float) -> tuple[npt.NDArray[np.int64], Array]:
+    """Indices with |x| >= bound, ascending, and the magnitudes there; block by block, without a copy of x."""
+    magnitudes = np.empty(min(BLOCK, x.size), x.dtype)
+    indices, values = [], []
+    for start in range(0, x.size, BLOCK):
+        block = np.abs(x[start : start + BLOCK], out=magnitudes[: x.size - start])
+        hits = np.flatnonzero(block >= bound)
+        indices.append(hits + start)
+        values.append(block[hits])
+    return np.concatenate(indices), np.concatenate(values)
