@@ -12,6 +12,7 @@ after its last; meanwhile the next is encoded. Either way collectives start in t
 not depend on any rank's timing.
 """
 
+import atexit
 import queue
 import threading
 import time
@@ -31,6 +32,10 @@ Fail = Callable[[BaseException], None]
 
 DEPTH = 2
 """Jobs whose collectives may be under way at once: gloo runs two at a time."""
+
+
+JOIN_SECONDS = 5.0
+"""Longest wait for the thread's end: after a failure, a peer may never answer."""
 
 
 class _Exchange(NamedTuple):
@@ -79,6 +84,7 @@ class Fifo:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gravac-exchange", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Run a job when its turn comes.
@@ -107,8 +113,15 @@ class Fifo:
         done.wait(seconds)
 
     def close(self) -> None:
-        """Let the thread end after what was handed over."""
+        """Let the thread end after what was handed over, and wait for that for at most ``JOIN_SECONDS``.
+
+        A thread that outlives the interpreter's shutdown while it holds the last reference to a process group aborts
+        the process; so this also runs at exit.
+        """
+        atexit.unregister(self.close)
         self._items.put(_Stop())
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
