@@ -7,7 +7,7 @@ gloo never from a callback. So the hook only enqueues, and encode, rounds and de
 backward.
 
 The link should never wait for the processor. A job that ends with its first collectives (one round, as most do) leaves
-the next one free to start while it travels: up to ``DEPTH`` are under way. A job of several rounds is followed only
+the next ones free to start while it travels. A job of several rounds is followed only
 after its last; meanwhile the next is encoded. Either way collectives start in the order of jobs and rounds, which does
 not depend on any rank's timing.
 """
@@ -30,8 +30,11 @@ Job = Generator[list[Collective], list[Any], None]
 
 Fail = Callable[[BaseException], None]
 
-DEPTH = 2
-"""Jobs whose collectives may be under way at once: gloo runs two at a time."""
+DEPTH = 4
+"""Jobs whose collectives may be under way behind the one that is waited for."""
+
+GLANCE = 1e-3
+"""Seconds between looks at a collective under way, as long as backward may still hand over the next job."""
 
 
 JOIN_SECONDS = 5.0
@@ -129,18 +132,18 @@ class Fifo:
             self._launch()
             if self._flight:
                 self._land()
-            elif self._peek(block=True) and not isinstance(self._next, _Encoded):
+            elif self._peek(None) and not isinstance(self._next, _Encoded):
                 item, self._next = self._next, None
                 if isinstance(item, _Stop):
                     return
                 if item is not None:
                     self._guard(item.fail, item.function)
 
-    def _peek(self, block: bool) -> bool:
-        """Have the next item ready, encoded if it is a job; False when there is none."""
+    def _peek(self, seconds: float | None = 0.0) -> bool:
+        """Have the next item ready, encoded if it is a job; False when there is none within ``seconds``."""
         while self._next is None:
             try:
-                item = self._items.get(block)
+                item = self._items.get(seconds != 0.0, seconds)
             except queue.Empty:
                 return False
             if isinstance(item, _Stop):
@@ -158,7 +161,7 @@ class Fifo:
     def _launch(self) -> None:
         """Start what may start now."""
         while (not self._flight or self._flight[-1].one_round) and len(self._flight) < DEPTH:
-            if not self._peek(block=False) or not isinstance(self._next, _Encoded):
+            if not self._peek() or not isinstance(self._next, _Encoded):
                 return
             (item, requests, one_round), self._next = self._next, None
             pending = self._guard(item.fail, lambda asked=requests: self.transport.start(asked))  # type: ignore[misc]
@@ -172,8 +175,7 @@ class Fifo:
             item.fail(self._failure)
             return
         while pending is not None:
-            if not one_round:
-                self._peek(block=False)
+            self._watch(pending, one_round)
             answers = self._guard(item.fail, lambda started=pending: self._finish(started))  # type: ignore[misc]
             if answers is None:
                 return
@@ -183,6 +185,16 @@ class Fifo:
             if requests is None:
                 return
             pending = self._guard(item.fail, lambda asked=requests: self._again(asked, one_round))  # type: ignore[misc]
+
+    def _watch(self, pending: list[Pending], one_round: bool) -> None:
+        """Until a collective is done, take in what comes: encode the next job, and start it where it may start.
+
+        When that is full, or backward has ended (what comes next is a call), there is nothing left to do but wait.
+        """
+        while self._next is None and not self.transport.done(pending):
+            self._peek(GLANCE)
+            if one_round:
+                self._launch()
 
     def _again(self, requests: list[Collective], one_round: bool) -> list[Pending]:
         if one_round:

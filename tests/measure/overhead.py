@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     arguments = parser.parse_args()
     rows = []
-    for width, batch in ((384, 512), (768, 256)):
+    for width, batch in ((384, 768), (768, 256)):
         with tempfile.TemporaryDirectory() as folder:
             ran = processes(race, 2, width, batch, arguments.pairs, str(Path(folder) / "runs"), timeout=900)
         first = ran[0]
