@@ -31,13 +31,13 @@ docs: $(VENV)/.docs  ## the documentation as a site, in site/
 check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it
 	bash tests/packaging/check_wheel.sh $(BIN)/python
 
-measure-multilevel: $(VENV)/.test  ## multi-level compression against direct, real shapes (5 minutes)
+measure-multilevel: $(VENV)/.test  ## multi-level compression against direct, real shapes (2 minutes)
 	$(BIN)/python -m tests.measure.multilevel --json docs/measurements/multilevel.json
 
-measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (3 minutes)
+measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (2 minutes)
 	$(BIN)/python -m tests.measure.overhead --json docs/measurements/overhead.json
 
-measure-soak: $(VENV)/.test  ## long runs with random delays, every compressor (10 minutes)
+measure-soak: $(VENV)/.test  ## long runs with random delays, every compressor (6 minutes)
 	$(BIN)/python -m tests.measure.soak --json docs/measurements/soak.json
 
 # One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
