@@ -18,7 +18,7 @@ def admit(
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """The candidates, and in words those dropped because they would send no less than dense.
 
-    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.1 times more than dense.
+    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense.
 
     Args:
         policy: gives controller, base and range.
