@@ -7,8 +7,9 @@ gloo never from a callback. So the hook only enqueues, and encode, rounds and de
 backward.
 
 The link should never wait for the processor. A job that ends with its first collectives (one round, as most do) leaves
-the next ones free to start while it travels. A job of several rounds is followed only after its last; meanwhile the next
-is encoded. Either way collectives start in the order of jobs and rounds, which does not depend on any rank's timing.
+the next ones free to start while it travels. A job of several rounds is followed only after its last; meanwhile the
+next is encoded. Either way collectives start in the order of jobs and rounds, which does not depend on any rank's
+timing.
 """
 
 import atexit
