@@ -33,10 +33,6 @@ Fail = Callable[[BaseException], None]
 DEPTH = 4
 """Jobs whose collectives may be under way behind the one that is waited for."""
 
-GLANCE = 1e-3
-"""Seconds between looks at a collective under way, as long as backward may still hand over the next job."""
-
-
 JOIN_SECONDS = 5.0
 """Longest wait for the thread's end: after a failure, a peer may never answer."""
 
@@ -175,7 +171,8 @@ class Fifo:
             item.fail(self._failure)
             return
         while pending is not None:
-            self._watch(pending, one_round)
+            if not one_round:
+                self._peek()
             answers = self._guard(item.fail, lambda started=pending: self._finish(started))  # type: ignore[misc]
             if answers is None:
                 return
@@ -185,16 +182,6 @@ class Fifo:
             if requests is None:
                 return
             pending = self._guard(item.fail, lambda asked=requests: self._again(asked, one_round))  # type: ignore[misc]
-
-    def _watch(self, pending: list[Pending], one_round: bool) -> None:
-        """Until a collective is done, take in what comes: encode the next job, and start it where it may start.
-
-        When that is full, or backward has ended (what comes next is a call), there is nothing left to do but wait.
-        """
-        while self._next is None and not self.transport.done(pending):
-            self._peek(GLANCE)
-            if one_round:
-                self._launch()
 
     def _again(self, requests: list[Collective], one_round: bool) -> list[Pending]:
         if one_round:

@@ -45,10 +45,6 @@ class GroupTransport:
         """Start collectives, in order."""
         return [self._start(request) for request in requests]
 
-    def done(self, pending: list[Pending]) -> bool:
-        """Whether ``finish`` would not wait."""
-        return all(work.is_completed() for one in pending for work in one.works)
-
     def finish(self, pending: list[Pending]) -> list[Any]:
         """Wait for them; returns what the asking generator is resumed with."""
         for one in pending:

@@ -30,9 +30,6 @@ class Wire:
         self.started.set()
         return requests
 
-    def done(self, pending: list[Collective]) -> bool:
-        return self.gate.is_set()
-
     def finish(self, pending: list[Collective]) -> list[Any]:
         assert self.gate.wait(20)
         self.events += [f"finish {int(r.tensor[0])}" for r in pending if isinstance(r, AllReduce)]
@@ -114,18 +111,6 @@ def test_a_job_of_one_round_lets_the_next_start_while_it_travels() -> None:
     ]
     assert 1 < max(under_way) <= DEPTH + 1
     assert [e for e in wire.events if e.startswith("decode")] == [f"decode {n}" for n in range(1, 9)]
-
-
-def test_a_job_that_comes_while_another_travels_starts_at_once() -> None:
-    wire = Wire(open_=False)
-    fifo = Fifo(wire)  # type: ignore[arg-type]
-    fifo.exchange(job(wire, 1), never, CPU, one)
-    assert wire.started.wait(20)
-    wire.started.clear()
-    fifo.exchange(job(wire, 2), never, CPU, one)
-    assert wire.started.wait(20), "it waited for the first"
-    wire.gate.set()
-    fifo.drain()
 
 
 def test_a_job_that_breaks_its_promise_of_one_round_fails() -> None:
