@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What gravac costs when it compresses nothing: settled on dense float32, against native DDP.
 
-Two ranks on gloo over loopback, one thread each. Both models train in the same processes, in blocks of steps that take
-turns; a pair is the ratio of the two blocks' median step times. Telemetry (TensorBoard and JSONL) is on, and its share
+Two ranks on gloo over loopback, one thread each. Three models train in the same processes, in blocks of steps that
+take turns: native DDP, ours, and a bare hook of two lines of Python, the least that any hook can cost; a pair is the
+ratio of two blocks' median step times. Telemetry (TensorBoard and JSONL) is on, and its share
 of a step is timed where the records are handed over.
 
     python -m tests.measure.overhead [--json FILE] [--pairs N]
@@ -49,40 +50,43 @@ def model(width: int) -> torch.nn.Module:
     return torch.nn.Sequential(*[m for _ in range(8) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())])
 
 
+def bare(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0].mul_(1 / dist.get_world_size()))
+
+
 def race(rank: int, world: int, width: int, rows: int, pairs: int, log_dir: str) -> dict[str, object]:
     x = torch.randn(rows, width)
-    native = DistributedDataParallel(model(width), bucket_cap_mb=2)
-    ours = DistributedDataParallel(model(width), bucket_cap_mb=2)
-    optimizers = {id(m): torch.optim.SGD(m.parameters(), lr=1e-4) for m in (native, ours)}
+    models = {kind: DistributedDataParallel(model(width), bucket_cap_mb=2) for kind in ("native", "ours", "bare")}
+    optimizers = {kind: torch.optim.SGD(ddp.parameters(), lr=1e-4) for kind, ddp in models.items()}
+    models["bare"].register_comm_hook(None, bare)
     compressor = AdaptiveCompressor(topk, cf_range=(1, 1000), controller=Static(cf=1), log_dir=log_dir)
-    compressor.attach(ours, optimizers[id(ours)])
+    compressor.attach(models["ours"], optimizers["ours"])
     timed = compressor._sinks._sinks = [Timed(sink) for sink in compressor._sinks._sinks]  # type: ignore[assignment]
 
-    def block(ddp: DistributedDataParallel) -> float:
+    def block(kind: str) -> float:
         taken = []
         for _ in range(BLOCK):
             start = time.perf_counter()
-            optimizers[id(ddp)].zero_grad()
-            ddp(x).square().mean().backward()
-            optimizers[id(ddp)].step()
+            optimizers[kind].zero_grad()
+            models[kind](x).square().mean().backward()
+            optimizers[kind].step()
             taken.append(time.perf_counter() - start)
         return statistics.median(taken)
 
-    for ddp in (native, ours) * 2:
-        block(ddp)
-    ratios, steps = [], []
-    telemetry = 0.0
+    kinds = list(models)
+    for kind in kinds * 2:
+        block(kind)
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    before = sum(sink.seconds for sink in timed)
     for pair in range(pairs):
-        times = {}
-        for ddp in (native, ours) if pair % 2 else (ours, native):
+        for kind in kinds[pair % 3 :] + kinds[: pair % 3]:
             dist.barrier()
-            before = sum(sink.seconds for sink in timed)
-            times[id(ddp)] = block(ddp)
-            telemetry += sum(sink.seconds for sink in timed) - before
-        ratios.append(times[id(ours)] / times[id(native)])
-        steps.append(times[id(native)])
+            times[kind].append(block(kind))
     compressor.close()
-    step = statistics.median(steps)
+    telemetry = sum(sink.seconds for sink in timed) - before
+    step = statistics.median(times["native"])
+    ratios = {kind: [a / b for a, b in zip(times[kind], times["native"], strict=True)] for kind in ("ours", "bare")}
     return {"ratios": ratios, "step": step, "telemetry_share": telemetry / (pairs * BLOCK) / step}
 
 
@@ -96,14 +100,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             ran = processes(race, 2, width, batch, arguments.pairs, str(Path(folder) / "runs"), timeout=900)
         first = ran[0]
-        low, high = interval(first["ratios"])
+        ratios = first["ratios"]
         rows.append(
             {
                 "parameters": 8 * width * (width + 1),
                 "native_step_ms": round(first["step"] * 1e3, 1),
                 "pairs": arguments.pairs,
-                "ours_over_native": statistics.median(first["ratios"]),
-                "interval_95": [low, high],
+                "ours_over_native": statistics.median(ratios["ours"]),
+                "interval_95": interval(ratios["ours"]),
+                "bare_hook_over_native": statistics.median(ratios["bare"]),
+                "bare_hook_interval_95": interval(ratios["bare"]),
                 "telemetry_share_of_step": first["telemetry_share"],
             }
         )
