@@ -108,6 +108,7 @@ class Averager:
         self.rank = 0
         self.world = 1
         self.state: dict[str, dict[str, torch.Tensor]] = {}
+        self._changed: dict[str, dict[str, torch.Tensor]] = {}
         self.tally = Tally()
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
@@ -133,6 +134,13 @@ class Averager:
     def begin(self) -> None:
         """Start a step's tally."""
         self.tally = Tally()
+
+    def commit(self) -> None:
+        """End of a step: what it changed is kept; under overflow safety only when every gradient was finite."""
+        self.feedback.commit(self.tally.finite)
+        if self.tally.finite or not self.feedback.safe:
+            self.state.update({name: state for name, state in self._changed.items() if state})
+        self._changed.clear()
 
     def average(
         self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None = None
@@ -173,9 +181,11 @@ class Averager:
             return
         for piece, x, size, came in zip(pieces, folded, energies, reduced, strict=True):
             compressed = self.compresses(piece.shape)
-            self._count(x, size if x is piece.flat else energy(x), came, compressed)
+            target = x if came.target is None else came.target
+            self._count(target, size if target is piece.flat else energy(target), came, compressed)
             if x is not piece.flat:
-                self.feedback.settle(piece.name, x, came.sent, self.strength if compressed else 0.0)
+                strength = self.strength if compressed else 0.0
+                self.feedback.settle(piece.name, x, came.sent, strength, came.aside)
             _write(piece.flat, came.mean)
 
     def _average_dense(
@@ -229,7 +239,8 @@ class Averager:
             seed=self.seed,
             shape=piece.shape,
             dtype=piece.flat.dtype,
-            state=self.state.setdefault(piece.name, {}),
+            state=self._changed.setdefault(piece.name, dict(self.state.get(piece.name, {}))),
+            error_feedback=self.strength,
         )
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
@@ -258,6 +269,7 @@ class Averager:
         for piece, x in zip(pieces, folded, strict=False):
             self.feedback.undo(piece.name, x, piece.flat)
         for piece in pieces:
+            self._changed.pop(piece.name, None)
             piece.flat.fill_(float("nan"))
 
 

@@ -50,7 +50,47 @@ class AllGather:
         return (world - 1) * payload_bytes
 
 
-Collective = AllReduce | AllGather
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """Row r goes to rank r. Resumed with ``[world, *shape]``: row r is what rank r had for this one.
+
+    ``tensor`` is ``[world, *shape]``, of the same shape and dtype on every rank.
+    """
+
+    tensor: torch.Tensor
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes this rank hands over, the row it keeps included."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    @staticmethod
+    def wire_bytes(payload_bytes: int, world: int) -> int:
+        """Bytes one rank sends: ``(N-1)/N * B``."""
+        return round((world - 1) / world * payload_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Rank ``root``'s tensor, for all. Resumed with it; the others' ``tensor`` gives shape and dtype only."""
+
+    tensor: torch.Tensor
+    root: int
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes the root hands over."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    @staticmethod
+    def wire_bytes(payload_bytes: int, world: int) -> int:
+        """Bytes the root sends down a binomial tree, ``ceil(log2 N) * B``; no rank sends more."""
+        return (world - 1).bit_length() * payload_bytes
+
+
+Collective = AllReduce | AllGather | AllToAll | Broadcast
+
+Kind = type[AllReduce] | type[AllGather] | type[AllToAll] | type[Broadcast]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +102,7 @@ class Traffic:
         payload_bytes: bytes one rank hands over.
     """
 
-    kind: type[AllReduce] | type[AllGather]
+    kind: Kind
     payload_bytes: int
 
     def wire_bytes(self, world: int) -> int:

@@ -181,6 +181,8 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
 
 def cf_is_what_was_asked_for(compressor: Compressor) -> None:
     """The achieved CF of a large tensor is within 2 % of the CF asked for."""
+    if not compressor.exact_cf:
+        return
     (x,) = _gradients(1, (256, 256))
     for cf in cfs_of(compressor):
         achieved = exchange(compressor, [x], cf)[0].cf
@@ -287,5 +289,5 @@ def _average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, s
         ]
     )
     for averager in ranks:
-        averager.feedback.commit(averager.tally.finite)
+        averager.commit()
     return outs

@@ -72,13 +72,22 @@ class Feedback:
             self._let_go(name, gradient, x)
         return x
 
-    def settle(self, name: str, x: torch.Tensor, sent: torch.Tensor | Sparse, strength: float) -> None:
-        """Keep ``strength * (x - sent)``; x is what ``fold`` gave and is overwritten."""
+    def settle(
+        self,
+        name: str,
+        x: torch.Tensor,
+        sent: torch.Tensor | Sparse,
+        strength: float,
+        aside: torch.Tensor | None = None,
+    ) -> None:
+        """Keep ``strength * (x - sent - aside)``; x is what ``fold`` gave and is overwritten."""
         kept: torch.Tensor | None = None
         if isinstance(sent, Sparse):
             kept = sent.add_to(x, alpha=-1.0)
         elif sent is not x:
             kept = x.sub_(sent)
+        if kept is not None and aside is not None:
+            kept.sub_(aside)
         if strength < 1.0 and kept is not None:
             kept = kept.mul_(strength) if strength > 0 else None
         if self.safe:

@@ -171,7 +171,7 @@ class Steps:
     def _end(self, marks: Marks) -> None:
         assert self.ran is not None
         tally = self.averager.tally
-        self.averager.feedback.commit(tally.finite)
+        self.averager.commit()
         booked = self._clock.end(self._thread, marks, tally)
         self.wire_bytes += booked.wire_bytes
         self.dense_wire_bytes += booked.dense_wire_bytes

@@ -64,7 +64,8 @@ class World:
             )
         finite = all(averager.tally.finite for averager in self.averagers)
         for averager in self.averagers:
-            averager.feedback.commit(finite)
+            assert finite == averager.tally.finite
+            averager.commit()
         return outs
 
     def kept(self, name: str) -> torch.Tensor:

@@ -57,11 +57,15 @@ class Reduced:
         mean: what is applied, the same on all ranks; flat, as long as x.
         sent: what this rank contributed; the residual is ``x - sent``.
         cf: the compression factor achieved.
+        aside: part of ``x - sent`` that the compressor keeps itself, in ``ctx.state``: the residual is made without it.
+        target: what was to be sent, where that is not x (momentum correction); gain is measured against it.
     """
 
     mean: torch.Tensor | Sparse
     sent: torch.Tensor | Sparse
     cf: float
+    aside: torch.Tensor | None = None
+    target: torch.Tensor | None = None
 
 
 Rounds = Generator[Collective, Any, Reduced]
@@ -80,7 +84,9 @@ class Context:
         seed: the run's seed.
         shape: the parameter's shape, in memory order; x is its flat view.
         dtype: of the gradient. x is float32 where that is a 16-bit type.
-        state: this compressor's memory of this tensor; tensors only, saved with the checkpoint.
+        state: this compressor's memory of this tensor; tensors only, saved with the checkpoint. To change it, put
+            another tensor in: a step that is taken back brings the old one back.
+        error_feedback: share of what is not sent that will be kept.
         selections: what was selected of x already, by CF (multi-level compression).
     """
 
@@ -92,11 +98,17 @@ class Context:
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     state: dict[str, torch.Tensor] = field(default_factory=dict)
+    error_feedback: float = 0.0
     selections: dict[float, Selection] = field(default_factory=dict)
 
-    def generator(self) -> torch.Generator:
-        """A CPU generator seeded by (seed, name, step): the same on all ranks, in any layout, after any resume."""
-        digest = hashlib.blake2b(f"{self.seed}\0{self.name}\0{self.step}".encode(), digest_size=8).digest()
+    def generator(self, own: bool = False) -> torch.Generator:
+        """A CPU generator seeded by (seed, name, step), in any layout, after any resume.
+
+        Args:
+            own: also by rank, for rounding that ranks must not do alike; otherwise the same on all ranks.
+        """
+        key = f"{self.seed}\0{self.name}\0{self.step}" + (f"\0{self.rank}" if own else "")
+        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
 
 
@@ -107,6 +119,7 @@ class Compressor(Settings):
         name: what policies and traces call it.
         contractive: ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
         unbiased: the expectation of ``sent`` is x.
+        exact_cf: achieves the CF asked for on large tensors, within 2 %; otherwise comes as close as its method can.
         one_round: ``rounds`` always yields once: the exchange of the next tensors may start while this travels.
         error_feedback: share of what was not sent that is kept, unless the user says otherwise.
         rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
@@ -116,6 +129,7 @@ class Compressor(Settings):
     name: ClassVar[str]
     contractive: ClassVar[bool] = False
     unbiased: ClassVar[bool] = False
+    exact_cf: ClassVar[bool] = True
     one_round: ClassVar[bool] = False
     error_feedback: ClassVar[float] = 0.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gravac.collectives import AllGather, AllReduce, Collective
+from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective
 from gravac.compressors.base import Reduced, Rounds
 
 Requests = list[Collective]
@@ -45,12 +45,19 @@ def fuse(rounds: Sequence[Rounds], finite: bool) -> Fused:
     first = True
     while asked:
         batches = _batches(asked)
-        flag = _flag(batches[0], finite) if first else None
-        answers = yield [batch.fused(flag if i == 0 else None) for i, batch in enumerate(batches)]
-        if flag is not None and batches[0].raised(answers[0]):
-            for generator in rounds:
-                generator.close()
-            return None
+        if first:
+            carrier = batches[0]
+            if isinstance(carrier, _Broadcasts):
+                carrier = _Sums()
+                batches.insert(0, carrier)
+            flag = not (finite and carrier.finite())
+            answers = yield [carrier.fused(flag), *(batch.fused(None) for batch in batches[1:])]
+            if carrier.raised(answers[0]):
+                for generator in rounds:
+                    generator.close()
+                return None
+        else:
+            answers = yield [batch.fused(None) for batch in batches]
         first = False
         asked.clear()
         for batch, answer in zip(batches, answers, strict=True):
@@ -68,7 +75,7 @@ class _Sums:
     def fused(self, flag: bool | None) -> AllReduce:
         pieces = [tensor.reshape(-1) for _, tensor in self.parts]
         if flag is not None:
-            pieces.append(pieces[0].new_full((1,), int(flag)))
+            pieces.append(pieces[0].new_full((1,), int(flag)) if pieces else torch.full((1,), float(flag)))
         return AllReduce(torch.cat(pieces))
 
     def raised(self, answer: torch.Tensor) -> bool:
@@ -90,62 +97,114 @@ class _Sums:
         return answers
 
 
-class _Gathers:
-    """All-gathers of any dtypes as one, of bytes: the widest element types first, so that all lie aligned."""
+class _Rows:
+    """All-gathers, or all-to-alls, of any dtypes as one of bytes: the widest element types first, so all lie aligned.
+
+    A gather sends one row to everyone, an all-to-all row r to rank r; both bring one row from every rank.
+    """
 
     def __init__(self) -> None:
-        self.parts: list[tuple[int, AllGather]] = []
+        self.parts: list[tuple[int, AllGather | AllToAll]] = []
+        self._flag_at = 0
 
-    def _layout(self) -> tuple[list[tuple[int, int, torch.Tensor]], int]:
-        """(position, byte offset, tensor) by falling width, and the number of bytes."""
-        tensors = [(position, tensor) for position, gather in self.parts for tensor in gather.tensors]
-        tensors.sort(key=lambda entry: -entry[1].element_size())
-        laid, offset = [], 0
-        for position, tensor in tensors:
-            laid.append((position, offset, tensor))
-            offset += tensor.numel() * tensor.element_size()
-        return laid, offset
-
-    def fused(self, flag: bool | None) -> AllGather:
+    def fused(self, flag: bool | None) -> AllGather | AllToAll:
         laid, size = self._layout()
         self._flag_at = size
+        scatters = isinstance(self.parts[0][1], AllToAll)
+        rows = len(laid[0][2]) if scatters else 1
         device = laid[0][2].device
-        pieces = [tensor.contiguous().reshape(-1).view(torch.uint8) for _, _, tensor in laid]
+        pieces = [tensor.contiguous().reshape(-1).view(torch.uint8).view(rows, -1) for _, _, tensor in laid]
         if flag is not None:
-            pieces.append(torch.full((1,), int(flag), dtype=torch.uint8, device=device))
+            pieces.append(torch.full((rows, 1), int(flag), dtype=torch.uint8, device=device))
             size += 1
-        pieces.append(torch.zeros(-size % ALIGNMENT, dtype=torch.uint8, device=device))
-        return AllGather(torch.cat(pieces))
+        pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=device))
+        whole = torch.cat(pieces, dim=1)
+        return AllToAll(whole) if scatters else AllGather(whole[0])
 
-    def raised(self, answer: tuple[torch.Tensor]) -> bool:
-        return bool(answer[0][:, self._flag_at].any())
+    def raised(self, answer: Any) -> bool:
+        return bool(self._received(answer)[:, self._flag_at].any())
 
     def finite(self) -> bool:
         return True
 
-    def split(self, answer: tuple[torch.Tensor]) -> list[tuple[int, tuple[torch.Tensor, ...]]]:
-        (rows,) = answer
+    def split(self, answer: Any) -> list[tuple[int, Any]]:
+        rows = self._received(answer)
         viewed: dict[int, torch.Tensor] = {}
         for _, offset, tensor in self._layout()[0]:
-            size = tensor.numel() * tensor.element_size()
+            shape = self._row_shape(tensor)
+            size = shape.numel() * tensor.element_size()
             cut = rows[:, offset : offset + size].view(tensor.dtype) if size else tensor.new_empty(len(rows), 0)
-            viewed[id(tensor)] = cut.view(len(rows), *tensor.shape)
-        return [(position, tuple(viewed[id(t)] for t in gather.tensors)) for position, gather in self.parts]
+            viewed[id(tensor)] = cut.view(len(rows), *shape)
+        return [
+            (position, viewed[id(asked.tensor)])
+            if isinstance(asked, AllToAll)
+            else (position, tuple(viewed[id(tensor)] for tensor in asked.tensors))
+            for position, asked in self.parts
+        ]
+
+    def _layout(self) -> tuple[list[tuple[int, int, torch.Tensor]], int]:
+        """(position, byte offset in a row, tensor) by falling width, and a row's number of bytes."""
+        tensors = [
+            (position, tensor)
+            for position, asked in self.parts
+            for tensor in ((asked.tensor,) if isinstance(asked, AllToAll) else asked.tensors)
+        ]
+        tensors.sort(key=lambda entry: -entry[1].element_size())
+        laid, offset = [], 0
+        for position, tensor in tensors:
+            laid.append((position, offset, tensor))
+            offset += self._row_shape(tensor).numel() * tensor.element_size()
+        return laid, offset
+
+    def _row_shape(self, tensor: torch.Tensor) -> torch.Size:
+        return tensor.shape[1:] if isinstance(self.parts[0][1], AllToAll) else tensor.shape
+
+    @staticmethod
+    def _received(answer: Any) -> torch.Tensor:
+        rows = answer[0] if isinstance(answer, tuple) else answer
+        assert isinstance(rows, torch.Tensor)
+        return rows
 
 
-def _batches(asked: dict[int, Collective]) -> list[_Sums | _Gathers]:
-    """One batch per (kind, dtype), sums first, each kind in order of first appearance."""
+class _Broadcasts:
+    """Broadcasts from one root as one, of bytes."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, Broadcast]] = []
+
+    def fused(self, flag: bool | None) -> Broadcast:
+        assert flag is None, "a broadcast tells only the root's flag"
+        ordered = self._ordered()
+        return Broadcast(torch.cat([b.tensor.reshape(-1).view(torch.uint8) for _, b in ordered]), ordered[0][1].root)
+
+    def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        answers, offset = [], 0
+        for position, asked in self._ordered():
+            size = asked.payload_bytes
+            answers.append((position, answer[offset : offset + size].view(asked.tensor.dtype).view(asked.tensor.shape)))
+            offset += size
+        return sorted(answers, key=lambda answer: answer[0])
+
+    def _ordered(self) -> list[tuple[int, Broadcast]]:
+        return sorted(self.parts, key=lambda part: -part[1].tensor.element_size())
+
+
+_Batch = _Sums | _Rows | _Broadcasts
+
+
+def _batches(asked: dict[int, Collective]) -> list[_Batch]:
+    """One batch per kind, and dtype or root: sums, then gathers, all-to-alls and broadcasts."""
     sums: dict[torch.dtype, _Sums] = {}
-    gathers: list[_Gathers] = []
+    gathers, scatters = _Rows(), _Rows()
+    broadcasts: dict[int, _Broadcasts] = {}
     for position, collective in asked.items():
         if isinstance(collective, AllReduce):
             sums.setdefault(collective.tensor.dtype, _Sums()).parts.append((position, collective.tensor))
+        elif isinstance(collective, AllGather):
+            gathers.parts.append((position, collective))
+        elif isinstance(collective, AllToAll):
+            scatters.parts.append((position, collective))
         else:
-            if not gathers:
-                gathers.append(_Gathers())
-            gathers[0].parts.append((position, collective))
-    return [*sums.values(), *gathers]
-
-
-def _flag(batch: _Sums | _Gathers, finite: bool) -> bool:
-    return not (finite and batch.finite())
+            broadcasts.setdefault(collective.root, _Broadcasts()).parts.append((position, collective))
+    rows = [batch for batch in (gathers, scatters) if batch.parts]
+    return [*sums.values(), *rows, *broadcasts.values()]

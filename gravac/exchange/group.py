@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gravac.collectives import AllGather, AllReduce, Collective, Ledger
+from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Ledger
 
 # torch 2.13 renamed it; the old name warns there, the new one is missing before
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -61,28 +61,40 @@ class GroupTransport:
         if isinstance(request, AllReduce):
             work = dist.all_reduce(request.tensor, group=self.group, async_op=True)
             return Pending([work], request.tensor, self._link_free)
-        return self._gather(request)
+        if isinstance(request, Broadcast):
+            root = dist.get_global_rank(self.group, request.root)
+            work = dist.broadcast(request.tensor, root, group=self.group, async_op=True)
+            return Pending([work], request.tensor, self._link_free)
+        if isinstance(request, AllToAll):
+            rows, works = self._scatter(request.tensor)
+            return Pending(works, rows, self._link_free)
+        rows, works = self._gather(request)
+        return Pending(works, (rows,), self._link_free)
 
-    def _gather(self, request: AllGather) -> Pending:
+    def _gather(self, request: AllGather) -> tuple[torch.Tensor, list[Any]]:
         assert len(request.tensors) == 1, "fused gathers hold one tensor of bytes"
         (row,) = request.tensors
-        rows = torch.empty(self.world * row.numel(), dtype=row.dtype, device=row.device)
-        answer = rows.view(self.world, row.numel())
+        rows = row.new_empty(self.world, row.numel())
         if self._pairwise:
-            return Pending(self._swap(row, answer), (answer,), self._link_free)
-        work = _all_gather_flat(rows, row, group=self.group, async_op=True)
-        return Pending([work], (answer,), self._link_free)
+            return rows, self._swap([row] * self.world, rows)
+        return rows, [_all_gather_flat(rows.view(-1), row, group=self.group, async_op=True)]
 
-    def _swap(self, row: torch.Tensor, rows: torch.Tensor) -> list[Any]:
-        """An all-gather in which every receive is posted before the first send.
+    def _scatter(self, leaving: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+        rows = torch.empty_like(leaving)
+        if self._pairwise:
+            return rows, self._swap(list(leaving), rows)
+        return rows, [dist.all_to_all_single(rows, leaving, group=self.group, async_op=True)]
 
-        gloo's own posts them the other way round, so that a receiver's "ready" queues behind its own payload: on a slow
-        link the two directions then take turns.
+    def _swap(self, leaving: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
+        """Row r to rank r, and one from each; every receive is posted before the first send.
+
+        gloo's own all-gather posts them the other way round, so that a receiver's "ready" queues behind its own
+        payload: on a slow link the two directions then take turns.
         """
         self._swaps += 1
-        rows[self.rank].copy_(row)
+        rows[self.rank].copy_(leaving[self.rank])
         ranks = dist.get_process_group_ranks(self.group)
         others = [(self.rank + distance) % self.world for distance in range(1, self.world)]
         arriving = [dist.irecv(rows[r], ranks[r], group=self.group, tag=self._swaps) for r in reversed(others)]
-        leaving = [dist.isend(row, ranks[r], group=self.group, tag=self._swaps) for r in others]
-        return arriving + leaving
+        sent = [dist.isend(leaving[r], ranks[r], group=self.group, tag=self._swaps) for r in others]
+        return arriving + sent

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from gravac.collectives import AllReduce, Collective, Ledger
+from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Ledger
 
 T = TypeVar("T")
 
@@ -57,18 +57,25 @@ def _answers(together: Sequence[Collective]) -> list[Any]:
     signatures = {_signature(collective) for collective in together}
     if len(signatures) > 1:
         raise ValueError(f"ranks ask for different collectives: {sorted(signatures)}")
-    if isinstance(together[0], AllReduce):
-        tensors = [collective.tensor for collective in together if isinstance(collective, AllReduce)]
-        total = tensors[0].clone()
-        for tensor in tensors[1:]:
-            total += tensor
+    first = together[0]
+    if isinstance(first, AllReduce):
+        total = first.tensor.clone()
+        for other in together[1:]:
+            total += _tensors(other)[0]
         return [total.clone() for _ in together]
-    columns = zip(*(c.tensors for c in together if not isinstance(c, AllReduce)), strict=True)
-    gathered = tuple(torch.stack(column) for column in columns)
+    if isinstance(first, AllToAll):
+        return [torch.stack([_tensors(sender)[0][rank] for sender in together]) for rank in range(len(together))]
+    if isinstance(first, Broadcast):
+        return [_tensors(together[first.root])[0].clone() for _ in together]
+    gathered = tuple(torch.stack(column) for column in zip(*map(_tensors, together), strict=True))
     return [tuple(tensor.clone() for tensor in gathered) for _ in together]
 
 
+def _tensors(collective: Collective) -> tuple[torch.Tensor, ...]:
+    return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
+
+
 def _signature(collective: Collective) -> str:
-    tensors = (collective.tensor,) if isinstance(collective, AllReduce) else collective.tensors
-    shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)
-    return f"{type(collective).__name__}({shapes})"
+    shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in _tensors(collective))
+    root = f" from {collective.root}" if isinstance(collective, Broadcast) else ""
+    return f"{type(collective).__name__}({shapes}){root}"

@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Small codes packed into bytes: 1, 2, 4 or 8 bits each, the first in the lowest bits; 3 bits as 2 and 1.
+
+Packing works on whole machine words, since strided access to single bytes is many times slower.
+"""
+
+import functools
+
+import torch
+
+WIDTHS = (1, 2, 3, 4, 8)
+"""Bits per code that can be packed."""
+
+
+def packed_bytes(codes: int, bits: int) -> int:
+    """Bytes that ``codes`` codes of ``bits`` bits take."""
+    if bits == 3:
+        return packed_bytes(codes, 2) + packed_bytes(codes, 1)
+    return -(-codes * bits // 8)
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack codes along the last dimension.
+
+    Args:
+        codes: uint8, ``[..., n]``, each below ``2 ** bits``.
+        bits: one of ``WIDTHS``.
+
+    Returns:
+        uint8, ``[..., packed_bytes(n, bits)]``.
+    """
+    if bits == 8:
+        return codes
+    if bits == 3:
+        return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], dim=-1)
+    per_byte = 8 // bits
+    surplus = -codes.shape[-1] % per_byte
+    if surplus:
+        codes = torch.nn.functional.pad(codes, (0, surplus))
+    words = codes.reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[per_byte])
+    shift = 8 - bits
+    gap = per_byte // 2
+    while gap:
+        # neighbours move together, then pairs of them, until all codes of a word lie in its lowest byte
+        words = words | (words >> (shift * gap))
+        gap //= 2
+    return words.to(torch.uint8).view(*codes.shape[:-1], codes.shape[-1] // per_byte)
+
+
+def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
+    """The inverse of ``pack``: uint8, ``[..., codes]``."""
+    if bits == 8:
+        return packed
+    if bits == 3:
+        low = packed_bytes(codes, 2)
+        return unpack(packed[..., :low], 2, codes) | (unpack(packed[..., low:], 1, codes) << 2)
+    table = _table(bits).to(packed.device)
+    return table[packed.to(torch.int32)].flatten(-2)[..., :codes]
+
+
+@functools.cache
+def _table(bits: int) -> torch.Tensor:
+    """The codes in every byte: uint8, ``[256, 8 // bits]``."""
+    bytes_ = torch.arange(256).unsqueeze(1)
+    return ((bytes_ >> torch.arange(0, 8, bits)) & ((1 << bits) - 1)).to(torch.uint8)
