@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, blocks, energy
 from gravac.compressors.dense import Dense
 from gravac.compressors.dtypes import working
 from gravac.exchange.fuse import fuse
@@ -121,9 +121,9 @@ class Averager:
             traffic
             for shape, dtype in forms
             for traffic in (
-                self.dense.traffic(shape, self.dense.cf, dtype)
+                self.dense.traffic(shape, self.dense.cf, dtype, self.world)
                 if cf is None or not self.compresses(shape)
-                else self.base.traffic(shape, cf, dtype)
+                else self.base.traffic(shape, cf, dtype, self.world)
             )
         ]
 
@@ -258,7 +258,9 @@ class Averager:
 
     def _count(self, x: torch.Tensor, size: torch.Tensor, came: Reduced, compressed: bool) -> None:
         self.tally.energy = self.tally.energy + size.double()
-        if came.sent is not x:
+        if came.error is not None:
+            self.tally.error = self.tally.error + came.error.double()
+        elif came.sent is not x:
             self.tally.error = self.tally.error + _error(x, size, came.sent).double()
         if compressed:
             self.tally.compressed += x.numel()
@@ -291,8 +293,8 @@ def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Sparse) -> 
         return energy(x - sent)
     left = size
     for indices, values in sent.parts:
-        before = x[indices]
-        left = left - energy(before) + energy(before - values)
+        before = blocks(x, values)[indices]
+        left = left - energy(before.view(-1)) + energy((before - values).view(-1))
     return left.clamp(min=0)
 
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status: 0, 1 (it failed), 2 (wrong use), 128 + signal (interrupted)."""
     parser = argparse.ArgumentParser(prog="gravac", description="Adaptive gradient compression for PyTorch.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_demo,):
+    for add in (_add_demo, _add_bench):
         add(commands)
     options = parser.parse_args(arguments)
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -76,6 +76,55 @@ def _demo(options: argparse.Namespace) -> int:
         run_demo(demo)
     except (RunFailed, LinkError, OSError) as error:
         return _complain("demo", error, FAILED)
+    return 0
+
+
+def _add_bench(commands: Commands) -> None:
+    parser = commands.add_parser("bench", help="measure a part on this machine", description="Measures one part.")
+    benches = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
+    _add_bench_compressors(benches)
+
+
+def _add_bench_compressors(benches: Commands) -> None:
+    parser = benches.add_parser(
+        "compressors",
+        help="time, loss and memory of every compressor",
+        description="Runs every compressor on heavy-tailed synthetic gradients, on one thread and without a network, "
+        "and shows its time in copies of the tensor, beside plain PyTorch code for the same purpose.",
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--elements", type=int, default=2560 * 2560, metavar="N", help="of one square tensor (6553600)")
+    size.add_argument("--shapes", metavar="MODEL", help="the tensors of resnet101, vgg16, vgg19, lstm or bert-large")
+    parser.add_argument("--cf", type=float, nargs="+", default=[10, 100, 1000], help="factors (10 100 1000)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="ranks, 2 to 64 (2); rank 0 is timed")
+    parser.add_argument("--repeats", type=int, default=7, metavar="R", help="timed calls of each (7)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    parser.set_defaults(run=_bench_compressors)
+
+
+def _bench_compressors(options: argparse.Namespace) -> int:
+    if not _has_extra("lab", "rich"):
+        return WRONG_USE
+    from gravac.lab.bench import Bench
+    from gravac.lab.bench_display import run_bench
+
+    try:
+        bench = Bench(
+            elements=options.elements,
+            model=options.shapes,
+            cfs=tuple(options.cf),
+            workers=options.workers,
+            repeats=options.repeats,
+            only=tuple(options.only),
+            json=options.json,
+        )
+    except ValueError as error:
+        return _complain("bench compressors", error, WRONG_USE)
+    try:
+        run_bench(bench)
+    except OSError as error:
+        return _complain("bench compressors", error, FAILED)
     return 0
 
 

@@ -68,13 +68,14 @@ def cfs_of(compressor: Compressor) -> tuple[float, ...]:
 
 
 def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
-    """Mean over ranks of ``sent`` equals ``mean``, within (N+2) roundings."""
+    """Mean over ranks of ``sent`` equals ``mean``, within (N+2) roundings, and some of the largest value in float32."""
     for world, shape, cf in _cases(compressor):
         xs = _gradients(world, shape)
         got = exchange(compressor, xs, cf)
         sent = torch.stack([materialize(r.sent, x).double() for r, x in zip(got, xs, strict=True)])
         mean = materialize(got[0].mean, xs[0]).double()
-        bound = (world + 2) * compressor.rounding * sent.abs().mean(0) + 1e-7
+        largest = float(sent.abs().max()) if sent.numel() else 0.0
+        bound = (world + 2) * compressor.rounding * sent.abs().mean(0) + 2.0**-21 * largest
         assert bool(((mean - sent.mean(0)).abs() <= bound).all()), f"{world} ranks, {shape}, {cf}x: mean is off"
 
 
@@ -103,7 +104,7 @@ def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
     for world, shape, cf in _cases(compressor):
         xs = _gradients(world, shape)
         got = exchange(compressor, xs, cf)
-        error = sum(float(energy(x.reshape(-1) - materialize(r.sent, x))) for r, x in zip(got, xs, strict=True))
+        error = sum(_lost(r, x) for r, x in zip(got, xs, strict=True))
         whole = sum(float(energy(x.reshape(-1))) for x in xs)
         assert error <= whole * (1 + 1e-6), f"{world} ranks, {shape}, {cf}x: error {error} exceeds {whole}"
 
@@ -113,12 +114,14 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
     if not compressor.unbiased:
         return
     (x,) = _gradients(1, (16, 16))
+    flat = x.reshape(-1).double()
     for cf in cfs_of(compressor):
         trials = [materialize(exchange(compressor, [x], cf, step=t)[0].sent, x) for t in range(400)]
         stacked = torch.stack(trials).double()
-        off = (stacked.mean(0) - x.reshape(-1)).abs()
-        spread = stacked.std(0) / math.sqrt(len(trials))
-        assert bool((off <= 6 * spread + 1e-6).all()), f"{cf}x: biased by up to {float(off.max()):.3g}"
+        # all elements together: one that is rounded up once in thousands of trials has no spread of its own
+        off = float(energy(stacked.mean(0) - flat))
+        lost = float((stacked - flat).square().sum(1).mean()) / len(trials)
+        assert off <= 3 * lost + 1e-12 * float(energy(flat)), f"{cf}x: biased, {off:.3g} against {lost:.3g}"
 
 
 def zeros_stay_zeros(compressor: Compressor) -> None:
@@ -154,16 +157,18 @@ def one_round_is_kept(compressor: Compressor) -> None:
 
 def traffic_is_predicted(compressor: Compressor) -> None:
     """``traffic`` says what is handed to collectives, but for the flag and padding."""
-    for shape in SHAPES:
-        for cf in cfs_of(compressor):
-            (x,) = _gradients(1, shape)
-            ledger = Ledger(1)
-            rounds = compressor.rounds(x.reshape(-1), cf, Context(shape=shape))
-            memory.run([fuse([rounds], finite=True)], [ledger])
-            predicted = sum(t.payload_bytes for t in compressor.traffic(shape, cf, x.dtype))
-            slack = 16 * sum(ledger.calls.values())
+    for world, shape, cf in _cases(compressor):
+        ledgers = [Ledger(world) for _ in range(world)]
+        ranks = [
+            fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
+            for r, x in enumerate(_gradients(world, shape))
+        ]
+        memory.run(ranks, ledgers)
+        predicted = sum(t.payload_bytes for t in compressor.traffic(shape, cf, torch.float32, world))
+        for ledger in ledgers:
+            slack = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
             assert predicted <= ledger.payload_bytes <= predicted + slack, (
-                f"{shape}, {cf}x: {ledger.payload_bytes} bytes, predicted {predicted}"
+                f"{world} ranks, {shape}, {cf}x: {ledger.payload_bytes} bytes, predicted {predicted}"
             )
 
 
@@ -174,9 +179,10 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
     foreseen = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
     for cf, expected in zip(cfs, foreseen, strict=True):
         runs = [exchange(compressor, [x], cf, step=t)[0] for t in range(30)]
-        lost = sum(float(energy(x.reshape(-1) - materialize(r.sent, x))) for r in runs) / len(runs)
-        scale = float(energy(x.reshape(-1)))
-        assert abs(lost - float(expected)) <= 0.03 * scale, f"{cf}x: foreseen {float(expected):.4g}, lost {lost:.4g}"
+        losses = torch.tensor([_lost(r, x) for r in runs], dtype=torch.float64)
+        lost, noise = float(losses.mean()), float(losses.std()) / math.sqrt(len(runs))
+        bound = 0.03 * float(energy(x.reshape(-1))) + 4 * noise
+        assert abs(lost - float(expected)) <= bound, f"{cf}x: foreseen {float(expected):.4g}, lost {lost:.4g}"
 
 
 def cf_is_what_was_asked_for(compressor: Compressor) -> None:
@@ -220,7 +226,7 @@ def nothing_is_lost(compressor: Compressor) -> None:
                 total += torch.stack(xs).double().mean(0).reshape(-1)
                 terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
                 applied += _average(ranks, xs, cf, step)[0].reshape(-1).double()
-            kept = [a.feedback.residual.get("w", torch.zeros(1600)).double() for a in ranks]
+            kept = [_kept(averager, (40, 40), dtype) for averager in ranks]
             off = (applied + torch.stack(kept).mean(0) - total).abs()
             bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
             assert bool((off <= bound).all()), f"{cf}x, {dtype}: {float(off.max()):.3g} was lost"
@@ -274,6 +280,22 @@ def _averager(compressor: Compressor, rank: int, world: int, strength: float | N
     averager = Averager(compressor, dense, kept, 0, Feedback())
     averager.rank, averager.world = rank, world
     return averager
+
+
+def _lost(came: Reduced, x: torch.Tensor) -> float:
+    error = energy(x.reshape(-1) - materialize(came.sent, x)) if came.error is None else came.error
+    return float(error)
+
+
+def _kept(averager: Averager, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The residual, and what the compressor keeps itself."""
+    elements = torch.Size(shape).numel()
+    residual = averager.feedback.residual.get("w", torch.zeros(elements))
+    state = averager.state.get("w", {})
+    context = Context("w", rank=averager.rank, world=averager.world, shape=shape, dtype=dtype, state=state)
+    context.error_feedback = averager.strength
+    aside = averager.base.kept_aside(context, elements)
+    return residual.double() if aside is None else residual.double() + aside.double()
 
 
 def _average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ Laws, checked for every compressor by ``gravac.conformance``:
 import hashlib
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -37,7 +37,7 @@ class Sparse:
     """A flat tensor that is zero but for some coordinates: the sum of ``parts``, added in order.
 
     Each part is ``(indices, values)``, without a repeated index inside a part, so that adding part after part gives
-    the same bits everywhere.
+    the same bits everywhere. Where ``values`` is ``[m, block]``, an index counts blocks of that many coordinates.
     """
 
     parts: tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -45,8 +45,16 @@ class Sparse:
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times this to ``dense``, in place; returns it."""
         for indices, values in self.parts:
-            dense.index_add_(0, indices, values.to(dense.dtype), alpha=alpha)
+            blocks(dense, values).index_add_(0, indices, values.to(dense.dtype), alpha=alpha)
         return dense
+
+
+def blocks(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A flat tensor as rows as long as those of ``like``, less what is left over at its end; itself, if 1-D."""
+    if like.dim() == 1:
+        return flat
+    size = like.shape[1]
+    return flat[: flat.numel() // size * size].view(-1, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ class Reduced:
         cf: the compression factor achieved.
         aside: part of ``x - sent`` that the compressor keeps itself, in ``ctx.state``: the residual is made without it.
         target: what was to be sent, where that is not x (momentum correction); gain is measured against it.
+        error: ``‖x - sent‖²`` as it counts for the gain, where the compressor knows it; an error made for all ranks
+            at once counts as if each had made its share.
     """
 
     mean: torch.Tensor | Sparse
@@ -66,6 +76,7 @@ class Reduced:
     cf: float
     aside: torch.Tensor | None = None
     target: torch.Tensor | None = None
+    error: torch.Tensor | None = None
 
 
 Rounds = Generator[Collective, Any, Reduced]
@@ -101,13 +112,18 @@ class Context:
     error_feedback: float = 0.0
     selections: dict[float, Selection] = field(default_factory=dict)
 
-    def generator(self, own: bool = False) -> torch.Generator:
+    def part(self, elements: int) -> "Context":
+        """For compressing a part of the tensor's values again: the same but for the shape; remembers nothing."""
+        return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={})
+
+    def generator(self, own: bool = False, fixed: bool = False) -> torch.Generator:
         """A CPU generator seeded by (seed, name, step), in any layout, after any resume.
 
         Args:
             own: also by rank, for rounding that ranks must not do alike; otherwise the same on all ranks.
+            fixed: not by step.
         """
-        key = f"{self.seed}\0{self.name}\0{self.step}" + (f"\0{self.rank}" if own else "")
+        key = f"{self.seed}\0{self.name}" + ("" if fixed else f"\0{self.step}") + (f"\0{self.rank}" if own else "")
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
 
@@ -119,6 +135,7 @@ class Compressor(Settings):
         name: what policies and traces call it.
         contractive: ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
         unbiased: the expectation of ``sent`` is x.
+        owns_momentum: does the optimizer's momentum itself; the optimizer must have none.
         exact_cf: achieves the CF asked for on large tensors, within 2 %; otherwise comes as close as its method can.
         one_round: ``rounds`` always yields once: the exchange of the next tensors may start while this travels.
         error_feedback: share of what was not sent that is kept, unless the user says otherwise.
@@ -129,6 +146,7 @@ class Compressor(Settings):
     name: ClassVar[str]
     contractive: ClassVar[bool] = False
     unbiased: ClassVar[bool] = False
+    owns_momentum: ClassVar[bool] = False
     exact_cf: ClassVar[bool] = True
     one_round: ClassVar[bool] = False
     error_feedback: ClassVar[float] = 0.0
@@ -147,9 +165,13 @@ class Compressor(Settings):
         """
         raise NotImplementedError
 
-    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype) -> tuple[Traffic, ...]:
-        """What ``rounds`` will hand to collectives for one tensor, without flags and padding."""
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """What ``rounds`` will hand to collectives for one tensor over ``world`` ranks, without flags and padding."""
         raise NotImplementedError
+
+    def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
+        """What it keeps itself of what was not sent, see ``Reduced.aside``: flat, ``[elements]``; None for nothing."""
+        return None
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average x over the ranks, compressed.

@@ -2,18 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random-k: all ranks send the same k coordinates, drawn anew each step; no index travels.
 
-Source: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (definition 2.1). Contractive; gain 1/CF in
-expectation; not scaled up, so biased: error feedback brings the rest later.
+Source: Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (definition 2.1). ``randomk`` is contractive, with gain
+1/CF in expectation, and biased: error feedback brings the rest later. ``scaled_randomk`` sends elements/k times as much
+instead: unbiased (Wangni et al., NeurIPS 2018), and no contraction.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, kept
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, kept
+from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
 from gravac.compressors.dtypes import dtype_of, unit_roundoff
 
 
@@ -22,6 +25,7 @@ class RandomK(Compressor):
 
     Attributes:
         values: number format of the values on the wire; ``None`` is the gradient's own.
+        block: consecutive coordinates drawn together; 64 and more are many times faster than 1.
     """
 
     name: ClassVar[str] = "randomk"
@@ -30,25 +34,41 @@ class RandomK(Compressor):
     error_feedback: ClassVar[float] = 1.0
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
+    block: Annotated[int, Field(ge=1)] = 1
 
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
         """Any CF."""
         return Span(*cf_range)
 
-    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype) -> tuple[Traffic, ...]:
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """As many values as are kept."""
         return (Traffic(AllReduce, kept(torch.Size(shape).numel(), cf) * dtype_of(self.values, dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """One all-reduce of the drawn values."""
-        chosen = draw(x.numel(), kept(x.numel(), cf), ctx.generator()).to(x.device)
-        mine = (x[chosen] / ctx.world).to(dtype_of(self.values, ctx.dtype))
+        k = kept(x.numel(), cf)
+        chosen = self._drawn(x.numel(), k, ctx.generator(), x.device)
+        wire, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
+        mine = (gather(x, chosen, block, k) * (self._scale(x.numel(), k) / ctx.world)).to(wire)
         total = yield AllReduce(mine)
         return Reduced(
-            mean=Sparse(((chosen, total.to(x.dtype)),)),
-            sent=Sparse(((chosen, mine.to(x.dtype) * ctx.world),)),
-            cf=x.numel() / max(1, mine.numel()),
+            mean=scatter(total.to(x.dtype), chosen, block),
+            sent=scatter(mine.to(x.dtype) * ctx.world, chosen, block),
+            cf=x.numel() / max(1, k),
         )
+
+    def _drawn(self, elements: int, k: int, generator: torch.Generator, device: torch.device) -> Chosen:
+        """Blocks at random; the one that fills up k is any of them, and so is the place where its part starts."""
+        block = self._block(elements)
+        rows = draw(-(-elements // block), -(-k // block), generator).to(device)
+        last, start = (int(torch.randint(most, (), generator=generator)) for most in (max(1, len(rows)), block))
+        return whole_but_one(rows, last, k, block, elements, start)
+
+    def _block(self, elements: int) -> int:
+        return min(self.block, max(1, elements))
+
+    def _scale(self, elements: int, k: int) -> float:
+        return 1.0
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """In expectation over the draw: ``(1 - 1/CF) ‖x‖²``."""
@@ -58,6 +78,23 @@ class RandomK(Compressor):
     def rounding(self) -> float:
         """Sums in the wire's format."""
         return unit_roundoff(dtype_of(self.values, torch.float32))
+
+
+class ScaledRandomK(RandomK):
+    """Random coordinates, scaled up by elements / k: unbiased. Settings as of ``RandomK``."""
+
+    name: ClassVar[str] = "scaled_randomk"
+    contractive: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = True
+    error_feedback: ClassVar[float] = 0.0
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """In expectation over the draw: ``(elements/k - 1) ‖x‖²``."""
+        return [energy(x) * (self._scale(x.numel(), kept(x.numel(), cf)) - 1) for cf in cfs]
+
+    def _scale(self, elements: int, k: int) -> float:
+        block = self._block(elements)
+        return -(-elements // block) * block / max(1, k)
 
 
 def draw(elements: int, k: int, generator: torch.Generator) -> torch.Tensor:
@@ -80,3 +117,6 @@ def draw(elements: int, k: int, generator: torch.Generator) -> torch.Tensor:
 
 randomk = RandomK()
 """Random-k with its default settings; ``randomk(values="bfloat16")`` makes another."""
+
+scaled_randomk = ScaledRandomK()
+"""Unbiased random-k with its default settings."""

@@ -37,7 +37,7 @@ class TopK(Compressor):
         """Any CF."""
         return Span(*cf_range)
 
-    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype) -> tuple[Traffic, ...]:
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """As many values, and indices, as are kept."""
         elements = torch.Size(shape).numel()
         element_bytes = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize

@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""AR-Topk: one rank's top-k coordinates for all ranks, so that values can be summed by all-reduce.
+
+Source: Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE Big
+Data 2023 (arXiv 2312.02493), section 3. STAR takes ranks in turn; VAR the rank whose top-k holds most energy.
+Contractive: what a rank sends is its own values, only the choice is another's. No bound better than that.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+
+from gravac.candidate import Span
+from gravac.collectives import AllGather, AllReduce, Broadcast, Traffic
+from gravac.compressors import multilevel
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, kept
+from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
+from gravac.compressors.topk import index_dtype, pack_indices, topk, unpack_indices
+
+
+class ARTopK(Compressor):
+    """One rank's selection, a broadcast of indices, an all-reduce of values.
+
+    Attributes:
+        choose: ``"star"``: ranks in turn, by step. ``"var"``: for each tensor the rank whose k values have most
+            energy, which one more exchange of a number per tensor tells.
+        values: number format of the values on the wire; ``None`` is the gradient's own.
+    """
+
+    name: ClassVar[str] = "artopk"
+    contractive: ClassVar[bool] = True
+    error_feedback: ClassVar[float] = 1.0
+
+    choose: Literal["star", "var"] = "star"
+    values: Literal["float32", "float16", "bfloat16"] | None = None
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+        """Any CF."""
+        return Span(*cf_range)
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """One rank's indices, everyone's values."""
+        elements = torch.Size(shape).numel()
+        k = kept(elements, cf)
+        asked = (Traffic(AllGather, torch.float32.itemsize),) if self.choose == "var" else ()
+        return (
+            *asked,
+            Traffic(Broadcast, k * index_dtype(elements).itemsize),
+            Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize),
+        )
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """With ``"var"`` an all-gather of energies; a broadcast of indices; an all-reduce of the values there."""
+        own = multilevel.at(topk.select, x, cf, ctx)
+        root = ctx.step % ctx.world
+        if self.choose == "var":
+            (held,) = yield AllGather(energy(own.values).float().reshape(1))
+            root = int(held.argmax())
+        packed = yield Broadcast(pack_indices(own.indices, x.numel()), root)
+        chosen = unpack_indices(packed, x.numel())
+        mine = narrow(x[chosen] / ctx.world, dtype_of(self.values, ctx.dtype))
+        total = yield AllReduce(mine)
+        return Reduced(
+            mean=Sparse(((chosen, total.to(x.dtype)),)),
+            sent=Sparse(((chosen, mine.to(x.dtype) * ctx.world),)),
+            cf=x.numel() / max(1, mine.numel()),
+        )
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """As if this rank's choice were taken, by multi-level compression: optimistic where ranks differ."""
+        return topk.errors(x, cfs, ctx)
+
+    @property
+    def rounding(self) -> float:
+        """Sums in the wire's format."""
+        return unit_roundoff(dtype_of(self.values, torch.float32))
+
+
+artopk = ARTopK()
+"""One rank's top-k in turn; ``artopk(choose="var")`` picks the rank with most energy."""

@@ -1,0 +1,63 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Coordinates chosen by chunks of consecutive ones, the same on all ranks, and their values in a row.
+
+Copying whole chunks costs a fraction of copying as many single coordinates.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from gravac.compressors.base import Sparse
+
+
+class Chosen(NamedTuple):
+    """Coordinates that travel, the same on all ranks.
+
+    Attributes:
+        rows: whole chunks, ascending.
+        elements: single coordinates: of the chunk that is sent in part, and of one at the end that is not whole.
+    """
+
+    rows: torch.Tensor
+    elements: torch.Tensor
+
+
+def whole_but_one(rows: torch.Tensor, last: int, k: int, chunk: int, elements: int, start: int = 0) -> Chosen:
+    """K coordinates, or fewer where the tensor's end is among them: every chunk whole, but for one.
+
+    Args:
+        rows: chunk numbers, int64, ascending: as many as hold k coordinates.
+        last: position in ``rows`` of the one that is needed in part.
+        k: coordinates wanted.
+        chunk: coordinates per chunk.
+        elements: of the tensor.
+        start: from which coordinate of that chunk on, going round.
+    """
+    part = k - (len(rows) - 1) * chunk
+    singles = []
+    if 0 < part < chunk:
+        some = torch.arange(start, start + part, device=rows.device).remainder_(chunk) + rows[last] * chunk
+        singles.append(some[some < elements])
+        rows = torch.cat([rows[:last], rows[last + 1 :]])
+    if len(rows) and (int(rows[-1]) + 1) * chunk > elements:
+        singles.append(torch.arange(int(rows[-1]) * chunk, elements, device=rows.device))
+        rows = rows[:-1]
+    return Chosen(rows, torch.cat(singles) if singles else rows[:0])
+
+
+def gather(x: torch.Tensor, chosen: Chosen, chunk: int, k: int) -> torch.Tensor:
+    """The chosen coordinates' values, chunks first; filled up with zeros to ``[k]``."""
+    whole = x[: x.numel() // chunk * chunk].view(-1, chunk)
+    values = torch.cat([whole.index_select(0, chosen.rows).view(-1), x[chosen.elements]])
+    missing = k - values.numel()
+    return torch.nn.functional.pad(values, (0, missing)) if missing else values
+
+
+def scatter(values: torch.Tensor, chosen: Chosen, chunk: int) -> Sparse:
+    """The inverse of ``gather``."""
+    whole = len(chosen.rows) * chunk
+    singles = values[whole : whole + len(chosen.elements)]
+    parts = [(chosen.rows, values[:whole].view(-1, chunk)), (chosen.elements, singles)]
+    return Sparse(tuple(part for part in parts if len(part[0])))

@@ -1,0 +1,117 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""IntSGD: integers in a scale that all ranks share, so that an all-reduce sums them.
+
+Source: Mishchenko et al., "IntSGD: Adaptive Floatless Compression of Stochastic Gradients", ICLR 2022, for integers
+that cannot overflow in the sum; the scale is the largest magnitude over the ranks, block by block, as in Xin et al.,
+"Global-QSGD: Practical Floatless Quantization for Distributed Learning with Theoretical Guarantees", 2023. Unbiased;
+not contractive: with many ranks few integers are left to each.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from gravac.collectives import AllGather, AllReduce, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.dtypes import working
+from gravac.compressors.qsgd import block_count, block_largest, relative, round_randomly, rounding_variance, spread
+
+
+class IntSGD(Compressor):
+    """Two rounds: an all-gather of each block's largest magnitude, an all-reduce of integers.
+
+    Over N ranks each has the integers to ``(2 ** (bits - 1) - 1) / N``: 63 at 2 ranks and 8 bits, 1 at 64. When none
+    is left (128 ranks at 8 bits), more bits travel than were asked for.
+
+    Attributes:
+        bits: of an integer on the wire.
+        block: elements that share a scale.
+    """
+
+    name: ClassVar[str] = "intsgd"
+    unbiased: ClassVar[bool] = True
+
+    bits: Literal[8, 16] = 8
+    block: int = Field(default=4096, ge=1)
+
+    @property
+    def cf(self) -> float:
+        """32 / bits."""
+        return 32 / self.bits
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """Its one CF, when that is in the range."""
+        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """A magnitude per block; then the integers."""
+        elements = torch.Size(shape).numel()
+        largest = block_count(elements, self.block) * working(dtype).itemsize
+        return (Traffic(AllGather, largest), Traffic(AllReduce, lane_bytes(elements, lane_bits(self.bits, world))))
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """Agree on scales, then sum integers."""
+        bits = lane_bits(self.bits, ctx.world)
+        limit = integer_limit(bits, ctx.world)
+        (everyones,) = yield AllGather(block_largest(x, self.block))
+        largest = spread(everyones.amax(dim=0), self.block, x.numel())
+        integers = round_randomly(relative(x, largest).mul_(limit), ctx.generator(own=True)).mul_(x.sign())
+        total = yield AllReduce(to_lanes(integers.to(torch.int32), bits))
+        step = largest / limit
+        mean = from_lanes(total, bits, x.numel()).to(x.dtype).mul_(step).div_(ctx.world)
+        return Reduced(mean=mean, sent=integers.mul_(step), cf=32 / bits)
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """In expectation over the rounding, with this rank's own scales: less than is lost where others' are larger."""
+        limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
+        largest = spread(block_largest(x, self.block), self.block, x.numel())
+        variance = rounding_variance(relative(x, largest).mul_(limit))
+        return [(variance * (largest / limit).square()).sum() for _ in cfs]
+
+
+def integer_limit(bits: int, world: int) -> int:
+    """The largest integer that ``world`` ranks may all add up in ``bits`` bits, sign included."""
+    return int((2 ** (bits - 1) - 1) // world)
+
+
+def lane_bits(bits: int, world: int) -> int:
+    """``bits``, or as many of 16 or 32 as leave every one of ``world`` ranks at least -1, 0 and 1."""
+    return next(wide for wide in (bits, 16, 32) if integer_limit(wide, world))
+
+
+def lane_bytes(elements: int, bits: int) -> int:
+    """Bytes that ``to_lanes`` makes of ``elements``."""
+    return -(-elements // 2) * 4 if bits == 16 else elements * bits // 8
+
+
+def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Integers as what an all-reduce can sum.
+
+    16 bit travel in pairs, as ``high * 2**16 + low`` in int32, since neither Gloo nor NCCL sums int16.
+
+    Args:
+        integers: int32, ``[n]``; neither they nor their sum over the ranks exceed ``2 ** (bits - 1) - 1``.
+        bits: 8, 16 or 32.
+
+    Returns:
+        int8 or int32, ``[n]``; int32, ``[ceil(n / 2)]`` for 16 bit.
+    """
+    if bits != 16:
+        return integers.to(torch.int8) if bits == 8 else integers
+    pairs = torch.nn.functional.pad(integers, (0, integers.numel() % 2)).view(2, -1)
+    return pairs[1] * 2**16 + pairs[0]
+
+
+def from_lanes(total: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
+    """The sums of what ``to_lanes`` made, as integers, ``[elements]``."""
+    if bits != 16:
+        return total
+    low = ((total + 2**15) & 0xFFFF) - 2**15
+    return torch.cat([low, (total - low) >> 16])[:elements]
+
+
+intsgd = IntSGD()
+"""IntSGD with 8 bits; ``intsgd(bits=16)`` makes another."""

@@ -1,0 +1,120 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Natural compression: random rounding to a power of two, so that only sign and exponent travel.
+
+Source: Horvath et al., "Natural Compression for Distributed Deep Learning", 2019 (arXiv:1905.10988), definition 1 and
+theorem 1: unbiased, second moment at most 9/8 of the square. Contractive too: no element errs by more than itself.
+Both hold down to 2**-126 of the tensor's largest magnitude, and for normal numbers; what is smaller is rounded to zero
+or the smallest that travels, unbiased.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from gravac.collectives import AllGather, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.qsgd import block_largest, round_randomly, rounding_variance
+
+SPAN = 126
+"""Binary orders of magnitude between the largest and the smallest that travel."""
+
+
+class Natural(Compressor):
+    """Sign and 7-bit exponent, relative to the tensor's smallest, exchanged by all-gather."""
+
+    name: ClassVar[str] = "natural"
+    contractive: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
+    one_round: ClassVar[bool] = True
+
+    @property
+    def cf(self) -> float:
+        """4: 8 bits."""
+        return 4.0
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """Its one CF, when that is in the range."""
+        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """A byte per element, and the smallest exponent."""
+        elements = torch.Size(shape).numel()
+        return (Traffic(AllGather, elements + bool(elements) * torch.int16.itemsize),)
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """One all-gather of codes and the smallest exponent of each rank."""
+        lowest = lowest_exponent(x)
+        codes = encode(x, lowest, ctx.generator(own=True))
+        all_codes, all_lowest = yield AllGather(codes, lowest)
+        mean = torch.zeros_like(x)
+        for row, its_lowest in zip(all_codes.unbind(), all_lowest.unbind(), strict=True):
+            mean += decode(row, its_lowest, x.dtype)
+        return Reduced(mean=mean.div_(ctx.world), sent=decode(codes, lowest, x.dtype), cf=self.cf)
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """In expectation over the rounding: ``(|x| - below) (above - |x|)`` for the two powers around each element."""
+        _, position, step = _neighbours(x, lowest_exponent(x))
+        error = (rounding_variance(position) * step.square()).sum()
+        return [error for _ in cfs]
+
+
+def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
+    """Of the smallest power of two that travels for flat x: int16, ``[1]`` (``[0]`` when x is empty)."""
+    exponent = block_largest(x, 0).frexp().exponent
+    return (exponent - SPAN).clamp(min=_smallest_normal(x.dtype)).to(torch.int16)
+
+
+def encode(x: torch.Tensor, lowest: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Flat x as codes: the sign in the highest bit; 0 for zero, or 1 more than the exponent above the lowest.
+
+    Args:
+        x: flat.
+        lowest: its ``lowest_exponent``.
+        generator: for the rounding.
+
+    Returns:
+        uint8, as long as x.
+    """
+    below, position, _ = _neighbours(x, lowest)
+    magnitude = below.add_(round_randomly(position, generator))
+    return magnitude.to(torch.uint8).add_(x.signbit().to(torch.uint8), alpha=128)
+
+
+def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of ``encode``, in ``dtype``."""
+    magnitude = codes & 127
+    power = power_of_two(magnitude.to(torch.int32) - 1 + lowest, dtype).mul_(magnitude > 0)
+    return torch.where(codes > 127, -power, power)
+
+
+def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Exactly ``2 ** exponent``, from an integer tensor, by way of the bits; below the smallest normal number wrong."""
+    if dtype == torch.float64:
+        return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
+    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The code of the power of two below each magnitude, where between its neighbours it lies, how far they are apart.
+
+    Magnitudes under the lowest power lie between zero (code 0) and that power (code 1).
+
+    Returns:
+        (code, position in [0, 1), distance), each in the dtype of x.
+    """
+    mantissa, exponent = x.abs().frexp()
+    above = exponent - lowest  # code of the power below, when that is at least 1
+    small = (above < 1) | (x == 0)
+    step = power_of_two(torch.where(small, lowest.to(torch.int32), exponent - 1), x.dtype)
+    position = torch.where(small, x.abs() / step, 2 * mantissa - 1)
+    return torch.where(small, 0, above).to(x.dtype), position, step
+
+
+def _smallest_normal(dtype: torch.dtype) -> int:
+    return -1022 if dtype == torch.float64 else -126
+
+
+natural = Natural()
+"""Natural compression; it has no settings."""

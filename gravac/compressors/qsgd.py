@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""QSGD: random rounding to a few levels of each bucket's norm.
+
+Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017,
+section 3.1, with the buckets of section 4; levels travel as fixed-width codes, not Elias codes. Unbiased; not
+contractive: at few bits the error may exceed the gradient.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from gravac.collectives import AllGather, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.dtypes import working
+from gravac.compressors.packing import pack, packed_bytes, unpack
+
+
+class QSGD(Compressor):
+    """Signed levels and one norm per bucket, exchanged by all-gather.
+
+    Attributes:
+        bits: per element, sign included; there are ``2 ** (bits - 1) - 1`` levels above zero.
+        bucket: elements that share a norm.
+        norm: what the levels are parts of: the bucket's ``"l2"`` norm, as published, or its ``"max"`` magnitude,
+            which errs less.
+    """
+
+    name: ClassVar[str] = "qsgd"
+    unbiased: ClassVar[bool] = True
+    one_round: ClassVar[bool] = True
+
+    bits: Literal[2, 4, 8] = 4
+    bucket: int = Field(default=512, ge=1)
+    norm: Literal["l2", "max"] = "l2"
+
+    @property
+    def cf(self) -> float:
+        """32 / bits."""
+        return 32 / self.bits
+
+    @property
+    def levels(self) -> int:
+        """Above zero."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """Its one CF, when that is in the range."""
+        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """Packed codes, and a norm per bucket."""
+        elements = torch.Size(shape).numel()
+        norms = block_count(elements, self.bucket) * working(dtype).itemsize
+        return (Traffic(AllGather, packed_bytes(elements, self.bits) + norms),)
+
+    def norms(self, x: torch.Tensor) -> torch.Tensor:
+        """Of each bucket of flat x: ``[buckets]``, dtype of x; never below the largest magnitude in it."""
+        largest = block_largest(x, self.bucket)
+        if self.norm == "max":
+            return largest
+        # rounding and underflow may leave the l2 norm below the largest magnitude
+        norms: torch.Tensor = torch.linalg.vector_norm(in_rows(x, self.bucket), dim=1)
+        return norms.maximum(largest)
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """One all-gather of codes and norms."""
+        norms = self.norms(x)
+        codes = self.encode(x, norms, ctx.generator(own=True))
+        packed, all_norms = yield AllGather(pack(codes, self.bits), norms)
+        mean = torch.zeros_like(x)
+        for row, scale in zip(packed.unbind(), all_norms.unbind(), strict=True):
+            mean += self.decode(unpack(row, self.bits, x.numel()), scale)
+        return Reduced(mean=mean.div_(ctx.world), sent=self.decode(codes, norms), cf=self.cf)
+
+    def encode(self, x: torch.Tensor, norms: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Flat x as codes: the signed level, plus the number of levels: uint8, as long as x."""
+        level = round_randomly(self._exact_levels(x, norms), generator)
+        return level.mul_(x.sign()).add_(self.levels).to(torch.uint8)
+
+    def decode(self, codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        """The inverse of ``encode``, in the dtype of the norms."""
+        signed = codes.to(norms.dtype) - self.levels
+        return signed * spread(norms / self.levels, self.bucket, codes.numel())
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """In expectation over the rounding: ``p (1 - p)`` times the squared step, element by element."""
+        norms = self.norms(x)
+        variance = rounding_variance(self._exact_levels(x, norms))
+        error = (variance * spread(norms / self.levels, self.bucket, x.numel()).square()).sum()
+        return [error for _ in cfs]
+
+    def _exact_levels(self, x: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        """Magnitudes in steps of ``norm / levels``, before rounding; in [0, levels]."""
+        return relative(x, spread(norms, self.bucket, x.numel())).mul_(self.levels)
+
+
+def block_count(elements: int, size: int) -> int:
+    """Blocks of ``size`` that hold ``elements``, the last perhaps in part; a size of 0 is one block of all."""
+    return -(-elements // (size or max(1, elements)))
+
+
+def in_rows(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Flat x in rows, ``[block_count, at most size]``, the last filled up with zeros."""
+    elements = x.numel()
+    size = max(1, min(size or elements, elements))
+    return torch.nn.functional.pad(x, (0, -elements % size)).view(-1, size)
+
+
+def block_largest(x: torch.Tensor, size: int) -> torch.Tensor:
+    """The largest magnitude in each block of flat x: ``[block_count]``."""
+    largest: torch.Tensor = torch.linalg.vector_norm(in_rows(x, size), ord=float("inf"), dim=1)
+    return largest
+
+
+def spread(values: torch.Tensor, size: int, elements: int) -> torch.Tensor:
+    """One value per block to one per element: ``[block_count]`` to ``[elements]``."""
+    size = min(size or elements, elements)
+    return values.unsqueeze(1).expand(-1, size).reshape(-1)[:elements]
+
+
+def relative(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """``|x| / norm``, a new tensor; 0 where the norm is."""
+    return x.abs().div_(torch.where(norm > 0, norm, 1))
+
+
+def round_randomly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """To an integer next to x, up with the probability of x's fraction: unbiased within 2**-24. A new tensor."""
+    low = x.floor()
+    draw = torch.rand(x.shape, generator=generator).to(x.device)
+    return low.add_(draw < x - low)
+
+
+def rounding_variance(x: torch.Tensor) -> torch.Tensor:
+    """Expected squared error of ``round_randomly``, element by element."""
+    up = x - x.floor()
+    return up * (1 - up)
+
+
+qsgd = QSGD()
+"""QSGD with 4 bits; ``qsgd(bits=8, norm="max")`` makes another."""

@@ -1,0 +1,138 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Signs with a common magnitude: the mean of everyone's, or one majority vote.
+
+Sources: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
+algorithm 1 (scaled sign; contractive, gain ``‖x‖₁² / (d ‖x‖₂²)``; biased); Bernstein et al., "signSGD with Majority
+Vote is Communication Efficient and Fault Tolerant", ICLR 2019, algorithm 1 (neither contractive nor unbiased), here
+scaled by the mean magnitude, so that a step keeps its length.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from gravac.collectives import AllGather, AllReduce, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.dtypes import working
+from gravac.compressors.intsgd import from_lanes, lane_bits, lane_bytes, to_lanes
+from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.qsgd import block_count, in_rows, spread
+
+
+class SignSGD(Compressor):
+    """One bit per element and a mean magnitude per block, exchanged by all-gather.
+
+    Nothing is kept by default: under Adam, error feedback on signs was measured to do harm (docs, worth of a step).
+    With plain SGD the published method keeps all, ``error_feedback=1.0``.
+
+    Attributes:
+        block: elements that share a magnitude; 0 takes the whole tensor.
+    """
+
+    name: ClassVar[str] = "signsgd"
+    contractive: ClassVar[bool] = True
+    one_round: ClassVar[bool] = True
+
+    block: int = Field(default=0, ge=0)
+
+    @property
+    def cf(self) -> float:
+        """32: 1 bit."""
+        return 32.0
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """Its one CF, when that is in the range."""
+        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """Packed signs, and a magnitude per block."""
+        elements = torch.Size(shape).numel()
+        scales = block_count(elements, self.block) * working(dtype).itemsize
+        return (Traffic(AllGather, packed_bytes(elements, 1) + scales),)
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """One all-gather of signs and magnitudes."""
+        positive = (x >= 0).to(torch.uint8)
+        scales = block_means(x, self.block)
+        packed, all_scales = yield AllGather(pack(positive, 1), scales)
+        mean = torch.zeros_like(x)
+        for row, its_scales in zip(packed.unbind(), all_scales.unbind(), strict=True):
+            mean += decode(unpack(row, 1, x.numel()), its_scales, self.block)
+        return Reduced(mean=mean.div_(ctx.world), sent=decode(positive, scales, self.block), cf=self.cf)
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """Exactly: how far the magnitudes are from their block's mean."""
+        return [scatter(x, self.block) for _ in cfs]
+
+
+class MajorityVote(Compressor):
+    """Two rounds, all-reduces: of signs, as integers, and of a mean magnitude per block.
+
+    What most ranks say is applied, with the mean over ranks of the magnitudes; a zero gradient abstains and a tie gives
+    zero. ``sent`` is that common decision on every rank. The CF counts the one bit that a vote is; on the wire it takes
+    8, and 16 from 128 ranks on, as ``traffic`` says.
+
+    Attributes:
+        block: elements that share a magnitude; 0 takes the whole tensor.
+    """
+
+    name: ClassVar[str] = "signsgd-vote"
+
+    block: int = Field(default=0, ge=0)
+
+    @property
+    def cf(self) -> float:
+        """32: 1 bit."""
+        return 32.0
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """Its one CF, when that is in the range."""
+        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """Votes of a byte or two each; then a magnitude per block."""
+        elements = torch.Size(shape).numel()
+        scales = block_count(elements, self.block) * working(dtype).itemsize
+        return (Traffic(AllReduce, lane_bytes(elements, lane_bits(8, world))), Traffic(AllReduce, scales))
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """Count votes, then average magnitudes."""
+        bits = lane_bits(8, ctx.world)
+        total = yield AllReduce(to_lanes(x.sign().to(torch.int32), bits))
+        votes = from_lanes(total, bits, x.numel())
+        scales = yield AllReduce(block_means(x, self.block))
+        decision = votes.sign().to(x.dtype).mul_(spread(scales / ctx.world, self.block, x.numel()))
+        return Reduced(mean=decision, sent=decision, cf=self.cf)
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """As if all ranks had this gradient; where they differ, more is lost."""
+        return [scatter(x, self.block) for _ in cfs]
+
+
+def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Mean magnitude in each block of flat x: ``[block_count]``, dtype of x."""
+    sums = in_rows(x, size).abs().sum(dim=1)
+    counts = torch.full_like(sums, min(size or x.numel(), x.numel()))
+    counts[-1:] -= counts.sum() - x.numel()
+    return sums / counts
+
+
+def decode(positive: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+    """The scale where ``positive`` is 1, minus the scale where it is 0; dtype of the scales."""
+    magnitudes = spread(scales, block, positive.numel())
+    return torch.where(positive.bool(), magnitudes, -magnitudes)
+
+
+def scatter(x: torch.Tensor, block: int) -> torch.Tensor:
+    """``‖x - sign(x) scale‖²`` with each block's mean magnitude as scale."""
+    return (x.abs() - spread(block_means(x, block), block, x.numel())).square().sum()
+
+
+signsgd = SignSGD()
+"""Scaled signs, one magnitude per tensor; ``signsgd(block=256)`` makes another."""
+
+majority = MajorityVote()
+"""Majority vote, one magnitude per tensor; ``majority(block=256)`` makes another."""

@@ -1,0 +1,98 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""TernGrad: every element becomes -1, 0 or 1 times the tensor's largest magnitude, at random.
+
+Source: Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning", NeurIPS 2017,
+algorithm 1, per tensor ("layer-wise ternarizing"), with its gradient clipping as an option. Every rank has a scale of
+its own. Unbiased unless clipped; not contractive: with outliers the error is many times the gradient.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from gravac.collectives import AllGather, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.dtypes import working
+from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.qsgd import block_largest, relative, round_randomly, rounding_variance
+
+
+class TernGrad(Compressor):
+    """Ternary codes, 2 bits each, and one scale per tensor, exchanged by all-gather.
+
+    Attributes:
+        clip: magnitudes above this many standard deviations (about zero) are cut before rounding; published is 2.5.
+            That lowers the error, and makes what is sent biased. 0 cuts nothing.
+    """
+
+    name: ClassVar[str] = "terngrad"
+    one_round: ClassVar[bool] = True
+
+    clip: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Unless it clips."""
+        return self.clip == 0
+
+    @property
+    def cf(self) -> float:
+        """16: 2 bits."""
+        return 16.0
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """Its one CF, when that is in the range."""
+        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """Packed codes, and a scale."""
+        elements = torch.Size(shape).numel()
+        return (Traffic(AllGather, packed_bytes(elements, 2) + bool(elements) * working(dtype).itemsize),)
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """One all-gather of codes and scales."""
+        cut = self.clipped(x)
+        scale = block_largest(cut, 0)
+        codes = encode(cut, scale, ctx.generator(own=True))
+        packed, scales = yield AllGather(pack(codes, 2), scale)
+        mean = torch.zeros_like(x)
+        for row, its_scale in zip(packed.unbind(), scales.unbind(), strict=True):
+            mean += decode(unpack(row, 2, x.numel()), its_scale)
+        return Reduced(mean=mean.div_(ctx.world), sent=decode(codes, scale), cf=self.cf)
+
+    def clipped(self, x: torch.Tensor) -> torch.Tensor:
+        """Flat x with its outliers cut; x itself where ``clip`` is 0."""
+        if not self.clip or not x.numel():
+            return x
+        limit = self.clip * x.square().mean().sqrt()
+        return x.clamp(-limit, limit)
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """In expectation over the rounding: ``|c| (scale - |c|)`` of what the cut left, and the cut's square."""
+        cut = self.clipped(x)
+        scale = block_largest(cut, 0)
+        error = (rounding_variance(relative(cut, scale)) * scale.square()).sum() + (x - cut).square().sum()
+        return [error for _ in cfs]
+
+
+def encode(x: torch.Tensor, scale: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Flat x as codes, 1 + (-1, 0 or 1): uint8, as long as x.
+
+    Args:
+        x: flat.
+        scale: its largest magnitude, ``[1]``; ``[0]`` when x is empty.
+        generator: for the rounding.
+    """
+    return round_randomly(relative(x, scale), generator).mul_(x.sign()).add_(1).to(torch.uint8)
+
+
+def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The inverse of ``encode``, in the dtype of the scale."""
+    return (codes.to(scale.dtype) - 1) * scale
+
+
+terngrad = TernGrad()
+"""TernGrad without clipping; ``terngrad(clip=2.5)`` makes the published one."""

@@ -1,0 +1,117 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Chunked top-k: all ranks send the same chunks, those with most energy over all ranks; no index travels.
+
+Source: Han et al., "Beyond Throughput and Compression Ratios", HotNets 2024 (arXiv 2407.01378), section 3.1. Chunks are
+consecutive coordinates; large ones tend to lie near each other. Contractive on the ranks' stacked vector with at least
+``floor(k/chunk) * chunk / elements``; for one rank alone there is no such bound.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from gravac.candidate import Span
+from gravac.collectives import AllReduce, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, kept
+from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
+from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
+from gravac.compressors.quantize import Quantize
+from gravac.compressors.selection import largest
+
+NORMS = torch.bfloat16
+"""Format of the chunks' energies on the wire: half the bytes of float32, and its range."""
+
+
+class TopKC(Compressor):
+    """Chunks with the largest summed energy, exchanged by all-reduce.
+
+    Attributes:
+        chunk: coordinates per chunk. ``None``: 64, and half the CF's next power of two where that is more, since
+            energies of small chunks would outweigh the few values sent.
+        values: number format of the values on the wire, or a quantizer; ``None`` is the gradient's own.
+    """
+
+    name: ClassVar[str] = "topkc"
+    contractive: ClassVar[bool] = True
+    error_feedback: ClassVar[float] = 1.0
+
+    chunk: Annotated[int, Field(ge=1)] | None = None
+    values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+        """Any CF."""
+        return Span(*cf_range)
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """An energy per chunk, and the values kept."""
+        elements = torch.Size(shape).numel()
+        k = kept(elements, cf)
+        energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * NORMS.itemsize)
+        if isinstance(self.values, Quantize):
+            return (energies, *self.values.traffic((k,), self.values.finest, dtype, world))
+        return (energies, Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize))
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """Two all-reduces: the chunks' energies, and the values of those that all ranks then choose."""
+        chunk = self.chunk_at(cf)
+        k = kept(x.numel(), cf)
+        total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(NORMS))
+        chosen = choose(total, k, chunk, x.numel())
+        mine = gather(x, chosen, chunk, k)
+        if isinstance(self.values, Quantize):
+            part = yield from self.values.rounds(mine, self.values.finest, ctx.part(k))
+            assert isinstance(part.mean, torch.Tensor)
+            assert isinstance(part.sent, torch.Tensor)
+            mean, sent = part.mean, part.sent
+        else:
+            travels = narrow(mine / ctx.world, dtype_of(self.values, ctx.dtype))
+            sent = travels.to(x.dtype) * ctx.world
+            mean = (yield AllReduce(travels)).to(x.dtype)
+        return Reduced(scatter(mean, chosen, chunk), scatter(sent, chosen, chunk), x.numel() / max(1, k))
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """From the chunks' energies on this rank: what the best chunks hold. Optimistic where ranks differ."""
+        return [self._error(x, cf, ctx) for cf in cfs]
+
+    def _error(self, x: torch.Tensor, cf: float, ctx: Context) -> torch.Tensor:
+        chunk = self.chunk_at(cf)
+        k = kept(x.numel(), cf)
+        chosen = choose(chunk_energies(x, chunk).to(NORMS), k, chunk, x.numel())
+        mine = gather(x, chosen, chunk, k)
+        lost = (energy(x) - energy(mine)).clamp_(min=0)
+        if isinstance(self.values, Quantize):
+            lost += self.values.errors(mine, [self.values.finest], ctx.part(k))[0]
+        return lost
+
+    def chunk_at(self, cf: float) -> int:
+        """Coordinates per chunk at a CF."""
+        return self.chunk if self.chunk is not None else max(64, 1 << (int(cf) // 2).bit_length())
+
+    @property
+    def rounding(self) -> float:
+        """Sums in the values' format."""
+        if isinstance(self.values, Quantize):
+            return self.values.rounding
+        return unit_roundoff(dtype_of(self.values, torch.float32))
+
+
+def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``."""
+    whole = x.numel() // chunk * chunk
+    norms = torch.linalg.vector_norm(x[:whole].view(-1, chunk), dim=1)
+    if whole < x.numel():
+        norms = torch.cat([norms, torch.linalg.vector_norm(x[whole:]).reshape(1)])
+    return norms.square_()
+
+
+def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> Chosen:
+    """The k coordinates of the chunks with most energy; of the weakest of these, the first ones."""
+    rows = largest(energies, -(-k // chunk))
+    return whole_but_one(rows, int(energies[rows].argmin()) if k else 0, k, chunk, elements)
+
+
+topkc = TopKC()
+"""Chunked top-k with its default settings; ``topkc(values=quantize(4))`` quantizes what is sent."""
