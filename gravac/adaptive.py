@@ -141,7 +141,7 @@ class AdaptiveCompressor:
         self._sinks = Sinks(sinks, run.log_dir)
         self._feedback = Feedback(policy.release, bool(policy.overflow_safety))
         self._averager = Averager(
-            policy.base, policy.dense_format, policy.strength, policy.dense_below, self._feedback, policy.seed
+            policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, self._feedback, policy.seed
         )
         self._steps = Steps(
             self._averager, policy.controller, self._admit, self._emit, run.samples_per_step, run.steps_per_epoch
@@ -163,12 +163,14 @@ class AdaptiveCompressor:
 
         Args:
             ddp: the wrapped model.
-            optimizer: lets the time it takes be told from waiting for input.
+            optimizer: lets the time it takes be told from waiting for input; a base that does momentum itself checks
+                that it has none.
             grad_scaler: residuals follow its scale, and overflow safety is on.
 
         Raises:
             TypeError: ``ddp`` is not a DistributedDataParallel module.
             RuntimeError: this compressor is attached already, or ``ddp`` has a hook.
+            ValueError: base and optimizer both do momentum.
         """
         if not isinstance(ddp, DistributedDataParallel):
             raise TypeError(
@@ -181,6 +183,8 @@ class AdaptiveCompressor:
                 "ddp has a communication hook already, and torch allows one; make a new DistributedDataParallel around "
                 "the model"
             )
+        if self.policy.base.owns_momentum and optimizer is not None:
+            refuse_momentum(self.policy.base.name, optimizer)
         if self._group is None:
             self._group = ddp.process_group
         self.bind(ddp)
@@ -361,3 +365,18 @@ def _controller(controller: Controller[Any] | str, settings: dict[str, Any]) -> 
             "beside controller= it is read for controller='gravac' only"
         )
     return CONTROLLERS["gravac"](**settings)
+
+
+def refuse_momentum(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raise where an optimizer would do momentum a second time.
+
+    Raises:
+        ValueError: it has momentum, as SGD or as Adam's first moment.
+    """
+    for group in optimizer.param_groups:
+        for field, value in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
+            if value:
+                raise ValueError(
+                    f"optimizer: {type(optimizer).__name__} has {field}={value:g}, and {name} does momentum itself; "
+                    f"give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
+                )

@@ -90,14 +90,20 @@ class Averager:
     Args:
         base: compresses what is large enough.
         dense: averages the rest, and everything when a plan says so.
-        strength: of error feedback for ``base``, in [0, 1].
+        strength: of error feedback for ``base``, in [0, 1]; ``None`` is its own at each CF.
         dense_below: tensors with fewer elements are never compressed.
         feedback: where residuals are kept.
         seed: of the run.
     """
 
     def __init__(
-        self, base: Compressor, dense: Dense, strength: float, dense_below: int, feedback: Feedback, seed: int = 0
+        self,
+        base: Compressor,
+        dense: Dense,
+        strength: float | None,
+        dense_below: int,
+        feedback: Feedback,
+        seed: int = 0,
     ) -> None:
         self.base = base
         self.dense = dense
@@ -126,6 +132,12 @@ class Averager:
                 else self.base.traffic(shape, cf, dtype, self.world)
             )
         ]
+
+    def strength_at(self, cf: float | None) -> float:
+        """The error feedback that applies at a CF of the base compressor; none when all is dense."""
+        if cf is None:
+            return 0.0
+        return self.base.feedback_at(cf) if self.strength is None else self.strength
 
     def one_round(self, plan: Plan) -> bool:
         """Whether averaging a group by that plan takes a single round of collectives."""
@@ -163,14 +175,18 @@ class Averager:
     def _average_compressed(
         self, pieces: Sequence[Piece], plan: Plan, cf: float
     ) -> Generator[list[Collective], list[Any], None]:
+        strength = self.strength_at(cf)
         energies = [_energy(piece.flat) for piece in pieces]
         finite = _all_finite(energies)
         folded: list[torch.Tensor] = []
         rounds: list[Rounds] = []
         for piece in pieces:
             compress = self.compresses(piece.shape)
-            x = self._fold(piece, compress) if finite else torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
-            context = self._context(piece, plan.step)
+            if finite:
+                x = self._fold(piece, compress and strength > 0)
+            else:
+                x = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
+            context = self._context(piece, plan)
             self._evaluate(piece, x, plan, context)
             folded.append(x)
             compressor, at = (self.base, cf) if compress else (self.dense, self.dense.cf)
@@ -184,8 +200,7 @@ class Averager:
             target = x if came.target is None else came.target
             self._count(target, size if target is piece.flat else energy(target), came, compressed)
             if x is not piece.flat:
-                strength = self.strength if compressed else 0.0
-                self.feedback.settle(piece.name, x, came.sent, strength, came.aside)
+                self.feedback.settle(piece.name, x, came.sent, strength if compressed else 0.0, came.aside)
             _write(piece.flat, came.mean)
 
     def _average_dense(
@@ -202,9 +217,9 @@ class Averager:
             energies = [_energy(piece.flat) for piece in pieces]
             if _all_finite(energies):
                 for piece, size in zip(pieces, energies, strict=True):
-                    x = self._fold(piece, compress=False)
+                    x = self._fold(piece, keep=False)
                     folded.append(x)
-                    self._evaluate(piece, x, plan, self._context(piece, plan.step))
+                    self._evaluate(piece, x, plan, self._context(piece, plan))
                     self.tally.energy = self.tally.energy + (size if x is piece.flat else energy(x)).double()
         if folded and kept:
             flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(folded, pieces, strict=True)])
@@ -227,20 +242,20 @@ class Averager:
             for piece, part in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
                 piece.flat.copy_(part)
 
-    def _fold(self, piece: Piece, compress: bool) -> torch.Tensor:
-        return self.feedback.fold(piece.name, piece.flat, keep=compress and self.strength > 0)
+    def _fold(self, piece: Piece, keep: bool) -> torch.Tensor:
+        return self.feedback.fold(piece.name, piece.flat, keep)
 
-    def _context(self, piece: Piece, step: int) -> Context:
+    def _context(self, piece: Piece, plan: Plan) -> Context:
         return Context(
             name=piece.name,
-            step=step,
+            step=plan.step,
             rank=self.rank,
             world=self.world,
             seed=self.seed,
             shape=piece.shape,
             dtype=piece.flat.dtype,
             state=self._changed.setdefault(piece.name, dict(self.state.get(piece.name, {}))),
-            error_feedback=self.strength,
+            error_feedback=self.strength_at(plan.cf),
         )
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:

@@ -276,8 +276,7 @@ def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.
 
 
 def _averager(compressor: Compressor, rank: int, world: int, strength: float | None = None) -> Averager:
-    kept = compressor.error_feedback if strength is None else strength
-    averager = Averager(compressor, dense, kept, 0, Feedback())
+    averager = Averager(compressor, dense, strength, 0, Feedback())
     averager.rank, averager.world = rank, world
     return averager
 
@@ -293,7 +292,7 @@ def _kept(averager: Averager, shape: tuple[int, ...], dtype: torch.dtype) -> tor
     residual = averager.feedback.residual.get("w", torch.zeros(elements))
     state = averager.state.get("w", {})
     context = Context("w", rank=averager.rank, world=averager.world, shape=shape, dtype=dtype, state=state)
-    context.error_feedback = averager.strength
+    context.error_feedback = averager.strength or 0.0
     aside = averager.base.kept_aside(context, elements)
     return residual.double() if aside is None else residual.double() + aside.double()
 

@@ -99,11 +99,6 @@ class Policy(Settings):
         return self
 
     @property
-    def strength(self) -> float:
-        """The error feedback that applies, in [0, 1]."""
-        return self.base.error_feedback if self.error_feedback is None else self.error_feedback
-
-    @property
     def dense_format(self) -> Dense:
         """How what is not compressed is sent: a dense base's own format, or ``dense``."""
         return self.base if isinstance(self.base, Dense) else self.dense

@@ -2,26 +2,79 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes on the wire, one file per family. Knows tensors and rounds, not process groups."""
 
+from gravac.compressors.artopk import ARTopK, artopk
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse
 from gravac.compressors.dense import Dense, dense
-from gravac.compressors.randomk import RandomK, randomk
+from gravac.compressors.intsgd import IntSGD, intsgd
+from gravac.compressors.ladder import Ladder, ladder
+from gravac.compressors.natural import Natural, natural
+from gravac.compressors.qsgd import QSGD, qsgd
+from gravac.compressors.quantize import Quantize, quantize
+from gravac.compressors.randomk import RandomK, ScaledRandomK, randomk, scaled_randomk
+from gravac.compressors.signsgd import MajorityVote, SignSGD, majority, signsgd
+from gravac.compressors.terngrad import TernGrad, terngrad
+from gravac.compressors.thc import THC, thc
 from gravac.compressors.topk import TopK, topk
+from gravac.compressors.topkc import TopKC, topkc
 
-COMPRESSORS: dict[str, Compressor] = {compressor.name: compressor for compressor in (dense, topk, randomk)}
+COMPRESSORS: dict[str, Compressor] = {
+    compressor.name: compressor
+    for compressor in (
+        dense,
+        topk,
+        topkc,
+        randomk,
+        scaled_randomk,
+        artopk,
+        quantize,
+        thc,
+        qsgd,
+        terngrad,
+        natural,
+        intsgd,
+        signsgd,
+        majority,
+        ladder,
+    )
+}
 """Every compressor by its name, with default settings."""
 
 __all__ = [
     "COMPRESSORS",
+    "QSGD",
+    "THC",
+    "ARTopK",
     "Compressor",
     "Context",
     "Dense",
+    "IntSGD",
+    "Ladder",
+    "MajorityVote",
+    "Natural",
+    "Quantize",
     "RandomK",
     "Reduced",
     "Rounds",
+    "ScaledRandomK",
     "Selection",
+    "SignSGD",
     "Sparse",
+    "TernGrad",
     "TopK",
+    "TopKC",
+    "artopk",
     "dense",
+    "intsgd",
+    "ladder",
+    "majority",
+    "natural",
+    "qsgd",
+    "quantize",
     "randomk",
+    "scaled_randomk",
+    "signsgd",
+    "terngrad",
+    "thc",
     "topk",
+    "topkc",
 ]

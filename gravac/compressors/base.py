@@ -156,6 +156,10 @@ class Compressor(Settings):
         """See the class."""
         return 2.0**-24
 
+    def feedback_at(self, cf: float) -> float:
+        """Share of what is not sent that is kept at a CF, unless the user says otherwise."""
+        return self.error_feedback
+
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
         """What it can do between two CFs: all of a span, or a list (ascending; empty when nothing).
 

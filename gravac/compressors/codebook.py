@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of 1, 2, 3, 4 or 8 bits for blocks of numbers: one scale per block, and levels fitted to a normal law or evenly
-spaced.
+"""Codes of 1, 2, 3, 4 or 8 bits for blocks of numbers: a scale per block, levels fitted to a normal law or even.
 
 Sources: Max, "Quantizing for Minimum Distortion", IRE Trans. Inf. Theory 1960, table I (the fitted levels); Vargaftik
 et al., "EDEN", ICML 2022 (levels times a scale fitted to what was coded).
@@ -18,11 +17,14 @@ import functools
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gravac.compressors.packing import pack, packed_bytes, unpack
 
 Kind = Literal["fitted", "uniform"]
+
+Table = npt.NDArray[np.uint8]
 
 SCALE = torch.bfloat16
 """Format of a block's scale on the wire: float32's range in half the bytes."""
@@ -173,7 +175,7 @@ def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
 
 
 @functools.cache
-def _code_of_point(bits: int, kind: Kind) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+def _code_of_point(bits: int, kind: Kind) -> Table:
     """The code of every grid point, in the order of its byte: uint8, ``[256]``."""
     points = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float64)
     every = levels(bits, kind).double().numpy()
@@ -181,20 +183,21 @@ def _code_of_point(bits: int, kind: Kind) -> "np.ndarray[tuple[int, ...], np.dty
         most = (1 << (bits - 1)) - 1
         return np.clip(points + most, 0, 2 * most).astype(np.uint8)
     thresholds = np.round((every[1:] + every[:-1]) / 2 * GRID)
-    return np.searchsorted(thresholds, points, side="right").astype(np.uint8)
+    codes: Table = np.searchsorted(thresholds, points, side="right").astype(np.uint8)
+    return codes
 
 
 @functools.cache
-def _code_of_pair(bits: int, kind: Kind) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+def _code_of_pair(bits: int, kind: Kind) -> Table:
     """The codes of two neighbouring grid points, by both bytes: uint8, ``[65536]``. Of 3 bits, low ones first."""
     code = _code_of_point(bits, kind)
     pairs = np.arange(1 << 16)
     first, second = code[pairs & 255].astype(np.int64), code[pairs >> 8].astype(np.int64)
+    both = first | second << bits
     if bits == 3:
         both = (first & 3) | (second & 3) << 2 | (first >> 2) << 4 | (second >> 2) << 5
-    else:
-        both = first | second << bits
-    return both.astype(np.uint8)
+    table: Table = both.astype(np.uint8)
+    return table
 
 
 def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, block: int) -> torch.Tensor:
@@ -212,7 +215,7 @@ def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, block: int) -> torch
 
 
 @functools.cache
-def _levels_of_byte(bits: int, kind: Kind) -> "np.ndarray[tuple[int, ...], np.dtype[np.void]]":
+def _levels_of_byte(bits: int, kind: Kind) -> npt.NDArray[np.void]:
     """The levels of all codes in a byte (of 3 bits: of four codes, low bits in the low byte), as one element each."""
     if bits == 3:
         keys = torch.arange(1 << 12)

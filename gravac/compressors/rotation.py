@@ -41,7 +41,7 @@ def turn(x: torch.Tensor, generator: torch.Generator, block: int = BLOCK) -> tor
     if out is x or out.data_ptr() == x.data_ptr():
         out = x.clone()
     signs = _signs(max(PIECE, block), generator, x)
-    for piece in out.split(max(PIECE, block)):
+    for piece in torch.split(out, max(PIECE, block)):
         piece.mul_(signs[: piece.numel()])
         _transform(piece, block)
     return out
@@ -51,7 +51,7 @@ def turn_back(y: torch.Tensor, elements: int, generator: torch.Generator, block:
     """The inverse of ``turn``: a new tensor, ``[elements]``."""
     out = y.clone()
     signs = _signs(max(PIECE, block), generator, y)
-    for piece in out.split(max(PIECE, block)):
+    for piece in torch.split(out, max(PIECE, block)):
         _transform(piece, block)
         piece.mul_(signs[: piece.numel()])
     return out[:elements]

@@ -7,6 +7,7 @@ consecutive coordinates; large ones tend to lie near each other. Contractive on 
 ``floor(k/chunk) * chunk / elements``; for one rank alone there is no such bound.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -29,8 +30,8 @@ class TopKC(Compressor):
     """Chunks with the largest summed energy, exchanged by all-reduce.
 
     Attributes:
-        chunk: coordinates per chunk. ``None``: 64, and half the CF's next power of two where that is more, since
-            energies of small chunks would outweigh the few values sent.
+        chunk: coordinates per chunk. ``None``: 64, or as many more as it takes for the chunks' energies to travel in
+            no more bytes than the values do.
         values: number format of the values on the wire, or a quantizer; ``None`` is the gradient's own.
     """
 
@@ -88,7 +89,13 @@ class TopKC(Compressor):
 
     def chunk_at(self, cf: float) -> int:
         """Coordinates per chunk at a CF."""
-        return self.chunk if self.chunk is not None else max(64, 1 << (int(cf) // 2).bit_length())
+        if self.chunk is not None:
+            return self.chunk
+        if isinstance(self.values, Quantize):
+            bits = 32 / self.values.finest
+        else:
+            bits = 8 * dtype_of(self.values, torch.float32).itemsize
+        return max(64, 1 << math.ceil(math.log2(8 * NORMS.itemsize * cf / bits)))
 
     @property
     def rounding(self) -> float:
@@ -101,7 +108,7 @@ class TopKC(Compressor):
 def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
     """Sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``."""
     whole = x.numel() // chunk * chunk
-    norms = torch.linalg.vector_norm(x[:whole].view(-1, chunk), dim=1)
+    norms: torch.Tensor = torch.linalg.vector_norm(x[:whole].view(-1, chunk), dim=1)
     if whole < x.numel():
         norms = torch.cat([norms, torch.linalg.vector_norm(x[whole:]).reshape(1)])
     return norms.square_()

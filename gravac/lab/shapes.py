@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameter shapes of the models the field measures on, in registration order."""
 
+from collections.abc import Callable
+
 Shape = tuple[int, ...]
 
 
@@ -21,11 +23,22 @@ def resnet101(classes: int = 1000) -> list[Shape]:
 
 def vgg16(classes: int = 1000) -> list[Shape]:
     """Simonyan & Zisserman 2015, configuration D: 138.4 M parameters (528 MiB)."""
+    return _vgg((2, 2, 3, 3, 3), classes)
+
+
+def vgg19(classes: int = 1000) -> list[Shape]:
+    """Simonyan & Zisserman 2015, configuration E: 143.7 M parameters (548 MiB)."""
+    return _vgg((2, 2, 4, 4, 4), classes)
+
+
+def _vgg(depths: tuple[int, int, int, int, int], classes: int) -> list[Shape]:
+    """That many 3x3 convolutions of each width, then three fully connected layers."""
     shapes: list[Shape] = []
     inputs = 3
-    for width in (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512):
-        shapes += [(width, inputs, 3, 3), (width,)]
-        inputs = width
+    for depth, width in zip(depths, (64, 128, 256, 512, 512), strict=True):
+        for _ in range(depth):
+            shapes += [(width, inputs, 3, 3), (width,)]
+            inputs = width
     for outputs, features in ((4096, 512 * 7 * 7), (4096, 4096), (classes, 4096)):
         shapes += [(outputs, features), (outputs,)]
     return shapes
@@ -39,5 +52,22 @@ def lstm(words: int = 10_000, hidden: int = 1500, layers: int = 2) -> list[Shape
     return [*shapes, (words, hidden), (words,)]
 
 
-MODELS = {"resnet101": resnet101, "vgg16": vgg16, "lstm": lstm}
+def bert_large(words: int = 30_522, hidden: int = 1024, layers: int = 24, positions: int = 512) -> list[Shape]:
+    """Devlin et al. 2019, uncased, with the pooler and without pre-training heads: 335.1 M parameters (1278 MiB)."""
+    norm: list[Shape] = [(hidden,), (hidden,)]
+    square: list[Shape] = [(hidden, hidden), (hidden,)]
+    shapes: list[Shape] = [(words, hidden), (positions, hidden), (2, hidden), *norm]
+    for _ in range(layers):
+        shapes += [*square * 4, *norm]  # query, key, value, output
+        shapes += [(4 * hidden, hidden), (4 * hidden,), (hidden, 4 * hidden), (hidden,), *norm]
+    return [*shapes, *square]
+
+
+MODELS: dict[str, Callable[[], list[Shape]]] = {
+    "resnet101": resnet101,
+    "vgg16": vgg16,
+    "vgg19": vgg19,
+    "lstm": lstm,
+    "bert-large": bert_large,
+}
 """Shapes by model name; each can be called without arguments."""

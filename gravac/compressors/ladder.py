@@ -1,0 +1,156 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A ladder of compressors: for a wire ratio, the member whose steps are worth most there.
+
+Gain does not tell which of two families trains better (``docs/compressors.md``), so the order is not measured here but
+given: members stand by what a step with them is worth, best first, and a ratio is served by the first that reaches it.
+The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Self
+
+import torch
+from pydantic import Field, field_validator
+
+from gravac.candidate import Span
+from gravac.collectives import AllReduce, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.dense import dense
+from gravac.compressors.quantize import quantize
+from gravac.compressors.topkc import topkc
+
+SHAPE = (1024, 1024)
+"""Of the tensor that ratios are predicted for; over two ranks. Small tensors and other numbers of ranks deviate."""
+
+STEP = 2.0
+"""Between the ratios offered of members that can do any."""
+
+HIGHEST = 1e6
+"""CF looked at most, to reach a ratio."""
+
+
+class Ladder(Compressor):
+    """Members by the worth of their steps; the lowest ratio that reaches what was asked for is used.
+
+    Attributes:
+        members: best first; dense among them only in 16 bit.
+    """
+
+    name: ClassVar[str] = "ladder"
+    exact_cf: ClassVar[bool] = False
+
+    members: Annotated[tuple[Compressor, ...], Field(min_length=1)]
+
+    def __call__(self, *members: Compressor, **changes: Any) -> Self:
+        """A ladder of other members."""
+        return super().__call__(**({"members": members} if members else {}), **changes)
+
+    @field_validator("members")
+    @classmethod
+    def _all_contractive(cls, members: tuple[Compressor, ...]) -> tuple[Compressor, ...]:
+        wrong = [member.name for member in members if not member.contractive or member.owns_momentum]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} cannot stand on a ladder: a member must be contractive")
+        return members
+
+    @property
+    def contractive(self) -> bool:  # type: ignore[override]
+        """All members are."""
+        return True
+
+    @property
+    def rounding(self) -> float:
+        """The coarsest member's."""
+        return max(member.rounding for member in self.members)
+
+    def feedback_at(self, cf: float) -> float:
+        """The member's."""
+        member, at = self.at(cf)
+        return member.feedback_at(at)
+
+    def at(self, ratio: float) -> tuple[Compressor, float]:
+        """The member that serves a wire ratio, and its CF."""
+        return _serving(self.members, ratio)
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """Wire ratios: what members of fixed CFs reach, then doubled again and again where another can do any."""
+        fixed, anything = set(), False
+        for member in self.members:
+            reach = member.candidates((1.0, HIGHEST), shapes)
+            if isinstance(reach, Span):
+                anything = True
+            else:
+                fixed |= {wire_ratio(member, cf) for cf in reach}
+        ratios = sorted(fixed)
+        if anything:
+            last = ratios[-1] if ratios else 1.0
+            while last * STEP <= cf_range[1]:
+                last *= STEP
+                ratios.append(last)
+        return tuple(ratio for ratio in ratios if cf_range[0] <= ratio <= cf_range[1])
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """The member's."""
+        member, at = self.at(cf)
+        return member.traffic(shape, at, dtype, world)
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """The member's."""
+        member, at = self.at(cf)
+        came: Reduced = yield from member.rounds(x, at, ctx)
+        return came
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """The members'."""
+        errors = []
+        for cf in cfs:
+            member, at = self.at(cf)
+            errors += member.errors(x, [at], ctx)
+        return errors
+
+    def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
+        """What any member keeps."""
+        kept = (member.kept_aside(ctx, elements) for member in self.members)
+        return next((aside for aside in kept if aside is not None), None)
+
+
+def wire_ratio(compressor: Compressor, cf: float) -> float:
+    """Wire bytes of a dense float32 all-reduce of ``SHAPE`` over those of a compressor, two ranks."""
+    sent = sum(traffic.wire_bytes(2) for traffic in compressor.traffic(SHAPE, cf, torch.float32, 2))
+    return AllReduce.wire_bytes(4 * torch.Size(SHAPE).numel(), 2) / sent
+
+
+@functools.cache
+def _serving(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
+    """The first member that reaches the ratio, at the lowest CF that does; the last member at its utmost, if none."""
+    for member in members:
+        reach = member.candidates((1.0, HIGHEST), ())
+        if isinstance(reach, Span):
+            low, high = reach.low, reach.high
+            if wire_ratio(member, high) < ratio:
+                continue
+            while high / low > 1.001:
+                middle = (low * high) ** 0.5
+                low, high = (low, middle) if wire_ratio(member, middle) >= ratio else (middle, high)
+            return member, high
+        able = [cf for cf in reach if wire_ratio(member, cf) >= ratio * 0.999]
+        if able:
+            return member, min(able)
+    reach = members[-1].candidates((1.0, HIGHEST), ())
+    return members[-1], reach.high if isinstance(reach, Span) else max(reach)
+
+
+ladder = Ladder(
+    members=(
+        dense(dtype="bfloat16"),
+        quantize(8),
+        quantize(4),
+        quantize(3),
+        quantize(2),
+        quantize(1),
+        topkc(values=quantize(1)),
+    )
+)
+"""16 bit, then 8, 4, 3, 2 and 1, then chunks of which 1 bit is sent; ``ladder(quantize(2), topkc)`` is another."""

@@ -1,0 +1,221 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""PowerSGD: low-rank factors of the gradient, by one power iteration a step from where the last step ended.
+
+Source: Vogels et al., "PowerSGD", NeurIPS 2019 (algorithm 1; algorithm 2 is error feedback); one factor a step: Zhang
+et al., "ACP-SGD", 2023 (arXiv 2306.08881). Contractive: what a rank sends is its own matrix projected orthogonally on
+a subspace that all ranks share. No gain is guaranteed; biased: error feedback brings the rest later.
+
+x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the others. Where low rank is no saving
+(1-D, a row, a column, a low CF on a small matrix), x is sent dense.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from pydantic import Field, model_validator
+
+from gravac.candidate import Span
+from gravac.collectives import AllReduce, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
+from gravac.compressors.dense import dense
+from gravac.compressors.dtypes import unit_roundoff, working
+
+
+class LowRank(NamedTuple):
+    """How one matrix is sent: ``n`` rows, ``m`` columns, ``rank`` columns a factor, and the ``cf`` of that."""
+
+    n: int
+    m: int
+    rank: int
+    cf: float
+
+
+class PowerSGD(Compressor):
+    """Low rank, exchanged by all-reduce: of P and of Q; or of one of them, in turn. Factors travel in x's dtype.
+
+    Attributes:
+        iterations: power iterations a step, each with one all-reduce of P and one of Q; they count against the CF.
+        warm_start: start from the factor of the last step, also when the rank has changed; otherwise from a drawn one.
+        alternating: one all-reduce a step, of P and Q in turn (ACP-SGD), at about twice the rank for the same CF. The
+            CF is that of two steps together; ``traffic`` is that of the larger factor, which the first step sends.
+            Needs ``warm_start`` and one iteration.
+    """
+
+    name: ClassVar[str] = "powersgd"
+    contractive: ClassVar[bool] = True
+    exact_cf: ClassVar[bool] = False
+    error_feedback: ClassVar[float] = 1.0
+
+    iterations: int = Field(default=1, ge=1, le=4)
+    warm_start: bool = True
+    alternating: bool = False
+
+    @model_validator(mode="after")
+    def _alternates_from_what_was_kept(self) -> "PowerSGD":
+        if self.alternating and (self.iterations > 1 or not self.warm_start):
+            raise ValueError("alternating=True needs iterations=1 and warm_start=True")
+        return self
+
+    def plan(self, shape: tuple[int, ...], cf: float) -> LowRank | None:
+        """The largest rank that achieves ``cf``, at least 1; ``None`` where the tensor is sent dense."""
+        if len(shape) < 2 or 0 in shape:
+            return None
+        n, m = shape[0], torch.Size(shape[1:]).numel()
+        columns = (n + m) / 2 if self.alternating else (n + m) * self.iterations
+        # a CF that was achieved gives its rank again, whatever the division's rounding
+        rank = min(n, m, max(1, int(n * m / (cf * columns) * (1 + 1e-9))))
+        most = max(n, m) if self.alternating else columns
+        if min(n, m) == 1 or rank * most >= n * m:
+            return None
+        return LowRank(n, m, rank, n * m / (rank * columns))
+
+    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+        """Any CF; each tensor comes as close as a whole rank can."""
+        return Span(*cf_range)
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """P and Q, as often as there are iterations; the larger of them, when alternating; or x."""
+        plan = self.plan(shape, cf)
+        if plan is None:
+            return dense.traffic(shape, 1.0, dtype)
+        column = plan.rank * working(dtype).itemsize
+        if self.alternating:
+            return (Traffic(AllReduce, max(plan.n, plan.m) * column),)
+        return (Traffic(AllReduce, plan.n * column), Traffic(AllReduce, plan.m * column)) * self.iterations
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """All-reduces of P and Q in turn; or one, of one of them; or one of x."""
+        plan = self.plan(ctx.shape, cf)
+        if plan is None:
+            return (yield from dense.rounds(x, 1.0, ctx))
+        if self.alternating:
+            return (yield from self._half(x, plan, ctx))
+        matrix = x.view(plan.n, plan.m)
+        total = first = start(x, "q", plan.m, plan.rank, ctx)
+        for _ in range(self.iterations):
+            p = orthonormal((yield AllReduce(matrix @ orthonormal(total))))
+            mine = matrix.T @ p
+            total = yield AllReduce(mine)
+        if self.warm_start:
+            ctx.state["q"] = kept(total, first)
+        mean = p @ (total / ctx.world).T
+        return Reduced(mean=mean.view(-1), sent=(p @ mine.T).view(-1), cf=plan.cf)
+
+    def _half(self, x: torch.Tensor, plan: LowRank, ctx: Context) -> Rounds:
+        """Half a power iteration: M projected on the factor kept; the product is sent, and kept for the next step."""
+        side, other, rows = turn(plan, ctx)
+        matrix = oriented(x, plan, side)
+        basis = orthonormal(start(x, side, rows, plan.rank, ctx))
+        mine = matrix @ basis
+        total = yield AllReduce(mine)
+        if usable(total):
+            ctx.state.pop(side, None)
+            ctx.state[other] = by_importance(total)
+        else:
+            ctx.state[side] = basis
+        mean, sent = (total / ctx.world) @ basis.T, mine @ basis.T
+        if side == "p":
+            mean, sent = mean.T, sent.T
+        return Reduced(mean=mean.reshape(-1), sent=sent.reshape(-1), cf=plan.cf)
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """``‖x‖²`` less what a power iteration on this rank's matrix alone captures, from where ``rounds`` would start.
+
+        One run at the largest rank serves all: columns are orthogonalized in order, so that the first r of them are
+        what a run at rank r gives. Exact for one rank; for more, what a subspace made for this rank would keep, which
+        is more than the common one keeps.
+        """
+        plans = [self.plan(ctx.shape, cf) for cf in cfs]
+        largest = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
+        if largest is None:
+            return [x.new_zeros(()) for _ in cfs]
+        if self.alternating:
+            side, _, rows = turn(largest, ctx)
+            captured = oriented(x, largest, side) @ orthonormal(start(x, side, rows, largest.rank, ctx))
+        else:
+            matrix = x.view(largest.n, largest.m)
+            captured = start(x, "q", largest.m, largest.rank, ctx)
+            for _ in range(self.iterations):
+                captured = matrix.T @ orthonormal(matrix @ orthonormal(captured))
+        sums = captured.square().sum(0).cumsum(0)
+        whole = energy(x)
+        return [(whole - sums[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
+
+    @property
+    def rounding(self) -> float:
+        """64 roundings of float32: an element of ``mean`` is a sum of rank products, each of two rounded factors.
+
+        Its error goes with the sum of their magnitudes, which cancellation makes larger than the element: an estimate
+        for what is usual, not a bound.
+        """
+        return 64 * unit_roundoff(torch.float32)
+
+
+def start(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torch.Tensor:
+    """The factor to start from, ``[rows, rank]`` in x's dtype: first columns of the one kept, then random ones.
+
+    Columns are neither orthogonal nor of length 1; those kept come in order of importance. The same on all ranks.
+    """
+    old = ctx.state.get(key)
+    if old is None or old.shape[0] != rows:
+        old = x.new_empty(rows, 0)
+    old = old[:, :rank].to(x)
+    if old.shape[1] == rank:
+        return old
+    # drawn in float32, so that float64 gradients start from the same
+    drawn = torch.randn(rank - old.shape[1], rows, generator=ctx.generator()).T.to(x)
+    return torch.cat([rescaled(old), drawn], dim=1) if old.shape[1] else drawn
+
+
+def turn(plan: LowRank, ctx: Context) -> tuple[str, str, int]:
+    """Whose turn it is, alternating: the factor to project on, the one to send, and the rows of the former.
+
+    The one in the state; at first the shorter, so that the longer is sent.
+    """
+    side = "p" if "p" in ctx.state or ("q" not in ctx.state and plan.n < plan.m) else "q"
+    return ("p", "q", plan.n) if side == "p" else ("q", "p", plan.m)
+
+
+def oriented(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:
+    """The matrix of x that the factor ``side`` is multiplied to from the right: M for Q, its transpose for P."""
+    matrix = x.view(plan.n, plan.m)
+    return matrix.T if side == "p" else matrix
+
+
+def rescaled(factor: torch.Tensor) -> torch.Tensor:
+    """A factor with 1 as its largest magnitude, so that squares neither overflow nor vanish; zeros as they are."""
+    most = factor.abs().amax()
+    return factor / torch.where(most > 0, most, torch.ones_like(most))
+
+
+def orthonormal(factor: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis ``[rows, rank]`` whose first columns span what the factor's first columns do.
+
+    By Householder QR. Where columns are zero, or depend on those before, it goes on with other directions instead of
+    zeros: always orthonormal, so that projecting on it is contractive, it can only capture more, and a direction that
+    was lost comes back. ``rank <= rows``.
+    """
+    basis: torch.Tensor = torch.linalg.qr(rescaled(factor)).Q
+    return basis
+
+
+def by_importance(factor: torch.Tensor) -> torch.Tensor:
+    """A summed factor with its columns in order of length, the longest first: what stays when the rank shrinks."""
+    lengths = rescaled(factor).square().sum(0)
+    return factor[:, lengths.argsort(descending=True, stable=True)]
+
+
+def usable(total: torch.Tensor) -> torch.Tensor:
+    """Whether a summed factor can be started from: finite, and not all zeros; 0-d."""
+    return total.isfinite().all() & total.any()
+
+
+def kept(total: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """The factor for the next step: the new one, ordered, or the old one where the new one is no use."""
+    return torch.where(usable(total), by_importance(total), old)
+
+
+powersgd = PowerSGD()
+"""One power iteration a step, warm-started; ``powersgd(alternating=True)`` makes the variant with one all-reduce."""

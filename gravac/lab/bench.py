@@ -1,0 +1,118 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What the compressor bench is asked for: sizes, factors, names, and all that is to be measured."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gravac.candidate import Span
+from gravac.compressors import COMPRESSORS, Compressor
+from gravac.lab.bench_ranks import TORCH, MakeRank, OurRank, Rank, Shape
+from gravac.lab.shapes import MODELS
+
+SMALL = 1024
+"""Tensors of a model with fewer elements are left out, as those with one dimension: training sends them dense."""
+
+MOST_CF = 1e6
+
+MOST_LISTED = 8
+"""A compressor with more CFs than this is measured at those next to the ones asked for."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is asked of the bench; wrong values are refused at construction.
+
+    Attributes:
+        elements: of one tensor, about square; rounded down to whole rows.
+        model: name of a model whose tensors are compressed instead, each on its own.
+        cfs: compression factors for what can do any.
+        workers: ranks, 2 to 64.
+        repeats: timed calls.
+        only: names of what is measured; empty for all.
+        json: file for the rows; ``None`` writes none.
+
+    Raises:
+        ValueError: names the argument, the value and what is allowed.
+    """
+
+    elements: int = 2560 * 2560
+    model: str | None = None
+    cfs: tuple[float, ...] = (10.0, 100.0, 1000.0)
+    workers: int = 2
+    repeats: int = 7
+    only: tuple[str, ...] = ()
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.elements < 1:
+            raise ValueError(f"elements: {self.elements} is below 1; use 6553600")
+        if self.model is not None and self.model not in MODELS:
+            raise ValueError(f"shapes: {self.model!r} is unknown; known: {', '.join(MODELS)}")
+        for cf in self.cfs:
+            if not 1 <= cf <= MOST_CF:
+                raise ValueError(f"cf: {cf:g} is outside 1 to {MOST_CF:g}; use 10 100 1000")
+        if not 2 <= self.workers <= 64:
+            raise ValueError(f"workers: {self.workers} is outside 2 to 64; use 2")
+        if self.repeats < 1:
+            raise ValueError(f"repeats: {self.repeats} is below 1; use 7")
+        known = [*COMPRESSORS, *TORCH]
+        for name in self.only:
+            if name not in known:
+                raise ValueError(f"only: {name!r} is unknown; known: {', '.join(map(repr, known))}")
+        if self.json is not None:
+            folder = self.json.absolute().parent
+            if self.json.is_dir():
+                raise ValueError(f"json: {self.json} is a folder; name a file in it")
+            if not folder.is_dir() or not os.access(folder, os.W_OK):
+                raise ValueError(f"json: {folder} is not a folder that can be written to; name another")
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Of the tensors to compress."""
+        if self.model is None:
+            side = math.isqrt(self.elements)
+            return [(side, self.elements // side)]
+        return [shape for shape in MODELS[self.model]() if len(shape) > 1 and math.prod(shape) >= SMALL]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Something to measure: its name, the CF asked for, and what makes one rank of it."""
+
+    name: str
+    cf: float
+    make: MakeRank
+
+
+def contenders(bench: Bench) -> list[Contender]:
+    """All that is asked for, ours first."""
+    found = []
+    for name, compressor in COMPRESSORS.items():
+        found += [Contender(name, cf, _ours(compressor, cf)) for cf in _cfs(compressor, bench)]
+    for name, make in TORCH.items():
+        for cf in (2.0,) if name == "torch fp16" else bench.cfs:
+            found.append(Contender(name, cf, _theirs(make, cf)))
+    return [contender for contender in found if not bench.only or contender.name in bench.only]
+
+
+def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
+    reach = compressor.candidates((1.0, MOST_CF), bench.shapes)
+    if isinstance(reach, Span):
+        return tuple(cf for cf in bench.cfs if reach.low <= cf <= reach.high)
+    if len(reach) <= MOST_LISTED:
+        return reach
+    return tuple(sorted({min(reach, key=lambda listed: abs(math.log(listed / cf))) for cf in bench.cfs}))
+
+
+def _ours(compressor: Compressor, cf: float) -> MakeRank:
+    return lambda rank, world: OurRank(compressor, cf, rank, world)
+
+
+def _theirs(make: Callable[[float, int], Rank], cf: float) -> MakeRank:
+    return lambda rank, world: make(cf, world)

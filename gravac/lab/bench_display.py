@@ -1,0 +1,109 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the compressor bench and shows it: progress meanwhile, one table afterwards. Needs rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAVY
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from gravac.lab.bench import Bench, Contender, contenders
+from gravac.lab.bench_measure import Gradients, Row, measure
+from gravac.lab.outcome import write_json
+
+WIDTH = 120
+"""Columns, where the output is not a terminal."""
+
+
+def run_bench(bench: Bench, console: Console | None = None) -> list[Row]:
+    """Measures all contenders, one after another; shows, writes and returns the rows.
+
+    Interrupted, it shows and writes the rows that are finished.
+    """
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    rows: list[Row] = []
+    try:
+        _measure_all(bench, console, rows)
+    finally:
+        if rows:
+            console.print(table(bench, rows))
+        if rows and bench.json is not None:
+            content: Any = [asdict(row) for row in rows]
+            write_json(bench.json.absolute(), content)
+    return rows
+
+
+def _measure_all(bench: Bench, console: Console, rows: list[Row]) -> None:
+    waiting = contenders(bench)
+    gradients = Gradients(bench.workers)
+    if not console.is_terminal:
+        for number, contender in enumerate(waiting, 1):
+            rows.append(measure(bench, contender, gradients))
+            console.print(f"{number}/{len(waiting)} {_line(rows[-1])}", highlight=False, soft_wrap=True, markup=False)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    # Without its own thread, which would run while we time.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+        task = progress.add_task("", total=len(waiting))
+        for contender in waiting:
+            progress.update(task, description=_title(contender), refresh=True)
+            rows.append(measure(bench, contender, gradients))
+            progress.update(task, advance=1, refresh=True)
+
+
+def table(bench: Bench, rows: Sequence[Row]) -> Table:
+    """One line per row; times in copies of the tensors."""
+    what = bench.model or " x ".join(map(str, bench.shapes[0]))
+    title = f"{what}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the tensor"
+    shown = Table(title=title, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
+    shown.add_column("\ncompressor", no_wrap=True)
+    for heading in (
+        "\nCF",
+        "CF\nachieved",
+        "wire\nratio",
+        "\ngain",
+        "\nvNMSE",
+        "\nencode",
+        "\ndecode",
+        "\ntotal",
+        "\nquartiles",
+        "extra\nMiB",
+        "\nGB/s",
+    ):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        shown.add_row(
+            row.compressor,
+            f"{row.cf:.4g}",
+            f"{row.achieved_cf:.4g}",
+            f"{row.wire_ratio:.4g}",
+            f"{row.gain:.4f}",
+            f"{row.vnmse:.3g}",
+            f"{row.encode_over_copy:.1f}",
+            f"{row.decode_over_copy:.1f}",
+            f"{row.total_over_copy:.1f}",
+            f"{row.total_over_copy_low:.1f}-{row.total_over_copy_high:.1f}",
+            f"{row.extra_bytes / 2**20:.1f}",
+            f"{row.gb_per_s:.2f}",
+        )
+    return shown
+
+
+def _title(contender: Contender) -> str:
+    return f"{contender.name} {contender.cf:.4g}x"
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row.compressor} {row.cf:.4g}x: {row.total_over_copy:.1f} copies "
+        f"({row.total_over_copy_low:.1f} to {row.total_over_copy_high:.1f}), "
+        f"gain {row.gain:.4f}, wire ratio {row.wire_ratio:.4g}"
+    )

@@ -1,0 +1,170 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What the compressor bench times: one rank's average of one tensor, by a compressor of ours or by plain PyTorch code.
+
+The PyTorch ones repeat the arithmetic of ``torch.distributed.algorithms.ddp_comm_hooks`` (fp16_compress_hook,
+powerSGD_hook), and of a top-k as one writes it with ``torch.topk``, over our collectives.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+from gravac.average import Averager, Piece, Plan
+from gravac.collectives import AllGather, AllReduce, Collective
+from gravac.compressors import Compressor, dense
+from gravac.compressors.base import energy, kept
+from gravac.feedback import Feedback
+
+Shape = tuple[int, ...]
+Steps = Generator[list[Collective], list[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Of one tensor on one rank: ``‖x - sent‖²``, ``‖x‖²``, and how many elements were sent by the CF achieved."""
+
+    error: float
+    energy: float
+    sent: float
+
+
+class Rank(Protocol):
+    """One rank's memory of one tensor."""
+
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
+        """Average ``flat`` over the ranks in place; yields collectives, and is resumed with their results."""
+
+    def commit(self) -> None:
+        """End of the step."""
+
+    def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
+        """Of the first step, just done; x is the gradient, flat."""
+
+
+MakeRank = Callable[[int, int], Rank]
+"""Of (rank, world)."""
+
+
+class OurRank:
+    """A compressor as training runs it, error feedback at the compressor's own strength included."""
+
+    def __init__(self, compressor: Compressor, cf: float, rank: int, world: int) -> None:
+        self._cf = cf
+        self._averager = Averager(compressor, dense, compressor.error_feedback, 0, Feedback())
+        self._averager.rank, self._averager.world = rank, world
+
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
+        """See ``Rank``."""
+        self._averager.begin()
+        return self._averager.average([Piece("w", flat, shape)], Plan(step, self._cf))
+
+    def commit(self) -> None:
+        """See ``Rank``."""
+        self._averager.commit()
+
+    def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
+        """As tallied."""
+        tally = self._averager.tally
+        return Loss(float(tally.error), float(tally.energy), tally.sent)
+
+
+class _Torch:
+    """What the PyTorch ones share."""
+
+    def __init__(self, cf: float, world: int) -> None:
+        self._cf = cf
+        self._world = world
+
+    def commit(self) -> None:
+        """Nothing is pending."""
+
+    def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
+        """From what was sent."""
+        sent, elements = self._sent(x, shape)
+        return Loss(float(energy(x - sent)), float(energy(x)), elements)
+
+    def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
+        raise NotImplementedError
+
+
+class TorchFp16(_Torch):
+    """``fp16_compress_hook``: to float16, divided by the world size, summed, copied back."""
+
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
+        """See ``Rank``."""
+        (total,) = yield [AllReduce(flat.to(torch.float16).div_(self._world))]
+        flat.copy_(total)
+
+    def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
+        return x.to(torch.float16).div_(self._world).float().mul_(self._world), x.numel() / 2
+
+
+class TorchTopK(_Torch):
+    """``x.abs().topk(k)`` and a gather of values and int32 indices; no error feedback."""
+
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
+        """See ``Rank``."""
+        self._chosen = flat.abs().topk(kept(flat.numel(), self._cf), sorted=False).indices
+        ((values, indices),) = yield [AllGather(flat[self._chosen], self._chosen.to(torch.int32))]
+        flat.zero_()
+        for row, value in zip(indices, values, strict=True):
+            flat.index_add_(0, row, value)
+        flat.div_(self._world)
+
+    def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
+        return torch.zeros_like(x).index_copy_(0, self._chosen, x[self._chosen]), float(self._chosen.numel())
+
+
+class TorchPowerSGD(_Torch):
+    """``powerSGD_hook`` on one tensor M as a matrix, with its defaults: error feedback, warm start, no epsilon.
+
+    P = MQ is summed and made orthogonal, Q = MᵀP averaged, the mean is PQᵀ. The rank is the largest that reaches the
+    CF, elements / (rank (rows + columns)), and at least 1.
+    """
+
+    def __init__(self, cf: float, world: int) -> None:
+        super().__init__(cf, world)
+        self._error: torch.Tensor | None = None
+        self._p = self._q = torch.empty(0)
+
+    def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
+        """See ``Rank``."""
+        matrix = flat.view(1, shape[0], -1)
+        if self._error is None:
+            self._start(matrix)
+        else:
+            flat.add_(self._error)
+        before = flat.clone()
+        _orthogonalize(self._q)
+        (self._p,) = yield [AllReduce(torch.bmm(matrix, self._q))]
+        _orthogonalize(self._p)
+        (self._q,) = yield [AllReduce(torch.bmm(matrix.transpose(1, 2), self._p))]
+        self._q.div_(self._world)
+        torch.bmm(self._p, self._q.transpose(1, 2), out=matrix)
+        self._error = torch.sub(before, flat, out=self._error)
+
+    def _start(self, matrix: torch.Tensor) -> None:
+        _, rows, columns = matrix.shape
+        rank = max(1, min(rows, columns, int(matrix.numel() / (self._cf * (rows + columns)))))
+        self._q = torch.randn(1, columns, rank, generator=torch.Generator().manual_seed(0))
+
+    def _sent(self, x: torch.Tensor, shape: Shape) -> tuple[torch.Tensor, float]:
+        matrix, p = x.view(shape[0], -1), self._p[0]
+        return (p @ (p.T @ matrix)).view(-1), float(self._p.numel() + self._q.numel())
+
+
+def _orthogonalize(matrices: torch.Tensor) -> None:
+    torchs_own: Any = powerSGD_hook._orthogonalize
+    torchs_own(matrices)
+
+
+TORCH: dict[str, Callable[[float, int], Rank]] = {
+    "torch fp16": TorchFp16,
+    "torch.topk": TorchTopK,
+    "torch PowerSGD": TorchPowerSGD,
+}
+"""By name; each is called with (cf, world)."""

@@ -1,0 +1,214 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a compressed step is worth: the loss after equally many steps, compressor by compressor, without a clock.
+
+A character transformer of 0.6 M parameters on the standard library's source text; N ranks are stepped in one process,
+with the compressors as they run over a network. The learning rate is the best of a few for *dense* training with the
+same optimizer. Validation loss in nats; less is better.
+
+    python -m tests.measure.worth [--json FILE] [--steps N] [--quick]
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gravac.average import Averager, Piece, Plan
+from gravac.collectives import AllReduce, Ledger
+from gravac.compressors import COMPRESSORS, Compressor, dense
+from gravac.exchange import memory
+from gravac.feedback import Feedback
+from gravac.lab.charlm import CharLM
+from tests.measure.results import write
+
+RATES = {"adamw": (2e-3, 4e-3, 8e-3), "sgd": (0.1, 0.3, 1.0)}
+"""Learning rates tried for dense training."""
+
+BELOW = 1024
+"""Tensors with fewer elements are not compressed."""
+
+
+class Case(NamedTuple):
+    """One training run.
+
+    Attributes:
+        label: of the compressor, as it would be written in Python.
+        cf: compression factor; None for dense.
+        feedback: error feedback.
+        optimizer: ``"adamw"`` or ``"sgd"`` (momentum 0.9).
+        ranks: stepped in memory.
+        seed: of weights and batches.
+        rate: learning rate.
+        steps: of training.
+    """
+
+    label: str
+    cf: float | None
+    feedback: float
+    optimizer: str
+    ranks: int
+    seed: int
+    rate: float
+    steps: int
+
+
+def compressor(label: str) -> Compressor:
+    """The compressor that a label writes."""
+    made = eval(label, {"__builtins__": {}}, dict(COMPRESSORS))  # noqa: S307 -- labels are this file's own
+    assert isinstance(made, Compressor)
+    return made
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Run one case; what came of it."""
+    torch.set_num_threads(1)
+    task = CharLM(batch_size=4 if case.ranks == 2 else 1, context=96, width=128, layers=3, heads=4, seed=case.seed)
+    model = task.model()
+    if case.optimizer == "adamw":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=case.rate, betas=(0.9, 0.95))
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=case.rate, momentum=0.9, nesterov=True)
+    base = compressor(case.label)
+    averagers = [Averager(base, dense, case.feedback, BELOW, Feedback()) for _ in range(case.ranks)]
+    for rank, averager in enumerate(averagers):
+        averager.rank, averager.world = rank, case.ranks
+    ledgers = [Ledger(case.ranks) for _ in range(case.ranks)]
+    parameters = dict(model.named_parameters())
+    error = whole = 0.0
+    for step in range(case.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = case.rate * min(1.0, (step + 1) / 20)
+        gradients = []
+        for rank in range(case.ranks):
+            optimizer.zero_grad(set_to_none=True)
+            task.loss(model, task.batch(step, rank)).backward()
+            gradients.append({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None})
+        for averager in averagers:
+            averager.begin()
+        memory.run(
+            [
+                averager.average([Piece(n, g.view(-1), tuple(g.shape)) for n, g in mine.items()], Plan(step, case.cf))
+                for averager, mine in zip(averagers, gradients, strict=True)
+            ],
+            ledgers,
+        )
+        for averager in averagers:
+            averager.commit()
+            error, whole = error + float(averager.tally.error), whole + float(averager.tally.energy)
+        for name, p in parameters.items():
+            p.grad = gradients[0][name]
+        optimizer.step()
+    score = task.validate(model)
+    full = case.steps * AllReduce.wire_bytes(4 * sum(p.numel() for p in model.parameters()), case.ranks)
+    return {
+        **case._asdict(),
+        "loss": score.total / score.characters,
+        "gain": 1 - error / whole if whole else 1.0,
+        "wire_ratio": full / max(ledger.wire_bytes for ledger in ledgers),
+    }
+
+
+def cases(steps: int, rates: dict[str, float], quick: bool) -> Iterable[Case]:
+    """What is run, most telling first."""
+    choices: list[tuple[str, float | None, tuple[float, ...]]] = [
+        ("dense", None, (0.0,)),
+        ("quantize(2)", 16, (0.0, 0.5, 1.0)),
+        ("quantize(1)", 32, (0.0, 0.5, 1.0)),
+        ("topk", 10, (0.0, 0.5, 1.0)),
+        ("topkc", 10, (0.0, 0.5, 1.0)),
+        ("powersgd", 16, (0.0, 0.5, 1.0)),
+        ("quantize(8)", 4, (0.0,)),
+        ("quantize(4)", 8, (0.0, 1.0)),
+        ("quantize(3)", 32 / 3, (0.0,)),
+        ("quantize(2, levels='uniform')", 16, (0.0,)),
+        ("thc", 8, (0.0, 1.0)),
+        ("signsgd", 32, (0.0, 1.0)),
+        ("topk", 100, (1.0,)),
+        ("topkc", 50, (1.0,)),
+        ("topkc", 500, (1.0,)),
+        ("topkc(values=quantize(4))", 10, (1.0,)),
+        ("topkc(values=quantize(1))", 2, (0.0, 1.0)),
+        ("topkc(values=quantize(1))", 4, (0.0, 1.0)),
+        ("topkc(values=quantize(1))", 16, (1.0,)),
+        ("topkc(values=quantize(2))", 8, (1.0,)),
+        ("randomk(block=64)", 10, (1.0,)),
+        ("artopk", 10, (1.0,)),
+        ("powersgd", 64, (1.0,)),
+    ]
+    known = [c for c in choices if c[0].split("(")[0] in COMPRESSORS]
+    for seed in range(1 if quick else 3):
+        for label, cf, feedbacks in known:
+            for feedback in feedbacks:
+                yield Case(label, cf, feedback, "adamw", 2, seed, rates["adamw"], steps)
+        if seed == 0:
+            for label, cf, feedbacks in known[:7]:
+                for feedback in feedbacks:
+                    yield Case(label, cf, feedback, "sgd", 2, seed, rates["sgd"], steps)
+            for label, cf in (
+                ("dense", None),
+                ("quantize(2)", 16.0),
+                ("quantize(2, back_bits=4)", 16.0),
+                ("quantize(1)", 32.0),
+                ("quantize(1, back_bits=4)", 32.0),
+            ):
+                yield Case(label, cf, 0.0, "adamw", 8, seed, rates["adamw"], steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--quick", action="store_true", help="one seed")
+    arguments = parser.parse_args()
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        tried = [Case("dense", None, 0.0, o, 2, 0, r, arguments.steps) for o, rs in RATES.items() for r in rs]
+        found: dict[str, tuple[float, float]] = {}
+        for row in pool.imap(train, tried):
+            best = found.get(row["optimizer"], (float("inf"), 0.0))
+            found[row["optimizer"]] = min(best, (row["loss"], row["rate"]))
+        rates = {optimizer: rate for optimizer, (_, rate) in found.items()}
+        print("learning rates", rates, flush=True)
+        rows = []
+        for row in pool.imap(train, cases(arguments.steps, rates, arguments.quick)):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            if arguments.json:
+                Path(arguments.json).with_suffix(".partial").write_text(json.dumps(rows))
+    write(summary(rows), arguments.json)
+    if arguments.json:
+        Path(arguments.json).with_suffix(".partial").unlink(missing_ok=True)
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Seeds of one case together: the median, and what there is on either side of it."""
+    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        key = tuple(row[k] for k in ("optimizer", "ranks", "label", "cf", "feedback", "rate", "steps"))
+        together.setdefault(key, []).append(row)
+    return [
+        {
+            "optimizer": key[0],
+            "ranks": key[1],
+            "compressor": key[2],
+            "cf": key[3],
+            "error_feedback": key[4],
+            "learning_rate": key[5],
+            "steps": key[6],
+            "seeds": len(same),
+            "loss": round(statistics.median(row["loss"] for row in same), 4),
+            "losses": [round(row["loss"], 4) for row in same],
+            "gain": round(statistics.median(row["gain"] for row in same), 4),
+            "wire_ratio": round(same[0]["wire_ratio"], 2),
+        }
+        for key, same in together.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()
