@@ -4,7 +4,29 @@
 
 from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint import merge_states
-from gravac.compressors import Compressor, Dense, RandomK, TopK, dense, randomk, topk
+from gravac.compressors import (
+    COMPRESSORS,
+    Compressor,
+    Dense,
+    RandomK,
+    TopK,
+    artopk,
+    dense,
+    intsgd,
+    ladder,
+    majority,
+    natural,
+    powersgd,
+    qsgd,
+    quantize,
+    randomk,
+    scaled_randomk,
+    signsgd,
+    terngrad,
+    thc,
+    topk,
+    topkc,
+)
 from gravac.controllers import GraVAC, Static
 from gravac.policy import Policy, load_policy, policy_names
 from gravac.settings import SettingsError
@@ -12,6 +34,7 @@ from gravac.settings import SettingsError
 __version__ = "0.1.0"
 
 __all__ = [
+    "COMPRESSORS",
     "AdaptiveCompressor",
     "Compressor",
     "Dense",
@@ -22,10 +45,23 @@ __all__ = [
     "Static",
     "TopK",
     "__version__",
+    "artopk",
     "dense",
+    "intsgd",
+    "ladder",
     "load_policy",
+    "majority",
     "merge_states",
+    "natural",
     "policy_names",
+    "powersgd",
+    "qsgd",
+    "quantize",
     "randomk",
+    "scaled_randomk",
+    "signsgd",
+    "terngrad",
+    "thc",
     "topk",
+    "topkc",
 ]

@@ -8,6 +8,7 @@ from gravac.compressors.dense import Dense, dense
 from gravac.compressors.intsgd import IntSGD, intsgd
 from gravac.compressors.ladder import Ladder, ladder
 from gravac.compressors.natural import Natural, natural
+from gravac.compressors.powersgd import PowerSGD, powersgd
 from gravac.compressors.qsgd import QSGD, qsgd
 from gravac.compressors.quantize import Quantize, quantize
 from gravac.compressors.randomk import RandomK, ScaledRandomK, randomk, scaled_randomk
@@ -26,6 +27,7 @@ COMPRESSORS: dict[str, Compressor] = {
         randomk,
         scaled_randomk,
         artopk,
+        powersgd,
         quantize,
         thc,
         qsgd,
@@ -51,6 +53,7 @@ __all__ = [
     "Ladder",
     "MajorityVote",
     "Natural",
+    "PowerSGD",
     "Quantize",
     "RandomK",
     "Reduced",
@@ -68,6 +71,7 @@ __all__ = [
     "ladder",
     "majority",
     "natural",
+    "powersgd",
     "qsgd",
     "quantize",
     "randomk",

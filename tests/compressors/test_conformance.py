@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gravac import conformance, dense, randomk, topk
+from gravac import artopk, conformance, dense, ladder, quantize, randomk, scaled_randomk, thc, topk, topkc
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors import Compressor, Context, Reduced, Rounds, Sparse, TopK
 
@@ -21,6 +21,26 @@ ALL = (
     dense,
     dense(dtype="float16"),
     dense(dtype="bfloat16"),
+    topkc,
+    topkc(values="float16"),
+    topkc(chunk=8, values=None),
+    topkc(values=quantize(4)),
+    randomk(block=64),
+    randomk(block=7, values="float16"),
+    scaled_randomk,
+    scaled_randomk(block=16),
+    artopk,
+    artopk(choose="var", values="float16"),
+    quantize,
+    quantize(levels="uniform"),
+    quantize(2, rotate=True),
+    quantize(4, exchange="gather"),
+    quantize(1, back_bits=4),
+    thc,
+    thc(exchange="lanes"),
+    thc(bits=2, sum_bits=2),
+    thc(rotate="full", bits=8),
+    ladder(quantize(2), topkc),
 )
 
 

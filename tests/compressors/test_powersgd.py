@@ -135,7 +135,7 @@ def test_gives_what_the_hook_of_torch_gives(columns: int) -> None:
     matrices = gradients(world, 10, n, m)
     expected = ranks.processes(reference, world, matrices, columns)[0]
     run = Run(powersgd, (n, m), world)
-    torch.manual_seed(np.random.RandomState(0).randint(1_000_000_000))  # noqa: NPY002  (as the hook draws)
+    torch.manual_seed(np.random.RandomState(0).randint(1_000_000_000))
     first = torch.randn(m, columns)
     run.states = [{"q": first} for _ in range(world)]
     residuals = torch.zeros(world, n, m)
@@ -167,25 +167,25 @@ def test_zeros_keep_the_factor(compressor: PowerSGD) -> None:
 @each_variant
 def test_a_deficient_matrix_is_sent_whole(compressor: PowerSGD) -> None:
     """A matrix of rank 2 at rank 4 and more: all of it arrives, without NaN; and later one of rank 4 does."""
-    run = Run(compressor, (24, 16))
-    x = low_rank(24, 16, 2)
+    run = Run(compressor, (96, 64))
+    x = low_rank(96, 64, 2)
     for _ in range(3):
         (got,) = run.step([x], 2.0)
-    assert torch.allclose(dense_of(got.mean, (24, 16)), x, atol=1e-4)
-    y = low_rank(24, 16, 4, seed=1)
+    assert torch.allclose(dense_of(got.mean, (96, 64)), x, atol=1e-4)
+    y = low_rank(96, 64, 4, seed=1)
     for _ in range(6):
         (got,) = run.step([y], 2.0)
-    assert torch.allclose(dense_of(got.mean, (24, 16)), y, atol=1e-4)
+    assert torch.allclose(dense_of(got.mean, (96, 64)), y, atol=1e-4)
 
 
 @each_variant
 @pytest.mark.parametrize("scale", [1e-36, 1e-22, 1e22, 1e35])
 def test_extreme_scales_neither_overflow_nor_vanish(compressor: PowerSGD, scale: float) -> None:
-    run = Run(compressor, (24, 16))
-    x = low_rank(24, 16, 2) * scale
+    run = Run(compressor, (96, 64))
+    x = low_rank(96, 64, 2) * scale
     for _ in range(3):
         (got,) = run.step([x], 2.0)
-    assert torch.allclose(dense_of(got.mean, (24, 16)) / scale, x / scale, atol=1e-3)
+    assert torch.allclose(dense_of(got.mean, (96, 64)) / scale, x / scale, atol=1e-3)
 
 
 def test_an_overflow_is_not_remembered() -> None:
@@ -230,8 +230,8 @@ def test_alternating_sends_p_and_q_in_turn() -> None:
     sent = [48 * rank * 4, 16 * rank * 4]
     assert all(size <= payload <= size + 16 for size, payload in zip(sent * 2, run.payloads, strict=True))
     assert got.cf == pytest.approx(48 * 16 / (rank * (48 + 16) / 2))
-    if rank >= 3:
-        assert torch.allclose(dense_of(got.mean, (48, 16)), x, atol=1e-4)
+    assert rank == 6
+    assert torch.allclose(dense_of(got.mean, (48, 16)), x, atol=1e-4)
 
 
 @pytest.mark.parametrize("compressor", [powersgd, powersgd(iterations=3), powersgd(alternating=True)], ids=repr)
@@ -256,7 +256,7 @@ def test_errors_are_exact_for_one_rank(compressor: PowerSGD) -> None:
         run.step([x], 4.0)
 
 
-@pytest.mark.parametrize("shape", [(5,), (1, 9), (9, 1), (2, 2), (0, 3), (3, 0), (), (1, 1, 7)])
+@pytest.mark.parametrize("shape", [(5,), (1, 9), (9, 1), (0, 3), (3, 0), (), (1, 1, 7)])
 def test_where_low_rank_is_no_saving_it_is_dense(shape: tuple[int, ...]) -> None:
     for compressor in VARIANTS:
         assert compressor.plan(shape, 2.0) is None

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, GraVAC, Static, dense, merge_states, randomk, topk
-from gravac.compressors import Compressor
+from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast
+from gravac.compressors import Compressor, artopk, quantize, topkc
 from tests.distributed.training import FEATURES, TwoRounds, batch, jitter, network, parallel, sgd, train, weights
 from tests.ranks import processes, threads
 
@@ -31,6 +32,8 @@ def quick(base: Compressor, **options: Any) -> AdaptiveCompressor:
     """One that decides every few steps."""
     if base.name == "dense":
         return AdaptiveCompressor(base, cf_range=(1, 2), **options)
+    if base.name == "quantize":
+        return AdaptiveCompressor(base, cf_range=(1, 32), controller=Static(cf=16), **options)
     return AdaptiveCompressor(base, controller=GraVAC(window=4, warmup=2, shadow_every=3, dwell=1), **options)
 
 
@@ -105,8 +108,9 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
             for shape, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
         )
         seen += payload
-        gather = "gather" in entry["profiling_name"]
-        expected += (world - 1) * payload if gather else round(2 * (world - 1) / world * payload)
+        collectives = {"gather": AllGather, "all_to_all": AllToAll, "broadcast": Broadcast, "all_reduce": AllReduce}
+        (kind,) = (kind for word, kind in collectives.items() if word in entry["profiling_name"])
+        expected += kind.wire_bytes(payload, world)
     # torch's recorder does not see point-to-point messages: one to each of the others is an all-gather
     seen += sum(swapped) // (world - 1)
     expected += sum(swapped)
@@ -115,7 +119,17 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
 
 
 @pytest.mark.parametrize(
-    ("base", "pairwise"), [(topk, False), (topk, True), (randomk, False), (dense(dtype="bfloat16"), False)], ids=repr
+    ("base", "pairwise"),
+    [
+        (topk, False),
+        (topk, True),
+        (randomk, False),
+        (dense(dtype="bfloat16"), False),
+        (topkc, False),
+        (artopk, False),
+        (quantize(2), False),
+    ],
+    ids=repr,
 )
 def test_the_ledger_says_what_was_sent(base: Compressor, pairwise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's flight recorder; point-to-point messages are counted where they are posted."""

@@ -1,0 +1,131 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Packing, codebooks and rotation against plain references."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gravac.compressors import rotation
+from gravac.compressors.codebook import FITTED, GRID, Coded, Kind, decode, encode, levels
+from gravac.compressors.packing import WIDTHS, pack, packed_bytes, unpack
+
+KINDS: tuple[Kind, ...] = ("fitted", "uniform")
+
+
+@given(st.sampled_from(WIDTHS), st.integers(0, 70), st.integers(0, 2**31))
+def test_packed_codes_come_back(bits: int, count: int, seed: int) -> None:
+    codes = torch.randint(1 << bits, (3, count), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    packed = pack(codes, bits)
+    assert packed.shape == (3, packed_bytes(count, bits))
+    assert torch.equal(unpack(packed, bits, count), codes)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_the_first_code_lies_in_the_lowest_bits(bits: int) -> None:
+    codes = torch.zeros(8 // bits, dtype=torch.uint8)
+    codes[0] = 1
+    assert pack(codes, bits).tolist() == [1]
+
+
+def nearest(x: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
+    """The codes of one block in float64, number by number."""
+    every = levels(bits, kind).double()
+    if kind == "uniform":
+        most = (1 << (bits - 1)) - 1
+        reach = float(x.abs().max().to(torch.bfloat16))
+        reach = reach if reach >= float(x.abs().max()) else reach * (1 + 2**-7)
+        return (x.double() / reach * most).round() / most
+    thresholds = ((every[1:] + every[:-1]) / 2 * GRID).round() / GRID
+    root = x.double().square().mean().sqrt()
+    return every[torch.bucketize(x.double() / root, thresholds, right=True)]
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([2, 3, 4]), st.sampled_from(KINDS), st.integers(0, 10**6), st.floats(-15, 15))
+def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int, exponent: float) -> None:
+    """Against float64; only numbers within rounding of a threshold may differ."""
+    x = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed)) * 10.0**exponent
+    out = torch.empty_like(x)
+    coded = encode(x, bits, kind, out)
+    values = nearest(x[0], bits, kind)
+    scale = (x[0].double() @ values) / (values @ values)
+    off = (out[0].double() - values * scale).abs() > 0.01 * float(scale)
+    assert int(off.sum()) <= 1, "more than one number on a threshold"
+    assert torch.equal(decode(coded, bits, kind, torch.empty_like(x)), out)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(WIDTHS),
+    st.sampled_from(KINDS),
+    st.integers(1, 5),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 3.0]),
+)
+def test_coding_never_adds_error(bits: int, kind: Kind, count: int, seed: int, tail: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 24, generator=generator) * torch.rand(count, 24, generator=generator) ** tail
+    x[0, 1:] = 0
+    out = torch.empty_like(x)
+    encode(x, bits, kind, out)
+    assert bool(((x - out).square().sum(1) <= x.square().sum(1) * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_zeros_and_tiny_blocks_stay_finite(bits: int, kind: Kind) -> None:
+    x = torch.zeros(3, 16)
+    x[1] = 1e-44
+    x[2] = 1e30
+    out = torch.empty_like(x)
+    encode(x, bits, kind, out)
+    assert bool(out.isfinite().all())
+    assert not out[0].any()
+
+
+def test_decode_adds() -> None:
+    x = torch.randn(4, 16)
+    out, total = torch.empty_like(x), torch.ones(4, 16)
+    coded = encode(x, 4, "fitted", out)
+    assert isinstance(coded, Coded)
+    assert torch.allclose(decode(coded, 4, "fitted", total, add=True), out + 1)
+
+
+@pytest.mark.parametrize("bits", FITTED)
+def test_fitted_levels_are_those_of_least_error(bits: int) -> None:
+    """Each level is the mean of a normal law between its thresholds (Max 1960): moving any gains nothing."""
+    x = torch.randn(1, 1 << 18, generator=torch.Generator().manual_seed(0)).double()
+    every = levels(bits, "fitted").double() * (FITTED[1][0] if bits == 1 else 1.0)
+    which = torch.bucketize(x[0], (every[1:] + every[:-1]) / 2)
+    for code, level in enumerate(every):
+        assert abs(float(x[0][which == code].mean()) - float(level)) < 0.02
+
+
+@given(st.integers(0, 3000), st.sampled_from([16, 64, 1024]), st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_rotation_keeps_the_norm_and_turns_back(elements: int, block: int, seed: int) -> None:
+    x = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
+    turned = rotation.turn(x, torch.Generator().manual_seed(5), block)
+    assert turned.numel() == rotation.length(elements, block)
+    assert torch.allclose(turned.norm(), x.norm(), rtol=1e-5)
+    back = rotation.turn_back(turned, elements, torch.Generator().manual_seed(5), block)
+    assert torch.allclose(back, x, atol=1e-5)
+
+
+def test_rotation_is_the_hadamard_matrix_after_signs() -> None:
+    """Against Sylvester's construction."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < 64:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    signs = torch.randint(2, (rotation.PIECE,), generator=torch.Generator().manual_seed(1)).mul(2).sub(1)[:64]
+    x = torch.randn(64)
+    expected = matrix @ (x * signs) / 8
+    assert torch.allclose(rotation.turn(x, torch.Generator().manual_seed(1), 64), expected, atol=1e-5)
+
+
+def test_rotation_makes_an_outlier_normal() -> None:
+    x = torch.zeros(1024)
+    x[7] = 32.0
+    assert torch.allclose(rotation.turn(x, torch.Generator()).abs(), torch.ones(1024))

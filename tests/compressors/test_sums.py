@@ -1,0 +1,176 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Chunked top-k, quantized sums, THC, AR-Topk and the ladder: what the laws do not say."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gravac import SettingsError, artopk, ladder, qsgd, quantize, randomk, thc, topk, topkc
+from gravac.collectives import AllReduce, Ledger
+from gravac.compressors import Compressor, Context, dense
+from gravac.compressors.base import energy
+from gravac.compressors.ladder import wire_ratio
+from gravac.conformance import exchange, materialize
+from gravac.exchange import memory
+from gravac.exchange.fuse import fuse
+
+
+def normal(ranks: int, *shape: int, seed: int = 0) -> list[torch.Tensor]:
+    return [torch.randn(shape, generator=torch.Generator().manual_seed(100 * seed + rank)) for rank in range(ranks)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 700), st.sampled_from([1, 3, 8, 64]), st.floats(1, 80), st.integers(0, 10**6))
+def test_topkc_contracts_the_stacked_vector(ranks: int, elements: int, chunk: int, cf: float, seed: int) -> None:
+    """By the share of coordinates that travel in whole chunks, summed over the ranks (Han et al. 2024)."""
+    xs = normal(ranks, elements, seed=seed)
+    got = exchange(topkc(chunk=chunk, values=None), xs, cf)
+    lost = sum(float(energy(x - materialize(r.sent, x))) for x, r in zip(xs, got, strict=True))
+    whole = sum(float(energy(x)) for x in xs)
+    kept = int(elements / got[0].cf + 0.5) // chunk * chunk
+    # energies travel in bfloat16, so near ties may fall either way
+    assert lost <= (1 - kept / (-(-elements // chunk) * chunk)) * whole * 1.02 + 1e-6
+
+
+def test_topkc_takes_the_same_chunks_on_all_ranks() -> None:
+    xs = [torch.zeros(256), torch.zeros(256)]
+    xs[0][64:128] = 3.0
+    xs[1][192:] = 1.0
+    for came in exchange(topkc(chunk=64, values=None), xs, 4.0):
+        assert materialize(came.mean, xs[0]).nonzero().flatten().tolist() == list(range(64, 128))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(1, 300), st.integers(1, 3000), st.sampled_from([1, 16, 64]))
+def test_block_random_k_sends_as_many_as_asked_for(cf: float, elements: int, block: int) -> None:
+    (x,) = normal(1, elements)
+    (came,) = exchange(randomk(block=block), [x.abs() + 1], cf)
+    sent = int(materialize(came.sent, x).count_nonzero())
+    wanted = -(-elements // cf)
+    assert sent <= wanted
+    assert sent >= wanted - block, "only a block at the tensor's end may be short"
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+def test_quantized_sums_are_close_at_any_number_of_ranks(bits: int) -> None:
+    for ranks in (1, 2, 3, 8):
+        xs = normal(ranks, 5000)
+        mean = torch.stack(xs).mean(0)
+        came = exchange(quantize(bits), xs, 32 / bits)[0]
+        nmse = float(energy(materialize(came.mean, mean) - mean) / energy(mean))
+        assert nmse < {8: 0.001, 4: 0.03, 3: 0.09, 2: 0.27, 1: 0.75}[bits]
+
+
+def test_the_second_error_comes_back_in_the_next_step() -> None:
+    """With full feedback a constant gradient is averaged exactly, in the long run, on eight ranks."""
+    from gravac.average import Averager, Piece, Plan
+    from gravac.feedback import Feedback
+
+    xs = normal(8, 32, 32)
+    averagers = [Averager(quantize(2), dense, 1.0, 0, Feedback()) for _ in xs]
+    for rank, averager in enumerate(averagers):
+        averager.rank, averager.world = rank, 8
+    applied = torch.zeros(32, 32)
+    for step in range(60):
+        outs = [x.clone() for x in xs]
+        plan = Plan(step, 16.0)
+        pieces = [[Piece("w", out.view(-1), (32, 32))] for out in outs]
+        memory.run([averager.average(p, plan) for averager, p in zip(averagers, pieces, strict=True)])
+        for averager in averagers:
+            averager.commit()
+        applied += outs[0]
+    mean = torch.stack(xs).mean(0)
+    assert float(energy((applied / 60 - mean).view(-1)) / energy(mean.view(-1))) < 2e-3
+    assert all("second" in a.state["w"] for a in averagers)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 16, 64])
+def test_thc_lanes_are_wide_enough(ranks: int) -> None:
+    """All ranks at the largest code: the sum must not run into the next lane."""
+    xs = [torch.ones(40, 26) for _ in range(ranks)]
+    came = exchange(thc(exchange="lanes"), xs, 8.0)
+    split = exchange(thc(sum_bits=8), xs, 8.0)
+    assert torch.allclose(materialize(came[0].mean, xs[0]), torch.ones(1040), atol=0.6)
+    if ranks <= 16:
+        assert torch.allclose(materialize(split[0].mean, xs[0]), materialize(came[0].mean, xs[0]), atol=1e-5)
+
+
+def test_thc_saturates_instead_of_wrapping() -> None:
+    xs = [torch.ones(1024) * (1 if rank else 1.5) for rank in range(8)]
+    mean = materialize(exchange(thc(bits=4, sum_bits=4), xs, 8.0)[0].mean, xs[0])
+    assert float(torch.cosine_similarity(mean, xs[0], dim=0)) > 0.7, "sums wrapped around"
+    assert float(mean.norm()) < 0.5 * float(xs[0].norm()), "nothing was cut off: the test proves nothing"
+
+
+def test_artopk_takes_the_rank_in_turn_or_the_one_with_most() -> None:
+    xs = [torch.zeros(64), torch.zeros(64)]
+    xs[0][3], xs[1][9] = 1.0, 2.0
+    for step, place in ((0, 3), (1, 9), (2, 3)):
+        assert materialize(exchange(artopk, xs, 64.0, step=step)[0].mean, xs[0]).nonzero().item() == place
+    assert materialize(exchange(artopk(choose="var"), xs, 64.0)[0].mean, xs[0]).nonzero().item() == 9
+
+
+def ratio(compressor: Compressor, cf: float, ranks: int) -> float:
+    """Wire ratio by the ledger."""
+    xs = normal(ranks, 256, 256)
+    ledgers = [Ledger(ranks) for _ in xs]
+    memory.run(
+        [
+            fuse([compressor.rounds(x.view(-1), cf, Context("w", 0, r, ranks, 0, (256, 256)))], finite=True)
+            for r, x in enumerate(xs)
+        ],
+        ledgers,
+    )
+    return AllReduce.wire_bytes(4 * xs[0].numel(), ranks) / ledgers[0].wire_bytes
+
+
+@pytest.mark.parametrize(
+    ("compressor", "cf"),
+    [(topkc, 10), (randomk(block=64), 10), (quantize(4), 8), (quantize(2), 16), (thc, 8), (dense(dtype="bfloat16"), 2)],
+    ids=lambda value: value.name if isinstance(value, Compressor) else str(value),
+)
+def test_the_wire_ratio_of_sums_does_not_depend_on_the_number_of_ranks(compressor: Compressor, cf: float) -> None:
+    two = ratio(compressor, cf, 2)
+    for ranks in (8, 64):
+        assert ratio(compressor, cf, ranks) == pytest.approx(two, rel=0.05)
+
+
+def test_the_wire_ratio_of_gathers_falls_with_the_number_of_ranks() -> None:
+    assert ratio(topk, 10, 64) == pytest.approx(ratio(topk, 10, 2) * 2 / 64, rel=0.05)
+
+
+def test_a_ladder_serves_each_ratio_by_its_first_member_that_reaches_it() -> None:
+    steps = ladder(quantize(4), quantize(2), topkc)
+    for wanted, name, bits in ((2, "quantize", 4), (7, "quantize", 4), (9, "quantize", 2), (40, "topkc", None)):
+        member, cf = steps.at(wanted)
+        assert member.name == name
+        assert getattr(member, "bits", None) == bits
+        assert wire_ratio(member, cf) >= wanted * 0.998
+    assert steps.candidates((5, 70), ()) == pytest.approx((7.757, 15.058, 30.117, 60.235), rel=1e-3)
+    assert steps.feedback_at(7) == quantize.error_feedback
+    assert steps.feedback_at(60) == topkc.error_feedback
+
+
+def test_a_ladder_refuses_what_cannot_keep_its_errors() -> None:
+    with pytest.raises(SettingsError, match="qsgd cannot stand on a ladder"):
+        ladder(qsgd, topkc)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda: quantize(5), "bits"),
+        (lambda: quantize(4, block=12), "block"),
+        (lambda: topkc(chunk=0), "chunk"),
+        (lambda: topkc(values="int8"), "values"),
+        (lambda: randomk(block=0), "block"),
+        (lambda: thc(reach=0), "reach"),
+        (lambda: artopk(choose="best"), "choose"),
+        (lambda: topkc(chunks=3), "chunks"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(wrong: object, named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        wrong()  # type: ignore[operator]

@@ -1,0 +1,93 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Every compressor on real gloo: three processes, several buckets, random delays; and against the ranks in memory."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gravac import AdaptiveCompressor, Static
+from gravac.candidate import Span
+from gravac.compressors import COMPRESSORS, Compressor, Context, quantize, thc, topkc
+from gravac.conformance import exchange, materialize
+from gravac.exchange.fuse import fuse
+from gravac.exchange.group import GroupTransport
+from tests.distributed.training import jitter, parallel, train, weights
+from tests.ranks import processes
+
+WORLD = 3
+
+VARIANTS = (
+    *(compressor for name, compressor in COMPRESSORS.items() if name != "dense"),
+    topkc(values=quantize(4)),
+    quantize(2, rotate=True),
+    quantize(4, exchange="gather"),
+    thc(exchange="lanes"),
+)
+
+
+def cf_of(compressor: Compressor) -> float:
+    reach = compressor.candidates((1.0, 1000.0), ())
+    return 10.0 if isinstance(reach, Span) else reach[-1]
+
+
+def gradients() -> list[torch.Tensor]:
+    """Rows of clearly different size: which are chosen must not hang on the order of a 16-bit sum."""
+    sizes = torch.logspace(0, -2, 40).unsqueeze(1)
+    return [torch.randn(40, 33, generator=torch.Generator().manual_seed(seed)) * sizes for seed in range(WORLD)]
+
+
+def alone(rank: int, compressor: Compressor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One tensor over the process group; mean, sent."""
+    transport = GroupTransport(dist.group.WORLD)  # type: ignore[arg-type]
+    x = gradients()[rank]
+    rounds = compressor.rounds(x.view(-1), cf_of(compressor), Context("w", 0, rank, WORLD, 0, (40, 33)))
+    job = fuse([rounds], finite=True)
+    requests = next(job)
+    while True:
+        try:
+            requests = job.send(transport.finish(transport.start(requests)))
+        except StopIteration as done:
+            (came,) = done.value
+            return materialize(came.mean, x), materialize(came.sent, x)
+
+
+def every(rank: int, world: int) -> list[Any]:
+    """Each compressor in turn: one tensor, then a model trained for some steps."""
+    results = []
+    for compressor in VARIANTS:
+        means = alone(rank, compressor)
+        ddp = parallel()
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
+        with AdaptiveCompressor(
+            compressor, cf_range=(1, 1000), controller=Static(cf=cf_of(compressor)), dense_below=64
+        ) as adaptive:
+            adaptive.attach(ddp, optimizer)
+            jitter(adaptive, rank, 0.002)
+            train(ddp, optimizer, rank, range(5))
+            adaptive.state_dict()
+            results.append((*means, weights(ddp), len(adaptive._adapter.groups.fixed), adaptive.gain))
+    return results
+
+
+@pytest.fixture(scope="module")
+def ran() -> list[list[Any]]:
+    return processes(every, WORLD, timeout=280)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("position", range(len(VARIANTS)), ids=[repr(c) for c in VARIANTS])
+def test_three_processes_agree_with_three_ranks_in_memory(ran: list[list[Any]], position: int) -> None:
+    expected = exchange(VARIANTS[position], gradients(), cf_of(VARIANTS[position]))
+    for rank in range(WORLD):
+        mean, sent, trained, groups, gain = ran[rank][position]
+        x = gradients()[0]
+        assert torch.allclose(mean, materialize(expected[rank].mean, x), rtol=0, atol=0.02), "mean"
+        assert torch.allclose(sent, materialize(expected[rank].sent, x), rtol=0, atol=0.02), "sent"
+        assert torch.equal(mean, ran[0][position][0])
+        assert torch.equal(trained, ran[0][position][2]), "replicas differ"
+        assert bool(trained.isfinite().all())
+        assert groups >= 5
+        assert gain is not None
