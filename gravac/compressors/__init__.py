@@ -5,6 +5,7 @@
 from gravac.compressors.artopk import ARTopK, artopk
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse
 from gravac.compressors.dense import Dense, dense
+from gravac.compressors.dgc import DGC, dgc
 from gravac.compressors.intsgd import IntSGD, intsgd
 from gravac.compressors.ladder import Ladder, ladder
 from gravac.compressors.natural import Natural, natural
@@ -12,6 +13,8 @@ from gravac.compressors.powersgd import PowerSGD, powersgd
 from gravac.compressors.qsgd import QSGD, qsgd
 from gravac.compressors.quantize import Quantize, quantize
 from gravac.compressors.randomk import RandomK, ScaledRandomK, randomk, scaled_randomk
+from gravac.compressors.redsync import RedSync, redsync
+from gravac.compressors.sidco import SIDCo, sidco
 from gravac.compressors.signsgd import MajorityVote, SignSGD, majority, signsgd
 from gravac.compressors.terngrad import TernGrad, terngrad
 from gravac.compressors.thc import THC, thc
@@ -27,6 +30,9 @@ COMPRESSORS: dict[str, Compressor] = {
         randomk,
         scaled_randomk,
         artopk,
+        dgc,
+        redsync,
+        sidco,
         powersgd,
         quantize,
         thc,
@@ -43,6 +49,7 @@ COMPRESSORS: dict[str, Compressor] = {
 
 __all__ = [
     "COMPRESSORS",
+    "DGC",
     "QSGD",
     "THC",
     "ARTopK",
@@ -56,8 +63,10 @@ __all__ = [
     "PowerSGD",
     "Quantize",
     "RandomK",
+    "RedSync",
     "Reduced",
     "Rounds",
+    "SIDCo",
     "ScaledRandomK",
     "Selection",
     "SignSGD",
@@ -67,6 +76,7 @@ __all__ = [
     "TopKC",
     "artopk",
     "dense",
+    "dgc",
     "intsgd",
     "ladder",
     "majority",
@@ -75,7 +85,9 @@ __all__ = [
     "qsgd",
     "quantize",
     "randomk",
+    "redsync",
     "scaled_randomk",
+    "sidco",
     "signsgd",
     "terngrad",
     "thc",

@@ -58,6 +58,26 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> list[float]:
     return sums
 
 
+def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Indices with ``|x| >= threshold``: int64, ascending.
+
+    Args:
+        x: flat and finite, any floating dtype.
+        threshold: rounded to x's dtype before it is compared.
+    """
+    if x.device.type != "cpu" or x.numel() == 0:
+        return (x.abs() >= threshold).nonzero().squeeze(1)
+    return torch.from_numpy(_reaching(_numpy(x), threshold)[0])
+
+
+def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
+    """What ``largest`` returns, found among those that reach a threshold; among all, when fewer than k do."""
+    candidates = reaching(x, threshold)
+    if candidates.numel() < k:
+        return largest(x, k)
+    return candidates[largest(x[candidates], k)]
+
+
 def _numpy(x: torch.Tensor) -> Array:
     """The same memory where numpy knows the type, 16-bit types widened; from a GPU, a copy."""
     x = x.detach()

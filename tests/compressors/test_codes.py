@@ -34,8 +34,9 @@ def nearest(x: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
     every = levels(bits, kind).double()
     if kind == "uniform":
         most = (1 << (bits - 1)) - 1
-        reach = float(x.abs().max().to(torch.bfloat16))
-        reach = reach if reach >= float(x.abs().max()) else reach * (1 + 2**-7)
+        rounded = x.abs().max().to(torch.bfloat16)
+        up = torch.nextafter(rounded, torch.tensor(torch.inf, dtype=torch.bfloat16))
+        reach = float(rounded if rounded >= x.abs().max() else up)
         return (x.double() / reach * most).round() / most
     thresholds = ((every[1:] + every[:-1]) / 2 * GRID).round() / GRID
     root = x.double().square().mean().sqrt()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gravac import AdaptiveCompressor, Static
 from gravac.candidate import Span
-from gravac.compressors import COMPRESSORS, Compressor, Context, quantize, thc, topkc
+from gravac.compressors import COMPRESSORS, Compressor, Context, dgc, quantize, thc, topkc
 from gravac.conformance import exchange, materialize
 from gravac.exchange.fuse import fuse
 from gravac.exchange.group import GroupTransport
@@ -91,3 +91,21 @@ def test_three_processes_agree_with_three_ranks_in_memory(ran: list[list[Any]], 
         assert bool(trained.isfinite().all())
         assert groups >= 5
         assert gain is not None
+
+
+def doubled(rank: int, world: int) -> list[str]:
+    said = []
+    for make in (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.AdamW(p)):
+        ddp = parallel()
+        with AdaptiveCompressor(dgc, cf_range=(1, 100)) as compressor:
+            try:
+                compressor.attach(ddp, make(ddp.parameters()))
+            except ValueError as error:
+                said.append(str(error))
+    return said
+
+
+def test_momentum_that_would_be_doubled_is_refused() -> None:
+    for sgd, adam in processes(doubled, 2):
+        assert "SGD has momentum=0.9, and dgc does momentum itself" in sgd
+        assert "AdamW has betas[0]=0.9" in adam

@@ -1,0 +1,70 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""RedSync: a threshold between the mean and the largest magnitude, found by lowering or by bisection.
+
+Source: Fang et al., "RedSync: Reducing Synchronization Bandwidth for Distributed Deep Learning Training System", JPDC
+2019 (arXiv 1808.04357), section 5.2: trimmed top-k and threshold binary search. Contractive, as top-k is, where the
+count is corrected; otherwise only in that it never adds error.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from gravac.compressors.threshold import SLOTS, ThresholdK
+
+ROUNDS = 20
+"""Bisections at most."""
+
+
+class RedSync(ThresholdK):
+    """Threshold ``mean + ratio * (max - mean)``.
+
+    Attributes:
+        search: ``"trimmed"``: the ratio falls in steps until k survive, of which the largest are taken.
+            ``"bisection"``: until between k and 2k survive, all of which are sent when ``exact_count`` is False.
+        step: by which the ratio falls.
+    """
+
+    name: ClassVar[str] = "redsync"
+
+    search: Literal["trimmed", "bisection"] = "trimmed"
+    step: Annotated[float, Field(gt=0, lt=1)] = 0.2
+
+    def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
+        """See the class."""
+        mean, most = float(magnitudes.mean()), float(magnitudes.max())
+        return (
+            self._trimmed(magnitudes, k, mean, most) if self.search == "trimmed" else _bisect(magnitudes, k, mean, most)
+        )
+
+    def _trimmed(self, magnitudes: torch.Tensor, k: int, mean: float, most: float) -> float:
+        ratio = 1 - self.step
+        while ratio > 0:
+            threshold = mean + ratio * (most - mean)
+            if _count(magnitudes, threshold) >= k:
+                return threshold
+            ratio -= self.step
+        return 0.0
+
+
+def _bisect(magnitudes: torch.Tensor, k: int, mean: float, most: float) -> float:
+    low, high = 0.0, 1.0
+    threshold = mean
+    for _ in range(ROUNDS):
+        ratio = (low + high) / 2
+        threshold = mean + ratio * (most - mean)
+        count = _count(magnitudes, threshold)
+        if k <= count <= SLOTS * k:
+            break
+        low, high = (low, ratio) if count < k else (ratio, high)
+    return threshold
+
+
+def _count(magnitudes: torch.Tensor, threshold: float) -> int:
+    return int((magnitudes >= threshold).sum())
+
+
+redsync = RedSync()
+"""Trimmed top-k; ``redsync(search="bisection", exact_count=False)`` is the other published rule."""

@@ -1,0 +1,98 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What sparsifiers share that estimate a threshold: those that reach it are sent, corrected to k unless told otherwise.
+
+As published, such rules send more or fewer than k coordinates. Every rank must send equally many bytes, so a count that
+is not corrected travels in ``2k`` slots: survivors beyond them are cut, free ones hold zeros.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from gravac.collectives import AllGather, Traffic
+from gravac.compressors import multilevel
+from gravac.compressors.base import Context, Reduced, Rounds, Selection, Sparse, energy, kept
+from gravac.compressors.dtypes import dtype_of
+from gravac.compressors.selection import largest
+from gravac.compressors.topk import TopK, index_dtype, pack_indices, unpack_indices
+
+SLOTS = 2
+"""Slots per coordinate asked for, where the count is not corrected."""
+
+
+class ThresholdK(TopK):
+    """Top-k by an estimated threshold. A subclass says how it is estimated.
+
+    Attributes:
+        exact_count: take or leave coordinates until exactly k are sent; False is the rule as published.
+    """
+
+    name: ClassVar[str]
+
+    exact_count: bool = True
+
+    @property
+    def exact_cf(self) -> bool:  # type: ignore[override]
+        """Only where the count is corrected."""
+        return self.exact_count
+
+    def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
+        """A magnitude that about k of ``magnitudes`` (flat, at least one not zero) reach; 0 < k < their number."""
+        raise NotImplementedError
+
+    def select(self, x: torch.Tensor, k: int) -> Selection:
+        """Those that reach the threshold; exactly k, or at most ``SLOTS`` times k."""
+        indices = self._reaching(x, k)
+        return Selection(indices, x[indices])
+
+    def _reaching(self, x: torch.Tensor, k: int) -> torch.Tensor:
+        if not 0 < k < x.numel():
+            return largest(x, k)
+        magnitudes = x.abs()
+        if not bool(magnitudes.any()):
+            return largest(x, k)
+        passed = (magnitudes >= self.threshold(magnitudes, k)).nonzero().flatten()
+        if not self.exact_count:
+            return passed[: SLOTS * k]
+        if passed.numel() < k:
+            return largest(x, k)
+        return passed[largest(magnitudes[passed], k)]
+
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        """As many values, and indices, as there are slots."""
+        elements = torch.Size(shape).numel()
+        bytes_each = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
+        return (Traffic(AllGather, self._slots(elements, cf) * bytes_each),)
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """One all-gather, of k or ``SLOTS`` times k slots."""
+        return (yield from self.send(multilevel.at(self.select, x, cf, ctx), x, cf, ctx))
+
+    def send(self, chosen: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """Exchange a selection of x."""
+        mine = chosen.values.to(dtype_of(self.values, ctx.dtype))
+        free = self._slots(x.numel(), cf) - mine.numel()
+        values, packed = yield AllGather(
+            torch.nn.functional.pad(mine, (0, free)),
+            pack_indices(torch.nn.functional.pad(chosen.indices, (0, free)), x.numel()),
+        )
+        shares = values.to(x.dtype) / ctx.world
+        positions = unpack_indices(packed, x.numel())
+        return Reduced(
+            mean=Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True))),
+            sent=Sparse(((chosen.indices, mine.to(x.dtype)),)),
+            cf=x.numel() / max(1, mine.numel()),
+        )
+
+    def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
+        """Where the count is corrected, as for top-k; otherwise by selecting for each CF."""
+        if self.exact_count:
+            return super().errors(x, cfs, ctx)
+        whole = energy(x)
+        return [(whole - energy(self.select(x, kept(x.numel(), cf)).values)).clamp_(min=0) for cf in cfs]
+
+    def _slots(self, elements: int, cf: float) -> int:
+        k = kept(elements, cf)
+        return k if self.exact_count else min(elements, SLOTS * k)
