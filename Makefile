@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint docs check-wheel measure-multilevel measure-overhead measure-soak screenshots
+.PHONY: help demo test lint docs check-wheel measure-multilevel measure-overhead measure-soak measure-chunks measure-worth measure-compressors screenshots
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -39,6 +39,15 @@ measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (2 minut
 
 measure-soak: $(VENV)/.test  ## long runs with random delays, every compressor (6 minutes)
 	$(BIN)/python -m tests.measure.soak --json docs/measurements/soak.json
+
+measure-chunks: $(VENV)/.test  ## chunked against plain top-k at equal bits (1 minute)
+	$(BIN)/python -m tests.measure.chunks --json docs/measurements/chunks.json
+
+measure-worth: $(VENV)/.test  ## what a compressed step is worth, every compressor (45 minutes)
+	$(BIN)/python -m tests.measure.worth --json docs/measurements/worth.json
+
+measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
+	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json
 
 # One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
 # that the pinned build is there before anything else asks for one.
