@@ -143,6 +143,16 @@ class Averager:
         """Whether averaging a group by that plan takes a single round of collectives."""
         return plan.cf is None or self.base.one_round
 
+    def kept_aside(self, name: str) -> torch.Tensor | None:
+        """What the compressor itself keeps of a tensor that was not sent; flat, like the residual. None for nothing."""
+        residual = self.feedback.residual.get(name)
+        if residual is None or name not in self.state:
+            return None
+        context = Context(
+            name, rank=self.rank, world=self.world, seed=self.seed, state=self.state[name], error_feedback=1.0
+        )
+        return self.base.kept_aside(context, residual.numel())
+
     def begin(self) -> None:
         """Start a step's tally."""
         self.tally = Tally()
@@ -151,7 +161,7 @@ class Averager:
         """End of a step: what it changed is kept; under overflow safety only when every gradient was finite."""
         self.feedback.commit(self.tally.finite)
         if self.tally.finite or not self.feedback.safe:
-            self.state.update({name: state for name, state in self._changed.items() if state})
+            self.state.update(self._changed)
         self._changed.clear()
 
     def average(

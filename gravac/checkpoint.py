@@ -40,6 +40,7 @@ def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
         "residual": dict(feedback.residual),
         "held": dict(feedback.held),
         "memory": {name: dict(memory) for name, memory in averager.state.items() if memory},
+        "aside": {name: aside for name in averager.state if (aside := averager.kept_aside(name)) is not None},
         "loss_scale": steps.loss_scale,
         "gain": steps.gain,
         "wire_bytes": steps.wire_bytes,
@@ -94,7 +95,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One state for any world size, from all ranks' states of an earlier run.
 
     Every rank's residual becomes the mean of the old ones, so that the mean over ranks, which is all that error
-    feedback depends on, is conserved.
+    feedback depends on, is conserved; what a compressor keeps beside it (the second error of a quantized sum) joins it.
+    Other memory becomes the ranks' mean.
 
     Args:
         states: of every old rank, in any order.
@@ -108,12 +110,20 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ranks = sorted(state["rank"] for state in states)
     if ranks != list(range(world)) or len({state["step"] for state in states}) > 1:
         raise SettingsError(f"states: give one of each of the {world} ranks at one step; got ranks {ranks}")
+    aside = _mean([state["aside"] for state in states])
+    residual = _mean([state["residual"] for state in states])
     return {
         **states[0],
         "world": None,
         "rank": None,
         "report": None,
-        "residual": _mean([state["residual"] for state in states]),
+        "residual": {name: tensor + aside[name] if name in aside else tensor for name, tensor in residual.items()},
+        "memory": {
+            name: _mean([state["memory"].get(name, {}) for state in states])
+            for name in states[0]["memory"]
+            if name not in aside
+        },
+        "aside": {},
         "held": _mean([state["held"] for state in states]),
     }
 

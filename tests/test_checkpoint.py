@@ -74,3 +74,16 @@ def test_loading_copies() -> None:
     compressor.load_state_dict(given)
     given["residual"]["w"].zero_()
     assert compressor.state_dict()["residual"]["w"].any()
+
+
+def test_merging_keeps_what_compressors_keep() -> None:
+    """A second error joins the residual, since its shards fit one world size only; other memory becomes the mean."""
+    first = {"second": torch.ones(1, 4)}
+    states = [
+        state(rank, memory={"w": first, "v": {"velocity": torch.full((2,), 2.0 * rank)}}, aside={"w": torch.ones(4)})
+        for rank in range(2)
+    ]
+    merged = merge_states(states)
+    assert torch.equal(merged["residual"]["w"], torch.full((4,), 2.5))
+    assert merged["memory"].keys() == {"v"}
+    assert torch.equal(merged["memory"]["v"]["velocity"], torch.ones(2))

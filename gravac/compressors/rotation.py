@@ -14,8 +14,8 @@ import torch
 BLOCK = 1024
 """Numbers rotated together, unless said otherwise; a power of two."""
 
-PIECE = 1 << 16
-"""Numbers rotated at once; signs repeat after as many."""
+PIECE = 1 << 18
+"""Numbers rotated at once: what fits in a cache, twice. Signs repeat after as many."""
 
 SEED_STAGES = 16
 """Length of the transform that is done as a matrix product."""
@@ -37,42 +37,49 @@ def turn(x: torch.Tensor, generator: torch.Generator, block: int = BLOCK) -> tor
     Returns:
         A new tensor, ``[length(x.numel(), block)]``, of the same dtype and norm.
     """
-    out = torch.nn.functional.pad(x, (0, length(x.numel(), block) - x.numel()))
-    if out is x or out.data_ptr() == x.data_ptr():
-        out = x.clone()
-    signs = _signs(max(PIECE, block), generator, x)
-    for piece in torch.split(out, max(PIECE, block)):
-        piece.mul_(signs[: piece.numel()])
-        _transform(piece, block)
+    padded = torch.nn.functional.pad(x, (0, length(x.numel(), block) - x.numel()))
+    out = torch.empty_like(padded)
+    signs, scratch = _signs(block, generator, x), torch.empty_like(padded[: max(PIECE, block)])
+    pieces = zip(torch.split(padded, max(PIECE, block)), torch.split(out, max(PIECE, block)), strict=True)
+    for piece, turned in pieces:
+        spare = scratch[: piece.numel()]
+        torch.mul(piece, signs[: piece.numel()], out=spare)
+        _transform(spare, turned, block)
     return out
 
 
 def turn_back(y: torch.Tensor, elements: int, generator: torch.Generator, block: int = BLOCK) -> torch.Tensor:
     """The inverse of ``turn``: a new tensor, ``[elements]``."""
-    out = y.clone()
-    signs = _signs(max(PIECE, block), generator, y)
-    for piece in torch.split(out, max(PIECE, block)):
-        _transform(piece, block)
-        piece.mul_(signs[: piece.numel()])
+    out = torch.empty_like(y)
+    signs, scratch = _signs(block, generator, y), torch.empty_like(y[: max(PIECE, block)])
+    for piece, turned in zip(torch.split(y, max(PIECE, block)), torch.split(out, max(PIECE, block)), strict=True):
+        spare = scratch[: piece.numel()]
+        spare.copy_(piece)
+        _transform(spare, turned, block)
+        turned.mul_(signs[: piece.numel()])
     return out[:elements]
 
 
-def _signs(count: int, generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
+def _signs(block: int, generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
+    count = max(PIECE, block) if like.numel() > block else block
     return torch.randint(2, (count,), generator=generator).mul_(2).sub_(1).to(like)
 
 
-def _transform(piece: torch.Tensor, block: int) -> None:
-    """Walsh-Hadamard transform of each block, in place, scaled to be orthogonal."""
+def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
+    """Walsh-Hadamard transform of each block, scaled to be orthogonal. Overwrites ``source``, too."""
     first = min(block, SEED_STAGES)
-    rows = piece.view(-1, first)
-    rows.copy_(rows @ _matrix(first).to(piece) * block**-0.5)
+    matrix = _matrix(first).to(out) * block**-0.5
+    here, there = source, out
+    torch.mm(here.view(-1, first), matrix, out=there.view(-1, first))
     half = first
     while half < block:
-        pairs = piece.view(-1, 2, half)
-        difference = pairs[:, 0] - pairs[:, 1]
-        pairs[:, 0] += pairs[:, 1]
-        pairs[:, 1] = difference
+        here, there = there, here
+        pairs, turned = here.view(-1, 2, half), there.view(-1, 2, half)
+        torch.add(pairs[:, 0], pairs[:, 1], out=turned[:, 0])
+        torch.sub(pairs[:, 0], pairs[:, 1], out=turned[:, 1])
         half *= 2
+    if there is not out:
+        out.copy_(there)
 
 
 @functools.cache
