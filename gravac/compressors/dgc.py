@@ -5,7 +5,8 @@
 Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (arXiv 1712.01887), algorithm 2: momentum correction,
 momentum factor masking, local gradient clipping, warm-up of the CF, and a threshold from a sample. It takes the place
 of the optimizer's momentum, which must be off. It keeps its own memory and is no contraction of the gradient; gain is
-measured against the velocity.
+measured against the velocity. Tensors that travel dense (small ones, of one dimension, and all in a dense step) bypass
+it, so with the optimizer's momentum off they have none.
 """
 
 import math
@@ -15,7 +16,7 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from gravac.compressors.base import Context, Reduced, Rounds, energy, kept
+from gravac.compressors.base import Context, Reduced, Rounds, Sparse, energy, kept
 from gravac.compressors.threshold import ThresholdK
 
 CORRECTIONS = 10
@@ -49,6 +50,11 @@ class DGC(ThresholdK):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     sample: Annotated[float, Field(gt=0, le=1)] = 0.01
 
+    @property
+    def exact_cf(self) -> bool:  # type: ignore[override]
+        """Not while it warms up."""
+        return self.keeps_k and self.warmup_steps == 0
+
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
         """The sample's quantile; without ``exact_count`` corrected up to ten times, as published."""
         stride = max(1, min(int(1 / self.sample), magnitudes.numel() // 256))
@@ -68,21 +74,23 @@ class DGC(ThresholdK):
         return threshold
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """The velocity's largest coordinates by all-gather; they are then cleared."""
+        """The velocity's largest coordinates by all-gather; they are then cleared, but for what the wire rounded."""
         momentum, velocity = self._moved(x, ctx)
         at = self.cf_at(cf, ctx.step)
         chosen = self.select(velocity, kept(x.numel(), at))
         came: Reduced = yield from self.send(chosen, velocity, at, ctx)
-        left = velocity.index_fill(0, chosen.indices, 0.0)
+        assert isinstance(came.sent, Sparse)
+        left = came.sent.add_to(velocity.clone(), alpha=-1.0)
         ctx.state["momentum"] = momentum.index_fill(0, chosen.indices, 0.0) if self.masking else momentum
         ctx.state["velocity"] = left
-        return Reduced(came.mean, came.sent, came.cf, target=velocity)
+        return Reduced(came.mean, came.sent, came.cf, target=velocity, error=energy(left))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Of the velocity that x would make."""
+        """Of the velocity that x would make, at the CFs that this step of the warm-up has."""
         _, velocity = self._moved(x, ctx)
         whole = energy(velocity)
-        return [(whole - energy(self.select(velocity, kept(x.numel(), cf)).values)).clamp_(min=0) for cf in cfs]
+        counts = [kept(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
+        return [(whole - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
 
     def cf_at(self, cf: float, step: int) -> float:
         """The CF of a step, while warming up."""

@@ -25,6 +25,8 @@ class RedSync(ThresholdK):
         search: ``"trimmed"``: the ratio falls in steps until k survive, of which the largest are taken.
             ``"bisection"``: until between k and 2k survive, all of which are sent when ``exact_count`` is False.
         step: by which the ratio falls.
+
+    ``"trimmed"`` keeps exactly k by its own rule: ``exact_count`` changes nothing there.
     """
 
     name: ClassVar[str] = "redsync"
@@ -32,9 +34,14 @@ class RedSync(ThresholdK):
     search: Literal["trimmed", "bisection"] = "trimmed"
     step: Annotated[float, Field(gt=0, lt=1)] = 0.2
 
+    @property
+    def keeps_k(self) -> bool:
+        """See ``ThresholdK``; also where the rule itself trims."""
+        return self.exact_count or self.search == "trimmed"
+
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
         """See the class."""
-        mean, most = float(magnitudes.mean()), float(magnitudes.max())
+        mean, most = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
         return (
             self._trimmed(magnitudes, k, mean, most) if self.search == "trimmed" else _bisect(magnitudes, k, mean, most)
         )

@@ -5,7 +5,7 @@
 Source: Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed Training
 Systems", MLSys 2021 (arXiv 2101.10761), sections 3.1 to 3.3. Published, the number of stages follows the ratio achieved
 in earlier steps; here it follows the ratio achieved at once, which needs no memory: stages are added while the share
-kept is off by more than ``TOLERANCE``.
+kept is off by more than ``TOLERANCE``. Zeros, which no such law has, are left out of the fit.
 """
 
 import math
@@ -39,6 +39,9 @@ class SIDCo(ThresholdK):
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
         """See the class: of the stages tried, the one that comes closest to k."""
+        magnitudes = magnitudes[magnitudes > 0]
+        if magnitudes.numel() <= k:
+            return 0.0
         share = k / magnitudes.numel()
         best, closest = 0.0, math.inf
         for stages in range(max(1, math.floor(math.log(share) / math.log(FIRST))), STAGES + 1):
@@ -68,17 +71,17 @@ class SIDCo(ThresholdK):
 
     def _quantile(self, excess: torch.Tensor, share: float, first: bool) -> float:
         """What ``share`` of a fitted law exceeds (the paper's corollaries 1.1 to 1.3)."""
-        mean = float(excess.mean())
+        mean = float(excess.mean(dtype=torch.float64))
         if mean <= 0:
             return 0.0
         if self.law == "exponential":
             return -mean * math.log(share)
         if self.law == "gamma" and first:
-            logs = float(excess.clamp(min=torch.finfo(excess.dtype).tiny).log().mean())
+            logs = float(excess.clamp(min=torch.finfo(excess.dtype).tiny).log().mean(dtype=torch.float64))
             s = max(math.log(mean) - logs, 1e-6)
             shape = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
             return max(0.0, -mean / shape * (math.log(share) + math.lgamma(shape)))
-        variance = float(excess.var(correction=0))
+        variance = float((excess / mean).var(correction=0)) * mean * mean
         if variance <= 0:
             return mean
         ratio = mean * mean / variance

@@ -15,7 +15,7 @@ from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Context, Reduced, Rounds, Selection, Sparse, energy, kept
 from gravac.compressors.dtypes import dtype_of
-from gravac.compressors.selection import largest
+from gravac.compressors.selection import largest, largest_reaching, reaching
 from gravac.compressors.topk import TopK, index_dtype, pack_indices, unpack_indices
 
 SLOTS = 2
@@ -35,7 +35,12 @@ class ThresholdK(TopK):
 
     @property
     def exact_cf(self) -> bool:  # type: ignore[override]
-        """Only where the count is corrected."""
+        """Only where exactly k are kept."""
+        return self.keeps_k
+
+    @property
+    def keeps_k(self) -> bool:
+        """Whether exactly k are kept, and travel."""
         return self.exact_count
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
@@ -53,12 +58,9 @@ class ThresholdK(TopK):
         magnitudes = x.abs()
         if not bool(magnitudes.any()):
             return largest(x, k)
-        passed = (magnitudes >= self.threshold(magnitudes, k)).nonzero().flatten()
-        if not self.exact_count:
-            return passed[: SLOTS * k]
-        if passed.numel() < k:
-            return largest(x, k)
-        return passed[largest(magnitudes[passed], k)]
+        # a threshold of 0 means all that is not zero
+        threshold = max(self.threshold(magnitudes, k), torch.finfo(x.dtype).tiny)
+        return largest_reaching(x, k, threshold) if self.keeps_k else reaching(x, threshold)[: SLOTS * k]
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """As many values, and indices, as there are slots."""
@@ -73,10 +75,10 @@ class ThresholdK(TopK):
     def send(self, chosen: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Exchange a selection of x."""
         mine = chosen.values.to(dtype_of(self.values, ctx.dtype))
-        free = self._slots(x.numel(), cf) - mine.numel()
+        free = _unused(chosen.indices, self._slots(x.numel(), cf))
         values, packed = yield AllGather(
-            torch.nn.functional.pad(mine, (0, free)),
-            pack_indices(torch.nn.functional.pad(chosen.indices, (0, free)), x.numel()),
+            torch.nn.functional.pad(mine, (0, free.numel())),
+            pack_indices(torch.cat([chosen.indices, free]), x.numel()),
         )
         shares = values.to(x.dtype) / ctx.world
         positions = unpack_indices(packed, x.numel())
@@ -88,11 +90,18 @@ class ThresholdK(TopK):
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Where the count is corrected, as for top-k; otherwise by selecting for each CF."""
-        if self.exact_count:
+        if self.keeps_k:
             return super().errors(x, cfs, ctx)
         whole = energy(x)
         return [(whole - energy(self.select(x, kept(x.numel(), cf)).values)).clamp_(min=0) for cf in cfs]
 
     def _slots(self, elements: int, cf: float) -> int:
         k = kept(elements, cf)
-        return k if self.exact_count else min(elements, SLOTS * k)
+        return k if self.keeps_k else min(elements, SLOTS * k)
+
+
+def _unused(indices: torch.Tensor, slots: int) -> torch.Tensor:
+    """The lowest indices that are not in ``indices``, as many as fill it up to ``slots``: int64, ascending."""
+    free = torch.ones(slots, dtype=torch.bool, device=indices.device)
+    free[indices[indices < slots]] = False
+    return free.nonzero().flatten()[: slots - indices.numel()]

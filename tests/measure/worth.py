@@ -4,7 +4,7 @@
 
 A character transformer of 0.6 M parameters on the standard library's source text; N ranks are stepped in one process,
 with the compressors as they run over a network. The learning rate is the best of a few for *dense* training with the
-same optimizer. Validation loss in nats; less is better.
+same optimizer. Validation loss in nats; less is better. An interrupted run goes on where it was.
 
     python -m tests.measure.worth [--json FILE] [--steps N] [--quick]
 """
@@ -27,7 +27,7 @@ from gravac.feedback import Feedback
 from gravac.lab.charlm import CharLM
 from tests.measure.results import write
 
-RATES = {"adamw": (2e-3, 4e-3, 8e-3), "sgd": (0.1, 0.3, 1.0)}
+RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.03, 0.1, 0.3)}
 """Learning rates tried for dense training."""
 
 BELOW = 1024
@@ -136,28 +136,39 @@ def cases(steps: int, rates: dict[str, float], quick: bool) -> Iterable[Case]:
         ("topkc(values=quantize(1))", 2, (0.0, 1.0)),
         ("topkc(values=quantize(1))", 4, (0.0, 1.0)),
         ("topkc(values=quantize(1))", 16, (1.0,)),
+        ("topkc(values=quantize(1))", 64, (1.0,)),
         ("topkc(values=quantize(2))", 8, (1.0,)),
         ("randomk(block=64)", 10, (1.0,)),
         ("artopk", 10, (1.0,)),
         ("powersgd", 64, (1.0,)),
+        ("powersgd(alternating=True)", 16, (1.0,)),
     ]
-    known = [c for c in choices if c[0].split("(")[0] in COMPRESSORS]
-    for seed in range(1 if quick else 3):
-        for label, cf, feedbacks in known:
-            for feedback in feedbacks:
-                yield Case(label, cf, feedback, "adamw", 2, seed, rates["adamw"], steps)
-        if seed == 0:
-            for label, cf, feedbacks in known[:7]:
-                for feedback in feedbacks:
-                    yield Case(label, cf, feedback, "sgd", 2, seed, rates["sgd"], steps)
-            for label, cf in (
-                ("dense", None),
-                ("quantize(2)", 16.0),
-                ("quantize(2, back_bits=4)", 16.0),
-                ("quantize(1)", 32.0),
-                ("quantize(1, back_bits=4)", 32.0),
-            ):
-                yield Case(label, cf, 0.0, "adamw", 8, seed, rates["adamw"], steps)
+    for label, cf, feedbacks in choices:
+        for feedback in feedbacks:
+            yield Case(label, cf, feedback, "adamw", 2, 0, rates["adamw"], steps)
+    for label, cf, feedbacks in choices[:8]:
+        for feedback in feedbacks:
+            yield Case(label, cf, feedback, "sgd", 2, 0, rates["sgd"], steps)
+    for label, cf in (
+        ("dense", None),
+        ("quantize(2)", 16.0),
+        ("quantize(2, back_bits=4)", 16.0),
+        ("quantize(1)", 32.0),
+        ("quantize(1, back_bits=4)", 32.0),
+    ):
+        yield Case(label, cf, 0.0, "adamw", 8, 0, rates["adamw"], steps)
+    for seed in () if quick else (1, 2):
+        for label, cf, feedback in (
+            ("dense", None, 0.0),
+            ("quantize(2)", 16, 0.0),
+            ("quantize(1)", 32, 0.0),
+            ("quantize(1)", 32, 0.5),
+            ("topk", 10, 1.0),
+            ("topkc", 10, 1.0),
+            ("powersgd", 16, 1.0),
+            ("topkc(values=quantize(1))", 4, 1.0),
+        ):
+            yield Case(label, cf, feedback, "adamw", 2, seed, rates["adamw"], steps)
 
 
 def main() -> None:
@@ -166,31 +177,42 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--quick", action="store_true", help="one seed")
     arguments = parser.parse_args()
+    done = Path(arguments.json).with_suffix(".partial") if arguments.json else None
+    rows: list[dict[str, Any]] = json.loads(done.read_text()) if done and done.exists() else []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        tried = [Case("dense", None, 0.0, o, 2, 0, r, arguments.steps) for o, rs in RATES.items() for r in rs]
-        found: dict[str, tuple[float, float]] = {}
-        for row in pool.imap(train, tried):
-            best = found.get(row["optimizer"], (float("inf"), 0.0))
-            found[row["optimizer"]] = min(best, (row["loss"], row["rate"]))
-        rates = {optimizer: rate for optimizer, (_, rate) in found.items()}
-        print("learning rates", rates, flush=True)
-        rows = []
-        for row in pool.imap(train, cases(arguments.steps, rates, arguments.quick)):
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-            if arguments.json:
-                Path(arguments.json).with_suffix(".partial").write_text(json.dumps(rows))
-    write(summary(rows), arguments.json)
-    if arguments.json:
-        Path(arguments.json).with_suffix(".partial").unlink(missing_ok=True)
+
+        def run(wanted: Iterable[Case]) -> list[dict[str, Any]]:
+            """Rows of these cases; those of an interrupted run are not run again."""
+            wanted = list(wanted)
+            ran = {key(row): row for row in rows}
+            missing = [case for case in wanted if case not in ran]
+            for position, row in enumerate(pool.imap(train, missing), 1):
+                rows.append(row)
+                ran[key(row)] = row
+                print(f"{position} of {len(missing)}:", json.dumps(row), flush=True)
+                if done:
+                    done.write_text(json.dumps(rows))
+            return [ran[case] for case in wanted]
+
+        tried = run(Case("dense", None, 0.0, o, 2, 0, r, arguments.steps) for o, rs in RATES.items() for r in rs)
+        rates = {o: min((row["loss"], row["rate"]) for row in tried if row["optimizer"] == o)[1] for o in RATES}
+        finished = run(cases(arguments.steps, rates, arguments.quick))
+    write(summary(finished), arguments.json)
+    if done:
+        done.unlink(missing_ok=True)
+
+
+def key(row: dict[str, Any]) -> Case:
+    """The case of a row."""
+    return Case(**{field: row[field] for field in Case._fields})
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Seeds of one case together: the median, and what there is on either side of it."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        key = tuple(row[k] for k in ("optimizer", "ranks", "label", "cf", "feedback", "rate", "steps"))
-        together.setdefault(key, []).append(row)
+        same = tuple(row[k] for k in ("optimizer", "ranks", "label", "cf", "feedback", "rate", "steps"))
+        together.setdefault(same, []).append(row)
     return [
         {
             "optimizer": key[0],
