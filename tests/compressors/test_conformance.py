@@ -78,8 +78,8 @@ class LooksAtItsData(TopK):
 class Understates(TopK):
     """Predicts values without indices."""
 
-    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype) -> tuple[Traffic, ...]:
-        return tuple(Traffic(t.kind, t.payload_bytes // 2) for t in super().traffic(shape, cf, dtype))
+    def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
+        return tuple(Traffic(t.kind, t.payload_bytes // 2) for t in super().traffic(shape, cf, dtype, world))
 
 
 class Grows(Compressor):
