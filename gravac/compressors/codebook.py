@@ -67,7 +67,7 @@ def levels(bits: int, kind: Kind) -> torch.Tensor:
     return torch.cat([-positive.flip(0), positive])
 
 
-def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> Coded:
+def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> tuple[Coded, torch.Tensor]:
     """Code blocks.
 
     Args:
@@ -75,18 +75,28 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> Coded:
         bits: 1, 2, 3, 4 or 8.
         kind: of the levels; 8 bits are always uniform.
         out: like x; overwritten with what ``decode`` will give.
+
+    Returns:
+        The codes, and ``‖x - out‖²``, 0-d.
     """
     count, block = x.shape
     packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8, device=x.device)
     scales = torch.empty(count, dtype=SCALE, device=x.device)
     rows = max(1, PIECE // block)
+    scratch = _Scratch.like(x[:rows])
+    error = x.new_zeros(())
     for start in range(0, count, rows):
         part = slice(start, start + rows)
-        _encode_piece(x[part], bits, kind, Coded(packed[part], scales[part]), out[part])
-    return Coded(packed, scales)
+        piece = x[part]
+        error += _encode_piece(
+            piece, bits, kind, Coded(packed[part], scales[part]), out[part], scratch.rows(len(piece))
+        )
+    return Coded(packed, scales), error
 
 
-def decode(coded: Coded, bits: int, kind: Kind, out: torch.Tensor, add: bool = False) -> torch.Tensor:
+def decode(
+    coded: Coded, bits: int, kind: Kind, out: torch.Tensor, add: bool = False, share: float = 1.0
+) -> torch.Tensor:
     """The numbers that codes stand for.
 
     Args:
@@ -95,42 +105,68 @@ def decode(coded: Coded, bits: int, kind: Kind, out: torch.Tensor, add: bool = F
         kind: as they were encoded.
         out: float32, ``[blocks, block]``, contiguous.
         add: to what ``out`` holds, instead of overwriting it.
+        share: by which the sum, or the numbers, are multiplied in the end.
 
     Returns:
         ``out``.
     """
     count, block = out.shape
     rows = max(1, PIECE // block)
+    scratch = torch.empty_like(out[:rows])
     for start in range(0, count, rows):
         part = slice(start, start + rows)
-        values = _looked_up(coded.packed[part], bits, kind, block)
+        into = out[part]
+        values = _looked_up(coded.packed[part], bits, kind, scratch[: len(into)])
         scales = coded.scales[part].float().unsqueeze(1)
         if add:
-            out[part].addcmul_(values, scales)
+            into.add_(values.mul_(scales))  # rounded before it is added, as whoever encoded it has it
         else:
-            torch.mul(values, scales, out=out[part])
+            torch.mul(values, scales, out=into)
+        if share != 1.0:
+            into.mul_(share)
     return out
 
 
-def _encode_piece(x: torch.Tensor, bits: int, kind: Kind, coded: Coded, out: torch.Tensor) -> None:
-    uniform = kind == "uniform" or bits == 8
+class _Scratch(NamedTuple):
+    """Memory for one piece, used again for the next: asking for it anew would cost more than all else."""
+
+    fine: torch.Tensor
+    grid: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def like(cls, piece: torch.Tensor) -> "_Scratch":
+        return cls(torch.empty_like(piece), torch.empty_like(piece, dtype=torch.int8), torch.empty_like(piece))
+
+    def rows(self, count: int) -> "_Scratch":
+        return _Scratch(self.fine[:count], self.grid[:count], self.values[:count])
+
+
+def _encode_piece(
+    x: torch.Tensor, bits: int, kind: Kind, coded: Coded, out: torch.Tensor, scratch: _Scratch
+) -> torch.Tensor:
+    fine, grid, values = scratch
     if bits == 1:
         coded.packed.copy_(_signs(x))
-    elif uniform:
+    elif kind == "uniform" or bits == 8:
         most = (1 << (bits - 1)) - 1
-        reach = _largest(x)
-        coded.scales.copy_(_up(reach))
-        grid = (x * _inverse(coded.scales.float(), most).unsqueeze(1)).round_().clamp_(-most, most).to(torch.int8)
+        coded.scales.copy_(_up(_largest(x, fine)))
+        torch.mul(x, _inverse(coded.scales.float(), most).unsqueeze(1), out=fine)
+        grid.copy_(fine.round_().clamp_(-most, most))
         coded.packed.copy_(grid.view(torch.uint8) if bits == 8 else _codes(grid, bits, kind))
     else:
         size = torch.linalg.vector_norm(x, dim=1)
-        fine = x * _inverse(size, GRID * x.shape[1] ** 0.5).unsqueeze(1)
-        coded.packed.copy_(_codes(fine.clamp_(-127, 127).floor_().to(torch.int8), bits, kind))
-    values = _looked_up(coded.packed, bits, kind, x.shape[1])
+        torch.mul(x, _inverse(size, GRID * x.shape[1] ** 0.5).unsqueeze(1), out=fine)
+        grid.copy_(fine.clamp_(-127, 127).floor_())
+        coded.packed.copy_(_codes(grid, bits, kind))
+    _looked_up(coded.packed, bits, kind, values)
     if bits < 8:
-        along, size = torch.linalg.vecdot(x, values), torch.linalg.vecdot(values, values)
+        along = torch.mul(x, values, out=fine).sum(1)
+        size = torch.mul(values, values, out=fine).sum(1)
         coded.scales.copy_(torch.where(size > 0, along / size, torch.zeros_like(size)))
     torch.mul(values, coded.scales.float().unsqueeze(1), out=out)
+    left = torch.sub(x, out, out=fine).view(-1)
+    return torch.dot(left, left)
 
 
 def _inverse(scale: torch.Tensor, factor: float) -> torch.Tensor:
@@ -145,12 +181,12 @@ def _up(reach: torch.Tensor) -> torch.Tensor:
     return torch.where(rounded.float() < reach, torch.nextafter(rounded, rounded.new_tensor(float("inf"))), rounded)
 
 
-def _largest(x: torch.Tensor) -> torch.Tensor:
+def _largest(x: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """Largest magnitude of each row; halves are compared with each other, which is faster than row by row."""
-    magnitudes = x.abs()
+    magnitudes = torch.abs(x, out=scratch)
     while magnitudes.shape[1] > 8 and magnitudes.shape[1] % 2 == 0:
         half = magnitudes.shape[1] // 2
-        magnitudes = torch.maximum(magnitudes[:, :half], magnitudes[:, half:])
+        magnitudes = torch.maximum(magnitudes[:, :half], magnitudes[:, half:], out=magnitudes[:, :half])
     return magnitudes.amax(1)
 
 
@@ -200,18 +236,20 @@ def _code_of_pair(bits: int, kind: Kind) -> Table:
     return table
 
 
-def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, block: int) -> torch.Tensor:
-    """The levels of packed codes: float32, ``[rows, block]``."""
+def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
+    """The levels of packed codes: float32, ``[rows, block]``, into ``out``; returns it."""
+    block = out.shape[1]
     if bits == 8:
-        return packed.view(torch.int8).float().mul_(1 / 127)
+        return out.copy_(packed.view(torch.int8)).mul_(1 / 127)
     if packed.device.type != "cpu":
-        return levels(bits, kind).to(packed.device)[unpack(packed, bits, block).int()]
+        return out.copy_(levels(bits, kind).to(packed.device)[unpack(packed, bits, block).int()])
     keys = packed.numpy()
     if bits == 3:
         low, high = keys[:, : block // 4], packed[:, block // 4 :]
         keys = low.astype(np.uint16) | (unpack(high, 4, block // 4).numpy().astype(np.uint16) << 8)
-    groups = np.take(_levels_of_byte(bits, kind), keys, mode="clip")
-    return torch.from_numpy(groups.view(np.float32).reshape(len(packed), block))
+    table = _levels_of_byte(bits, kind)
+    np.take(table, keys.reshape(-1), mode="clip", out=out.view(-1).numpy().view(table.dtype))
+    return out
 
 
 @functools.cache

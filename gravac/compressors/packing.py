@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small codes packed into bytes: 1, 2, 4 or 8 bits each, the first in the lowest bits; 3 bits as 2 and 1.
 
-Packing works on whole machine words, since strided access to single bytes is many times slower.
+Packing works on whole machine words, since strided access to single bytes is many times slower; unpacking on CPU looks
+up all codes of a byte as one word.
 """
 
 import functools
 
+import numpy as np
 import torch
 
 WIDTHS = (1, 2, 3, 4, 8)
@@ -55,8 +57,10 @@ def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
     if bits == 3:
         low = packed_bytes(codes, 2)
         return unpack(packed[..., :low], 2, codes) | (unpack(packed[..., low:], 1, codes) << 2)
-    table = _table(bits).to(packed.device)
-    return table[packed.to(torch.int32)].flatten(-2)[..., :codes]
+    if packed.device.type != "cpu":
+        return _table(bits).to(packed.device)[packed.to(torch.int32)].flatten(-2)[..., :codes]
+    words = np.take(_table(bits).numpy().view(f"u{8 // bits}").reshape(-1), packed.numpy(), mode="clip")
+    return torch.from_numpy(words.view(np.uint8))[..., :codes]
 
 
 @functools.cache

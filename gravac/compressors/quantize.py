@@ -90,32 +90,33 @@ class Quantize(Compressor):
         shards = 1 if self.gathers(ctx.world) else ctx.world
         rows = _padded(turned, shards * per, self.block)
         own = torch.empty_like(rows)
-        message = _message(encode(rows, bits, self.levels, own), shards)
-        error = energy((rows - own).view(-1))
+        coded, error = encode(rows, bits, self.levels, own)
+        message = _message(coded, shards)
+        aside = None
         if shards == 1:
             (messages,) = yield AllGather(message[0])
-            mean, sent, aside = self._mean(messages, bits, rows), own, None
+            mean, sent = self._mean(messages, bits, own, ctx.rank), own
         else:
             arrived = yield AllToAll(message)
-            mine = rows[ctx.rank * per : (ctx.rank + 1) * per]
-            exact = self._mean(arrived, bits, mine)
-            wanted = exact
-            if ctx.error_feedback and _same_shape(ctx.state.get("second"), exact):
-                wanted = exact + ctx.state["second"]
+            at = slice(ctx.rank * per, (ctx.rank + 1) * per)
+            exact = self._mean(arrived, bits, own[at], ctx.rank)
+            kept = ctx.state.get("second")
+            fits = ctx.error_feedback > 0 and kept is not None and kept.shape == exact.shape
+            wanted = exact + kept if kept is not None and fits else exact
             back = self.back_bits or bits
             rounded = torch.empty_like(exact)
-            (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded), 1)[0])
+            (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded)[0], 1)[0])
             mean = torch.empty_like(rows)
             for shard, received in enumerate(messages):
-                self._decode(received, back, mean[shard * per : (shard + 1) * per])
-            aside, sent = None, own
-            error += ctx.world * energy((rounded - exact).view(-1))
-            at = slice(ctx.rank * per, (ctx.rank + 1) * per)
+                decode(self._coded(received, per, back), back, self.levels, mean[shard * per : (shard + 1) * per])
+            off = exact - rounded
+            error += ctx.world * energy(off.view(-1)).to(error.dtype)
             if ctx.error_feedback:
                 ctx.state["second"] = (wanted - rounded).mul_(ctx.error_feedback)
                 aside = torch.zeros_like(own)
-                aside[at] = (exact - rounded) * ctx.world
-            sent[at] += (rounded - exact) * ctx.world
+                aside[at] = off * ctx.world
+            sent = own
+            sent[at] -= off * ctx.world
         return Reduced(
             mean=self._back(mean, x, ctx),
             sent=self._back(sent, x, ctx),
@@ -133,8 +134,8 @@ class Quantize(Compressor):
         errors = []
         for cf in cfs:
             out = torch.empty_like(some)
-            encode(some, self.bits_at(cf), self.levels, out)
-            errors.append(whole * (energy(out.sub_(some).view(-1)) / looked_at).to(x.dtype))
+            _, lost = encode(some, self.bits_at(cf), self.levels, out)
+            errors.append(whole * (lost / looked_at).to(x.dtype))
         return errors
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
@@ -161,16 +162,25 @@ class Quantize(Compressor):
     def _block_bytes(self, bits: int) -> int:
         return packed_bytes(self.block, bits) + SCALE.itemsize
 
-    def _mean(self, messages: torch.Tensor, bits: int, like: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros_like(like)
-        for message in messages:
-            self._decode(message, bits, total, add=True)
-        return total.div_(len(messages))
+    def _mean(self, messages: torch.Tensor, bits: int, own: torch.Tensor, rank: int) -> torch.Tensor:
+        """Of what all ranks sent, rank after rank; this one's is known already."""
+        mean = torch.zeros_like(own) if rank else own.clone()
+        last = len(messages) - 1
+        for sender, message in enumerate(messages):
+            share = 1 / len(messages) if sender == last else 1.0
+            if sender != rank:
+                coded = self._coded(message, len(own), bits)
+                decode(coded, bits, self.levels, mean, add=sender > 0, share=share)
+            elif sender:
+                mean.add_(own).mul_(share)
+            elif sender == last:
+                mean.mul_(share)
+        return mean
 
-    def _decode(self, message: torch.Tensor, bits: int, out: torch.Tensor, add: bool = False) -> None:
-        codes = out.shape[0] * packed_bytes(self.block, bits)
-        packed = message[:codes].view(len(out), -1) if len(out) else message.new_empty(0, 0)
-        decode(Coded(packed, message[codes:].clone().view(SCALE)), bits, self.levels, out, add)
+    def _coded(self, message: torch.Tensor, blocks: int, bits: int) -> Coded:
+        codes = blocks * packed_bytes(self.block, bits)
+        packed = message[:codes].view(blocks, -1) if blocks else message.new_empty(0, 0)
+        return Coded(packed, message[codes:].clone().view(SCALE))
 
     def _turned(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         return rotation.turn(x.float(), _signs(ctx)) if self.rotate else x.float()
@@ -196,10 +206,6 @@ def _message(coded: Coded, shards: int) -> torch.Tensor:
     """Codes, then scales, of each shard: uint8, ``[shards, bytes]``."""
     scales = coded.scales.view(torch.uint8).view(shards, -1)
     return torch.cat([coded.packed.reshape(shards, -1), scales], dim=1)
-
-
-def _same_shape(kept: torch.Tensor | None, like: torch.Tensor) -> bool:
-    return kept is not None and kept.shape == like.shape
 
 
 quantize = Quantize()
