@@ -21,7 +21,7 @@ from gravac.controllers import CONTROLLERS
 from gravac.controllers.base import Controller
 from gravac.exchange.group import GroupTransport
 from gravac.feedback import Feedback
-from gravac.integrations.ddp import DDPAdapter, failed
+from gravac.integrations.ddp import DDPAdapter, failed, refuse_momentum
 from gravac.policy import Policy, Run, load_policy
 from gravac.settings import SettingsError
 from gravac.steps import Steps
@@ -365,18 +365,3 @@ def _controller(controller: Controller[Any] | str, settings: dict[str, Any]) -> 
             "beside controller= it is read for controller='gravac' only"
         )
     return CONTROLLERS["gravac"](**settings)
-
-
-def refuse_momentum(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raise where an optimizer would do momentum a second time.
-
-    Raises:
-        ValueError: it has momentum, as SGD or as Adam's first moment.
-    """
-    for group in optimizer.param_groups:
-        for field, value in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
-            if value:
-                raise ValueError(
-                    f"optimizer: {type(optimizer).__name__} has {field}={value:g}, and {name} does momentum itself; "
-                    f"give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
-                )

@@ -79,7 +79,7 @@ class MajorityVote(Compressor):
         block: elements that share a magnitude; 0 takes the whole tensor.
     """
 
-    name: ClassVar[str] = "signsgd-vote"
+    name: ClassVar[str] = "majority"
 
     block: int = Field(default=0, ge=0)
 

@@ -179,6 +179,21 @@ class DDPAdapter:
         return pieces
 
 
+def refuse_momentum(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raise where an optimizer would do momentum a second time.
+
+    Raises:
+        ValueError: it has momentum, as SGD or as Adam's first moment.
+    """
+    for group in optimizer.param_groups:
+        for field, value in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
+            if value:
+                raise ValueError(
+                    f"optimizer: {type(optimizer).__name__} has {field}={value:g}, and {name} does momentum itself; "
+                    f"give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
+                )
+
+
 def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
     """A future that fails: the only way for a hook to raise without breaking the reducer."""
 
