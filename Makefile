@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint docs check-wheel measure-multilevel measure-overhead measure-soak measure-chunks measure-worth measure-compressors screenshots
+.PHONY: help demo test lint docs check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
+	measure-worth measure-ladder measure-compressors
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -45,6 +46,9 @@ measure-chunks: $(VENV)/.test  ## chunked against plain top-k at equal bits (1 m
 
 measure-worth: $(VENV)/.test  ## what a compressed step is worth, every compressor (45 minutes)
 	$(BIN)/python -m tests.measure.worth --json docs/measurements/worth.json
+
+measure-ladder: $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
+	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json
 
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
 	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json

@@ -19,19 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gravac.average import Averager, Piece, Plan
-from gravac.collectives import AllReduce, Ledger
-from gravac.compressors import COMPRESSORS, Compressor, dense
-from gravac.exchange import memory
-from gravac.feedback import Feedback
+from gravac.compressors import COMPRESSORS, Compressor
 from gravac.lab.charlm import CharLM
+from tests.measure import steps
 from tests.measure.results import write
 
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.03, 0.1, 0.3)}
 """Learning rates tried for dense training."""
-
-BELOW = 1024
-"""Tensors with fewer elements are not compressed."""
 
 
 class Case(NamedTuple):
@@ -74,47 +68,26 @@ def train(case: Case) -> dict[str, Any]:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=case.rate, betas=(0.9, 0.95))
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=case.rate, momentum=0.9, nesterov=True)
-    base = compressor(case.label)
-    averagers = [Averager(base, dense, case.feedback, BELOW, Feedback()) for _ in range(case.ranks)]
-    for rank, averager in enumerate(averagers):
-        averager.rank, averager.world = rank, case.ranks
-    ledgers = [Ledger(case.ranks) for _ in range(case.ranks)]
-    parameters = dict(model.named_parameters())
-    error = whole = 0.0
-    for step in range(case.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = case.rate * min(1.0, (step + 1) / 20)
-        gradients = []
-        for rank in range(case.ranks):
-            optimizer.zero_grad(set_to_none=True)
-            task.loss(model, task.batch(step, rank)).backward()
-            gradients.append({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None})
-        for averager in averagers:
-            averager.begin()
-        memory.run(
-            [
-                averager.average([Piece(n, g.view(-1), tuple(g.shape)) for n, g in mine.items()], Plan(step, case.cf))
-                for averager, mine in zip(averagers, gradients, strict=True)
-            ],
-            ledgers,
-        )
-        for averager in averagers:
-            averager.commit()
-            error, whole = error + float(averager.tally.error), whole + float(averager.tally.energy)
-        for name, p in parameters.items():
-            p.grad = gradients[0][name]
-        optimizer.step()
+    came = steps.train(
+        model,
+        optimizer,
+        lambda step, rank: task.loss(model, task.batch(step, rank)),
+        compressor(case.label),
+        case.cf,
+        case.feedback,
+        case.ranks,
+        case.steps,
+    )
     score = task.validate(model)
-    full = case.steps * AllReduce.wire_bytes(4 * sum(p.numel() for p in model.parameters()), case.ranks)
     return {
         **case._asdict(),
         "loss": score.total / score.characters,
-        "gain": 1 - error / whole if whole else 1.0,
-        "wire_ratio": full / max(ledger.wire_bytes for ledger in ledgers),
+        "gain": came.gain,
+        "wire_ratio": came.wire_ratio,
     }
 
 
-def cases(steps: int, rates: dict[str, float], quick: bool) -> Iterable[Case]:
+def cases(count: int, rates: dict[str, float], quick: bool) -> Iterable[Case]:
     """What is run, most telling first."""
     choices: list[tuple[str, float | None, tuple[float, ...]]] = [
         ("dense", None, (0.0,)),
@@ -145,10 +118,10 @@ def cases(steps: int, rates: dict[str, float], quick: bool) -> Iterable[Case]:
     ]
     for label, cf, feedbacks in choices:
         for feedback in feedbacks:
-            yield Case(label, cf, feedback, "adamw", 2, 0, rates["adamw"], steps)
+            yield Case(label, cf, feedback, "adamw", 2, 0, rates["adamw"], count)
     for label, cf, feedbacks in choices[:8]:
         for feedback in feedbacks:
-            yield Case(label, cf, feedback, "sgd", 2, 0, rates["sgd"], steps)
+            yield Case(label, cf, feedback, "sgd", 2, 0, rates["sgd"], count)
     for label, cf in (
         ("dense", None),
         ("quantize(2)", 16.0),
@@ -156,7 +129,7 @@ def cases(steps: int, rates: dict[str, float], quick: bool) -> Iterable[Case]:
         ("quantize(1)", 32.0),
         ("quantize(1, back_bits=4)", 32.0),
     ):
-        yield Case(label, cf, 0.0, "adamw", 8, 0, rates["adamw"], steps)
+        yield Case(label, cf, 0.0, "adamw", 8, 0, rates["adamw"], count)
     for seed in () if quick else (1, 2):
         for label, cf, feedback in (
             ("dense", None, 0.0),
@@ -168,7 +141,7 @@ def cases(steps: int, rates: dict[str, float], quick: bool) -> Iterable[Case]:
             ("powersgd", 16, 1.0),
             ("topkc(values=quantize(1))", 4, 1.0),
         ):
-            yield Case(label, cf, feedback, "adamw", 2, seed, rates["adamw"], steps)
+            yield Case(label, cf, feedback, "adamw", 2, seed, rates["adamw"], count)
 
 
 def main() -> None:
