@@ -47,7 +47,7 @@ measure-chunks: $(VENV)/.test  ## chunked against plain top-k at equal bits (1 m
 measure-worth: $(VENV)/.test  ## what a compressed step is worth, every compressor (45 minutes)
 	$(BIN)/python -m tests.measure.worth --json docs/measurements/worth.json
 
-measure-ladder: $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
+measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json
 
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
