@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from gravac.lab.charlm import CharLM
+from gravac.lab.tasks.charlm import CharLM
 
 
 def dense_losses(task: CharLM, workers: int, steps: Sequence[int]) -> Iterator[tuple[int, float]]:
@@ -30,7 +30,7 @@ def dense_losses(task: CharLM, workers: int, steps: Sequence[int]) -> Iterator[t
         optimizer.step()
         if step + 1 in steps:
             score = task.validate(model)
-            yield step + 1, score.total / score.characters
+            yield step + 1, score.total / score.count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.tensorboard import SummaryWriter
 
-from gravac.lab.charlm import CharLM
+from gravac.lab.tasks.charlm import CharLM
 from gravac.lab.methods import Exchange, attach
 
 GO_ON, EVALUATE, STOP = 0, 1, 2

@@ -17,7 +17,7 @@ import torch
 
 from gravac.compressors import Compressor, topk, topkc
 from gravac.conformance import exchange, materialize
-from gravac.lab.charlm import CharLM
+from gravac.lab.tasks.charlm import CharLM
 from tests.measure.results import write
 
 RECORDED = (20, 60, 120, 200)
@@ -28,7 +28,7 @@ WORKERS = 2
 
 def gradients() -> list[list[torch.Tensor]]:
     """At each recorded step, every worker's."""
-    task = CharLM(batch_size=8, width=128, layers=3, heads=4)
+    task = CharLM(sequences=8, width=128, layers=3)
     model = task.model()
     optimizer = task.optimizer(model)
     recorded = []

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gravac.compressors import COMPRESSORS, Compressor
-from gravac.lab.charlm import CharLM
+from gravac.lab.tasks.charlm import CharLM
 from tests.measure import steps
 from tests.measure.results import write
 
@@ -62,7 +62,7 @@ def compressor(label: str) -> Compressor:
 def train(case: Case) -> dict[str, Any]:
     """Run one case; what came of it."""
     torch.set_num_threads(1)
-    task = CharLM(batch_size=4 if case.ranks == 2 else 1, context=96, width=128, layers=3, heads=4, seed=case.seed)
+    task = CharLM(sequences=4 if case.ranks == 2 else 1, context=96, width=128, layers=3, seed=case.seed)
     model = task.model()
     if case.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=case.rate, betas=(0.9, 0.95))
@@ -81,7 +81,7 @@ def train(case: Case) -> dict[str, Any]:
     score = task.validate(model)
     return {
         **case._asdict(),
-        "loss": score.total / score.characters,
+        "loss": score.total / score.count,
         "gain": came.gain,
         "wire_ratio": came.wire_ratio,
     }

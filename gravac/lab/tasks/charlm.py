@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gravac.lab.text import VOCABULARY, Text, library_text
+from gravac.lab.tasks.base import Metric, Score, Task
+from gravac.lab.tasks.text import VOCABULARY, Text, library_text
 
 
 class Block(nn.Module):
@@ -43,6 +44,9 @@ class Block(nn.Module):
         out: Tensor = x + self.narrow(F.gelu(self.wide(self.feed_norm(x))))
         return out
 
+
+HEAD = 32
+"""Width of an attention head."""
 
 NEIGHBOURS = 4
 """Characters that the convolution at the entry sees, the current one included."""
@@ -74,46 +78,35 @@ class CharTransformer(nn.Module):
         return logits
 
 
-class Score(NamedTuple):
-    """A sum and the count it is over; scores of several ranks add up.
-
-    Attributes:
-        total: nats, summed over the characters predicted.
-        characters: how many were predicted.
-    """
-
-    total: float
-    characters: int
-
-
 @dataclass(frozen=True)
-class CharLM:
-    """Model, data, optimizer and metric of ``charlm``. The same seed gives the same run of the same method.
-
-    The learning rate is the best for *dense* training and is used for every method; ``python -m gravac.lab.sweep``
-    measures it.
+class CharLM(Task):
+    """Model, data, optimizer and metric of ``charlm``; see ``Task``. A *sample* is one sequence.
 
     Attributes:
-        batch_size: sequences per rank and step (a *sample* is one sequence).
+        learning_rate: AdamW's.
+        sequences: per rank and step.
         context: characters per sequence.
-        width: of the embedding.
+        width: of the embedding at scale 1, a multiple of 32.
         layers: attention and feed-forward pairs.
-        heads: of attention.
-        learning_rate: AdamW's, after the warm-up.
-        warmup: steps over which the learning rate rises linearly.
         validation_sequences: sequences the validation loss is taken over; the same ones each time.
-        seed: of the initial weights and of the batches.
     """
 
-    batch_size: int = 8
+    name: ClassVar[str] = "charlm"
+    metric: ClassVar[Metric] = Metric("validation loss", "nats a character")
+    budget: ClassVar[int] = 400
+    every: ClassVar[int] = 10
+
+    learning_rate: float = 2e-3
+    sequences: int = 8
     context: int = 96
     width: int = 192
     layers: int = 4
-    heads: int = 6
-    learning_rate: float = 2e-3
-    warmup: int = 20
     validation_sequences: int = 128
-    seed: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per rank and step."""
+        return self.sequences
 
     @cached_property
     def text(self) -> Text:
@@ -124,15 +117,12 @@ class CharLM:
         """A freshly initialised model: the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return CharTransformer(self.width, self.layers, self.heads, self.context)
+            heads = max(1, round(self.width / HEAD * self.scale**0.5))
+            return CharTransformer(heads * HEAD, self.layers, heads, self.context)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW over the model's parameters."""
         return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-
-    def learning_rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0. Constant after the warm-up: a run's length is not known."""
-        return self.learning_rate * min(1.0, (step + 1) / self.warmup)
 
     def batch(self, step: int, rank: int) -> Tensor:
         """Training sequences of one step on one rank: ``(batch_size, context + 1)``, int64."""

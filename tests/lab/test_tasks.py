@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gravac.lab.charlm import CharLM
-from gravac.lab.text import VOCABULARY, library_text
+from gravac.lab.tasks.charlm import CharLM
+from gravac.lab.tasks.text import VOCABULARY, library_text
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -67,5 +67,5 @@ def test_shares_of_validation_add_up_to_the_whole() -> None:
     model = task.model()
     whole = task.validate(model)
     shares = [task.validate(model, part, 3) for part in range(3)]
-    assert sum(share.characters for share in shares) == whole.characters == 160
+    assert sum(share.count for share in shares) == whole.count == 160
     assert sum(share.total for share in shares) == pytest.approx(whole.total, rel=1e-5)

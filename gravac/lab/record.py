@@ -1,0 +1,189 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The record of one training run, and the JSON file of many: what ``bench tta`` writes and ``report`` reads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from gravac.lab.outcome import write_json
+from gravac.settings import SettingsError
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+
+class Point(_Record):
+    """The validation metric at one moment.
+
+    Attributes:
+        step: steps made.
+        seconds: training time spent, without evaluation.
+        metric: in the task's unit.
+    """
+
+    step: int
+    seconds: float
+    metric: float
+
+
+class Turn(_Record):
+    """A window's end, or a trigger: what the controller decided, also when nothing changed.
+
+    Attributes:
+        step: the first step the decision holds for.
+        seconds: training time at it; ``None`` when it was not noted.
+        compressor: name of what runs from here.
+        cf: its compression factor; 1 is dense float32, 2 is 16 bit.
+        changed: whether that differs from before.
+        gain: of the window that ended; ``None`` at the start.
+        t_system: samples per second of the window.
+        reason: in words.
+    """
+
+    step: int
+    seconds: float | None = None
+    compressor: str
+    cf: float
+    changed: bool
+    gain: float | None = None
+    t_system: float | None = None
+    reason: str
+
+
+class Split(_Record):
+    """Where a median step's time went on rank 0, in seconds. Compress and exchange overlap with compute.
+
+    Attributes:
+        compute: forward, backward and optimizer.
+        compress: encode, decode and error feedback; ``None`` for methods that are not ours.
+        exchange: waiting for collectives; ``None`` for methods that are not ours.
+        exposed: what the exchange adds to the step: from the end of backward's computation to its return.
+        input_wait: waiting for the batch.
+    """
+
+    compute: float
+    compress: float | None
+    exchange: float | None
+    exposed: float
+    input_wait: float
+
+
+class RunRecord(_Record):
+    """One run of one method; times in seconds, bytes per rank over the run, rates in bits per second.
+
+    Attributes:
+        task: name of the reference task.
+        scale: of the task.
+        link: as given: ``"100mbit"``, ``"1gbit,30s:50mbit"``, ``"unthrottled"``.
+        workers: ranks.
+        method: as given: ``"fp16"``, ``"topk(10)"``, ``"gravac(ladder)"``.
+        adaptive: whether a controller decides.
+        seed: of weights, batches and random compressors.
+        metric: what was judged, in words with its unit.
+        higher_is_better: of the metric.
+        target: value of the metric to be reached.
+        tta_s: training time until the target was first reached; ``None`` when it was not.
+        steps_to_target: steps until then; ``None`` when it was not reached.
+        seconds: training time of the run; for factored runs steps times ``step_s``.
+        limit_s: the run was to be stopped after so many seconds; ``None`` when steps alone bounded it.
+        steps: steps made.
+        step_s: median seconds of a step.
+        samples_per_s: over all ranks.
+        efficiency: samples_per_s / (workers * samples per second of one worker alone); ``None`` when not measured.
+        wire_bytes: by our ledger, by formula for torch's own methods; ``None`` when neither is known.
+        interface_bytes: by the network interface's own counter, headers included; ``None`` without one.
+        cpu_seconds: of all ranks, over the whole run, evaluation included.
+        gain: mean over the steps; ``None`` for methods without one.
+        val_metric: at the end.
+        curve: the metric over the run.
+        turns: decisions of the controller.
+        split: a median step's time.
+        paced: no real link; the exchange held itself back.
+        factored: steps came from a run on another link, and ``step_s`` from a short run on this one.
+    """
+
+    task: str
+    scale: float
+    link: str
+    workers: int
+    method: str
+    adaptive: bool
+    seed: int
+    metric: str
+    higher_is_better: bool
+    target: float
+    tta_s: float | None
+    steps_to_target: int | None
+    seconds: float
+    limit_s: float | None
+    steps: int
+    step_s: float
+    samples_per_s: float
+    efficiency: float | None = None
+    wire_bytes: int | None
+    interface_bytes: int | None
+    cpu_seconds: float
+    gain: float | None
+    val_metric: float
+    curve: tuple[Point, ...]
+    turns: tuple[Turn, ...]
+    split: Split | None
+    paced: bool
+    factored: bool
+
+    @property
+    def cell(self) -> tuple[str, float, str, int, int]:
+        """What is compared with each other: task, scale, link, workers, seed."""
+        return (self.task, self.scale, self.link, self.workers, self.seed)
+
+
+_RECORDS = TypeAdapter(list[RunRecord])
+
+
+def read(paths: Iterable[Path]) -> list[RunRecord]:
+    """The runs of several files, in order.
+
+    Raises:
+        SettingsError: a file cannot be read, or is none of ``bench tta``; names the file, the entry and the field.
+    """
+    runs: list[RunRecord] = []
+    for path in paths:
+        try:
+            runs += _RECORDS.validate_json(path.read_bytes())
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read ({error.strerror}); give a file of `gravac bench tta --json`")
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise SettingsError(
+                f"{path}: {where}: {first['msg']}; give a file of `gravac bench tta --json`"
+            ) from None
+    return runs
+
+
+def save(path: Path, runs: Sequence[RunRecord]) -> None:
+    """Writes all runs, one file replaced at once: an interrupt leaves the old one or the new one whole."""
+    write_json(path, json.loads(_RECORDS.dump_json(list(runs))))
+
+
+def first_reached(curve: Sequence[Point], target: float, higher_is_better: bool) -> tuple[float, float] | None:
+    """``(seconds, steps)`` when the target was first reached, linear between evaluations; ``None`` when it was not."""
+    sign = -1.0 if higher_is_better else 1.0
+    for before, after in itertools.pairwise(curve):
+        was, now = sign * (before.metric - target), sign * (after.metric - target)
+        if was <= 0:
+            return before.seconds, float(before.step)
+        if now <= 0:
+            share = was / (was - now)
+            return (
+                before.seconds + share * (after.seconds - before.seconds),
+                before.step + share * (after.step - before.step),
+            )
+    return None
