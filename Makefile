@@ -9,7 +9,7 @@ ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test lint docs check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
-	measure-worth measure-ladder measure-compressors
+	measure-worth measure-ladder measure-links measure-compressors
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -49,6 +49,9 @@ measure-worth: $(VENV)/.test  ## what a compressed step is worth, every compress
 
 measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json
+
+measure-links: $(VENV)/.test  ## emulated links: rate, bytes, schedules; needs root (7 minutes)
+	$(BIN)/python -m tests.measure.links --json docs/measurements/links.json
 
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
 	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json

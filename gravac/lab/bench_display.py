@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gravac.lab.bench import Bench, Contender, contenders
 from gravac.lab.bench_measure import Gradients, Row, measure
-from gravac.lab.outcome import write_json
+from gravac.lab.json_file import write_json
 
 WIDTH = 120
 """Columns, where the output is not a terminal."""

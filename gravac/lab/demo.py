@@ -13,11 +13,19 @@ from pathlib import Path
 from rich.console import Console
 
 from gravac.lab.display import PACED, Live, show_result
+from gravac.lab.json_file import write_json
 from gravac.lab.links import MOST_WORKERS, Network, available
-from gravac.lab.methods import METHODS
-from gravac.lab.outcome import Comparison, Outcome, Point, write_json
+from gravac.lab.outcome import Comparison, Outcome
 from gravac.lab.rates import format_rate, parse_rate
+from gravac.lab.record import Point
 from gravac.lab.run import Run, Settings
+from gravac.lab.worker import Leg
+
+METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "gravac:topk@10-1000"}
+"""What is compared, by the name it is shown with; see ``gravac.lab.methods``."""
+
+EVALUATE_SECONDS = 5.0
+"""Training time between evaluations; a short run is evaluated twice, besides before training."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,11 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
     log_dir = demo.log_dir or Path("runs", "demo", time.strftime("%Y%m%d-%H%M%S"))
     log_dir.mkdir(parents=True, exist_ok=True)
     _introduce(console, demo, reason)
-    settings = Settings(workers=demo.workers, rate=demo.rate, seconds=demo.seconds, log_dir=log_dir)
+    settings = Settings(workers=demo.workers, link=format_rate(demo.rate), slowest=demo.rate, log_dir=log_dir)
     with ExitStack() as stack:
         network = None if paced else stack.enter_context(Network(demo.workers, demo.rate))
         live = stack.enter_context(Live(console, demo.seconds, list(METHODS), paced))
-        comparison = Comparison(tuple(_train(method, settings, network, live) for method in METHODS))
+        comparison = Comparison(tuple(_train(name, demo.seconds, settings, network, live) for name in METHODS))
     if demo.json is not None:
         content = comparison.to_json(rate=demo.rate, workers=demo.workers, paced=paced, log_dir=log_dir)
         write_json(demo.json.absolute(), content)
@@ -99,27 +107,29 @@ def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
     )
 
 
-def _train(method: str, settings: Settings, network: Network | None, live: Live) -> Outcome:
+def _train(name: str, seconds: float, settings: Settings, network: Network | None, live: Live) -> Outcome:
+    leg = Leg(METHODS[name], name, seconds=seconds, every_seconds=min(EVALUATE_SECONDS, seconds / 2))
     curve: list[Point] = []
     outcome = None
-    live.starting(method)
-    with Run(method, settings, network) as run:
+    live.starting(name)
+    with Run([leg], settings, network) as run:
         samples = 0
         for event in run.events():
-            live.event(method, event)
+            live.event(name, event)
             if event["event"] == "start":
                 samples = event["samples_per_step"]
             elif event["event"] == "evaluation":
-                curve.append(Point(event["step"], event["seconds"], event["val_loss"]))
+                curve.append(Point(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
             elif event["event"] == "end":
+                turns = [turn for at, turn in enumerate(event["turns"]) if turn["changed"] or at == 0]
                 outcome = Outcome(
-                    method=method,
+                    method=name,
                     steps=event["step"],
                     seconds=event["seconds"],
                     samples_per_s=event["step"] * samples / event["seconds"],
-                    wire_bytes=event["wire_bytes"],
+                    wire_bytes=event["wire_bytes"] if event["interface_bytes"] is None else event["interface_bytes"],
                     curve=tuple(curve),
-                    cf_path=tuple(event["cf_path"]),
+                    cf_path=tuple({key: turn[key] for key in ("step", "cf", "reason")} for turn in turns),
                 )
     assert outcome is not None  # events() ends with an "end" or raises
     return outcome

@@ -69,7 +69,7 @@ class Live:
         """A report of a run's rank 0."""
         kind = event["event"]
         if kind == "evaluation":
-            self._val_loss = f"{event['val_loss']:.3f}"
+            self._val_loss = f"{event['metric']:.3f}"
         elif kind == "end":
             self._last = 0.0
             self._show(method, event["seconds"], f"done: {event['step']} steps, validation loss {self._val_loss}")

@@ -1,27 +1,32 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated links: each worker in its own network namespace, joined by a bridge, at a given rate.
+"""Emulated links: each worker in its own network namespace, joined by a bridge, at given rates.
 
 One more namespace, the hub, holds the bridge, so nothing is added to the machine's own network::
 
     worker 0: eth0 == p0 :hub: p1 == eth0 :worker 1        tbf on eth0: upload; tbf on p0, p1: download
 
 A namespace's name carries the process that owns it, so what a killed process left behind is recognised, and removed
-the next time a network is made.
+the next time a network is made. What a link can be is in ``gravac.lab.link``, its changes over time in
+``gravac.lab.schedule``.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
+from typing import NamedTuple
 
+from gravac.lab.link import Link, Phase, parse_link
 from gravac.lab.owner import mark, orphaned
 from gravac.lab.rates import parse_rate
 
@@ -30,6 +35,9 @@ INTERFACE = "eth0"
 
 MOST_WORKERS = 8
 
+LARGEST_SEGMENT = 65_536
+"""Bytes that TCP hands to an interface at once, unless told otherwise."""
+
 _serial = itertools.count()
 
 
@@ -37,27 +45,43 @@ class LinkError(RuntimeError):
     """A namespace or link could not be made. The message holds the command and what it said."""
 
 
+class Counters(NamedTuple):
+    """What an interface has sent and received, headers included."""
+
+    sent: int
+    received: int
+    sent_packets: int
+    received_packets: int
+
+
 class Network:
     """Workers joined by emulated links; a context manager that always cleans up.
 
     Args:
         workers: 2 to 8.
-        rate: of each worker's link, bits per second, full duplex: upload and download each have it to themselves.
+        link: every worker's, full duplex: upload and download do not share. A plain rate, bits per second, holds for
+            both directions. The link's first phase is in force; ``gravac.lab.schedule`` applies the others.
 
     Raises:
-        ValueError: the number of workers or the rate is out of range.
+        ValueError: the number of workers or the link is out of range.
+        LinkError: when entered: it could not be made, or the link asks for what the kernel cannot do.
 
     Example:
         >>> with Network(2, 100e6) as network:                                        # doctest: +SKIP
         ...     subprocess.run([*network.prefix(0), "ip", "address"])
     """
 
-    def __init__(self, workers: int, rate: float) -> None:
+    def __init__(self, workers: int, link: Link | str | float) -> None:
         if not 2 <= workers <= MOST_WORKERS:
             raise ValueError(f"workers: {workers} is outside 2 to {MOST_WORKERS}; use 2")
         self.workers = workers
-        self.rate = parse_rate(rate)
+        self.link = _link(link)
         self._stem = f"{mark()}-{next(_serial)}"
+        self._impaired = bool(self.link.delay_ms or self.link.loss_percent)
+        self._segment = LARGEST_SEGMENT
+        if self.link.slowest is not None:
+            # each fits the smallest bucket, headers included: tbf need not cut it, and none gets stuck when rates fall
+            self._segment = min(self._segment, int(_burst(self.link.slowest) / 1.05))
 
     @property
     def hub(self) -> str:
@@ -78,12 +102,33 @@ class Network:
 
     def set_rate(self, worker: int, rate: float) -> None:
         """Sets both directions of a worker's link, also while traffic flows. Bits per second."""
-        shape = _token_bucket(rate)
-        _command("tc", "-n", self.namespace(worker), "qdisc", "replace", "dev", INTERFACE, "root", *shape)
-        _command("tc", "-n", self.hub, "qdisc", "replace", "dev", f"p{worker}", "root", *shape)
+        self._shape([worker], rate, rate)
+
+    def apply(self, phase: Phase) -> None:
+        """Sets both directions of every worker's link to a phase's rates, also while traffic flows."""
+        self._shape(range(self.workers), phase.down, phase.up)
+
+    def interface_bytes(self, worker: int) -> tuple[int, int]:
+        """What a worker's interface has sent and received so far, headers included."""
+        counted = self.interface_counters(worker)
+        return counted.sent, counted.received
+
+    def interface_counters(self, worker: int) -> Counters:
+        """Bytes and packets of a worker's interface so far.
+
+        A large segment that the link passes whole counts as one packet with one header.
+        """
+        (shown,) = json.loads(_command("ip", "-n", self.namespace(worker), "-s", "-j", "link", "show", INTERFACE))
+        sent, received = shown["stats64"]["tx"], shown["stats64"]["rx"]
+        return Counters(sent["bytes"], received["bytes"], sent["packets"], received["packets"])
 
     def __enter__(self) -> Network:
         remove_leftovers()
+        if self._impaired and (reason := netem_missing()) is not None:
+            raise LinkError(
+                f"link {str(self.link)!r}: {reason}; leave out +ms and +%, or use a kernel that has it "
+                "(modprobe sch_netem loads it there)"
+            )
         try:
             self._create()
         except BaseException:
@@ -116,7 +161,56 @@ class Network:
             # no IPv6 addresses: gloo shall find one address, and the byte counters no neighbour discovery
             _command(*inside, "link", "set", INTERFACE, "addrgenmode", "none", "up")
             _command("ip", "-n", self.hub, "link", "set", port, "addrgenmode", "none", "master", "br0", "up")
-            self.set_rate(worker, self.rate)
+            if self._segment < LARGEST_SEGMENT:
+                try:
+                    _command(*inside, "link", "set", INTERFACE, "gso_max_size", str(self._segment))
+                except LinkError:  # an old kernel: tbf cuts them, and a lower rate starts with an empty queue
+                    self._segment = LARGEST_SEGMENT
+            if self._impaired:
+                for where, device in ((namespace, INTERFACE), (self.hub, port)):
+                    _command("tc", "-n", where, "qdisc", "add", "dev", device, "root", "handle", "1:", *self._netem())
+        self.apply(self.link.phases[0])
+
+    def _shape(self, workers: Iterable[int], down: float | None, up: float | None) -> None:
+        """All at once, in one command per namespace."""
+        workers = list(workers)
+        commands = {self.namespace(worker): self._shaping(INTERFACE, up) for worker in workers}
+        commands[self.hub] = [line for worker in workers for line in self._shaping(f"p{worker}", down)]
+        running = {
+            namespace: subprocess.Popen(
+                ["tc", "-n", namespace, "-batch", "-"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for namespace in commands
+        }
+        for namespace, process in running.items():
+            said, _ = process.communicate("".join(f"{line}\n" for line in commands[namespace]), timeout=30)
+            if process.returncode != 0:
+                raise LinkError(f"tc -n {namespace}: {'; '.join(commands[namespace])}: {said.strip()}")
+
+    def _shaping(self, device: str, rate: float | None) -> list[str]:
+        """What ``tc`` is told to give one direction a rate."""
+        # netem delays first, the bucket queues behind it: a packet that waits for the rate has not travelled meanwhile
+        place = f"dev {device} parent 1:1 handle 10:" if self._impaired else f"dev {device} root"
+        if rate is None:
+            return [f"qdisc replace {place} " + ("pfifo limit 10000" if self._impaired else "noqueue")]
+        lines = [f"qdisc replace {place} {_token_bucket(rate)}"]
+        if _burst(rate) < self._segment:
+            # A queued segment larger than the new bucket would never fit and block the link for good: start empty.
+            empty = "pfifo limit 10000" if self._impaired else "noqueue"
+            lines.insert(0, f"qdisc replace {place} {empty}")
+        return lines
+
+    def _netem(self) -> list[str]:
+        words = ["netem", "limit", "100000"]
+        if self.link.delay_ms:
+            words += ["delay", f"{self.link.delay_ms:g}ms"]
+        if self.link.loss_percent:
+            words += ["loss", f"{self.link.loss_percent:g}%"]
+        return words
 
     def _remove(self) -> None:
         for name in _namespaces():
@@ -141,6 +235,21 @@ def available() -> str | None:
     return None
 
 
+def netem_missing() -> str | None:
+    """``None`` when the kernel has netem, which delays and loses packets, otherwise the reason why not, in words."""
+    namespace = f"{mark()}-{next(_serial)}-netem"
+    try:
+        _command("ip", "netns", "add", namespace)
+        _command("tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+    except LinkError as error:
+        if "unknown" in str(error).lower() or "No such file" in str(error):
+            return "the kernel has no netem (sch_netem): latency and loss are unavailable"
+        return f"netem does not work here: {error}"
+    finally:
+        _output("ip", "netns", "delete", namespace)
+    return None
+
+
 def remove_leftovers() -> list[str]:
     """Removes the namespaces of processes that are no longer alive, and returns their names."""
     leftovers = []
@@ -151,12 +260,25 @@ def remove_leftovers() -> list[str]:
     return leftovers
 
 
-def _token_bucket(rate: float) -> tuple[str, ...]:
+def _link(link: Link | str | float) -> Link:
+    if isinstance(link, Link):
+        return link
+    if isinstance(link, str):
+        return parse_link(link)
+    rate = parse_rate(link)
+    return Link((Phase(0.0, rate, rate),))
+
+
+def _burst(rate: float) -> int:
     # The bucket holds 1 ms of the rate, at least two full packets: what a pause saves up must not let a small message
-    # pass for free. (tbf cuts larger segments itself.) The queue behind it holds 50 ms, and a few of TCP's segments.
-    burst = max(3200, int(rate / 8 / 1000))
-    limit = burst + max(256_000, int(rate / 8 * 0.05))
-    return ("tbf", "rate", f"{int(rate)}bit", "burst", str(burst), "limit", str(limit))
+    # pass for free. (tbf cuts larger segments itself.)
+    return max(3200, int(rate / 8 / 1000))
+
+
+def _token_bucket(rate: float) -> str:
+    # The queue behind the bucket holds 50 ms, and a few of TCP's segments.
+    limit = _burst(rate) + max(256_000, int(rate / 8 * 0.05))
+    return f"tbf rate {int(rate)}bit burst {_burst(rate)} limit {limit}"
 
 
 def _namespaces() -> list[str]:
@@ -182,8 +304,9 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
 
 
-def _command(*command: str) -> None:
+def _command(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
         raise LinkError(f"{' '.join(command)}: {said}")
+    return done.stdout

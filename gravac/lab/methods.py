@@ -1,73 +1,253 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of exchanging gradients that the lab compares, each attached to a DDP model in a few lines."""
+"""The ways of exchanging gradients that the lab compares, in words, each attached to a DDP model in a few lines.
 
+========================== ==================================================================================
+``fp32``                   native DDP
+``fp16``, ``bf16``         torch's hooks of that name; on gloo, where torch has no bf16 hook, our dense exchange
+``torch-powersgd(4)``      torch's ``powerSGD_hook`` at rank 4, in one bucket: with more it aborts on gloo
+``topk@10``                one of our compressors at one compression factor
+``quantize(4)``            with settings, as in Python; without ``@`` it is the only CF it can do
+``gravac:topk@10-1000``    a controller over a compressor, from CF 10 to 1000 (the default range)
+========================== ==================================================================================
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_powersgd
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac import AdaptiveCompressor, Static, topk
+from gravac import AdaptiveCompressor, Static
+from gravac.candidate import DENSE, Span
+from gravac.collectives import AllReduce
+from gravac.compressors import COMPRESSORS, Compressor, dense
+from gravac.controllers import CONTROLLERS
+from gravac.settings import SettingsError
+from gravac.telemetry.records import DecisionRecord, Record, StepRecord
 
-METHODS = {
-    "dense-fp32": "native DDP, float32 all-reduce",
-    "dense-fp16": "torch's fp16_compress_hook",
-    "adaptive": "AdaptiveCompressor(topk, cf_range=(10, 1000))",
+RANGE = (10.0, 1000.0)
+"""Compression factors of an adaptive method that names none."""
+
+POWERSGD_START = 2
+"""Steps before torch's PowerSGD compresses: the least it allows."""
+
+_DENSE: dict[str, tuple[float, str, Callable[..., Any] | None]] = {
+    "fp32": (1.0, "float32", None),
+    "fp16": (2.0, "float16", fp16_compress_hook),
+    "bf16": (2.0, "bfloat16", bf16_compress_hook),
 }
 
-_DENSE = {"dense-fp32": (1.0, "float32"), "dense-fp16": (2.0, "float16")}
+_POWERSGD = re.compile(r"torch-powersgd\((\d+)\)")
+_ADAPTIVE = re.compile(r"(?P<controller>\w+):(?P<base>[^@]+)(?:@(?P<low>[\d.]+)-(?P<high>[\d.]+))?")
+_STATIC = re.compile(r"(?P<base>[^@:]+)(?:@(?P<cf>[\d.]+))?")
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A compression factor that a run came to.
+class Method:
+    """A method, parsed; ``Method.parse`` makes one.
 
     Attributes:
-        step: the first step it held for.
-        cf: compression factor; 1 is dense float32, 2 is 16 bit.
-        reason: why, in words.
+        text: as it was given.
+        native: ``"fp32"``, ``"fp16"`` or ``"bf16"``; torch's own exchange.
+        rank: of torch's PowerSGD.
+        base: our compressor.
+        cf: its one compression factor; ``None`` when a controller chooses.
+        controller: its name.
+        cf_range: what the controller chooses from.
     """
 
-    step: int
-    cf: float
-    reason: str
+    text: str
+    native: str | None = None
+    rank: int | None = None
+    base: Compressor | None = None
+    cf: float | None = None
+    controller: str | None = None
+    cf_range: tuple[float, float] = RANGE
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether a controller decides."""
+        return self.controller is not None
+
+    @property
+    def ours(self) -> bool:
+        """Whether gravac exchanges."""
+        return self.base is not None
+
+    @classmethod
+    def parse(cls, text: str) -> Method:
+        """A method from words; see the module.
+
+        Raises:
+            ValueError: names the text, what is wrong with it, and what there is.
+        """
+        text = text.strip()
+        if text in _DENSE:
+            return cls(text, native=text)
+        if found := _POWERSGD.fullmatch(text):
+            if int(found[1]) < 1:
+                raise ValueError(f"method: {text!r}: the rank must be at least 1, such as torch-powersgd(4)")
+            return cls(text, rank=int(found[1]))
+        try:
+            if found := _ADAPTIVE.fullmatch(text):
+                if found["controller"] not in CONTROLLERS or found["controller"] == "static":
+                    known = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
+                    raise ValueError(f"there is no controller {found['controller']!r}; there are {known}")
+                cf_range = (float(found["low"]), float(found["high"])) if found["low"] else RANGE
+                method = cls(text, base=compressor(found["base"]), controller=found["controller"], cf_range=cf_range)
+                method.make()  # refuses a range that the compressor cannot do
+                return method
+            if found := _STATIC.fullmatch(text):
+                base = compressor(found["base"])
+                cf = float(found["cf"]) if found["cf"] else _only_cf(base)
+                method = cls(text, base=base, cf=cf)
+                method.make()
+                return method
+        except (ValueError, TypeError, SyntaxError) as error:
+            raise ValueError(f"method: {text!r}: {error}") from None
+        raise ValueError(
+            f"method: {text!r} cannot be read; use {', '.join(_DENSE)}, torch-powersgd(4), a compressor at a CF such "
+            "as topk@10 or quantize(4), or a controller over one such as gravac:topk@10-1000"
+        )
+
+    def make(self, **run: Any) -> AdaptiveCompressor:
+        """Our object for it, not attached. ``run``: what belongs to a run (``log_dir``, ``pace``, ...)."""
+        if self.native:
+            cf, dtype, _ = _DENSE[self.native]
+            return AdaptiveCompressor(dense(dtype=dtype), (1, 2), controller=Static(cf=cf), **run)
+        if self.base is None:
+            raise ValueError(f"{self.text} is torch's own and cannot be paced; leave it out, or use real links")
+        if self.controller:
+            return AdaptiveCompressor(self.base, self.cf_range, controller=self.controller, **run)
+        assert self.cf is not None
+        return AdaptiveCompressor(
+            self.base, (min(self.cf, 2.0), max(self.cf, 2.0)), controller=Static(cf=self.cf), **run
+        )
+
+
+def compressor(text: str) -> Compressor:
+    """A compressor from an expression in Python's notation: ``topkc(values=quantize(4), chunk=64)``.
+
+    Nothing is evaluated but names of compressors, numbers, strings, ``True``, ``False``, ``None``.
+
+    Raises:
+        ValueError: no such compressor, or a setting it does not have.
+    """
+    try:
+        return _compressor(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError:
+        raise ValueError(f"{text!r} is no compressor; use its name, such as topk, or topkc(chunk=64)") from None
+    except SettingsError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+
+
+def _compressor(node: ast.expr) -> Compressor:
+    if isinstance(node, ast.Name):
+        if node.id not in COMPRESSORS:
+            raise ValueError(f"there is no compressor {node.id!r}; there are {', '.join(sorted(COMPRESSORS))}")
+        return COMPRESSORS[node.id]()
+    if isinstance(node, ast.Call):
+        settings = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg}
+        return _compressor(node.func)(*(_value(value) for value in node.args), **settings)
+    raise ValueError(f"{ast.unparse(node)!r} is no compressor; use its name, such as topk, or topkc(chunk=64)")
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, (ast.Name, ast.Call)):
+        return _compressor(node)
+    return ast.literal_eval(node)
+
+
+def _only_cf(base: Compressor) -> float:
+    reach = base.candidates((1.0, math.inf), ())
+    if isinstance(reach, Span):
+        raise ValueError(f"{base.name} can do any compression factor; say which, such as {base.name}@10")
+    if len(reach) != 1:
+        able = ", ".join(f"@{cf:g}" for cf in reach)
+        raise ValueError(f"{base.name} can do several compression factors; say which: {able}")
+    return reach[0]
 
 
 class Exchange:
-    """A method, attached: what the training loop may ask it. ``compressor`` is ``None`` for the native ones."""
+    """A method, attached: what the training loop may ask it."""
 
-    def __init__(self, method: str, compressor: AdaptiveCompressor | None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        ddp: DistributedDataParallel,
+        compressor: AdaptiveCompressor | None,
+        seen: list[StepRecord],
+    ) -> None:
+        self.method = method
         self._compressor = compressor
-        self._native_cf = _DENSE[method][0] if compressor is None else 1.0
-        self._start: Turn | None = None
+        self._seen = seen
+        self._shapes = [tuple(parameter.shape) for parameter in ddp.parameters() if parameter.requires_grad]
+        self._start: DecisionRecord | None = None
 
     def stepped(self) -> None:
         """Called after each step. What a run starts with is decided in its first step, so it is noted here."""
-        if self._start is None:
-            self._start = Turn(0, self.cf, "start")
+        cf = self.cf
+        if self._start is None and cf is not None:
+            base = self.method.base
+            dense_cf = self._compressor.policy.dense_format.cf if self._compressor else cf
+            name = base.name if base is not None and cf > dense_cf else DENSE
+            self._start = DecisionRecord(0, name, cf, False, math.nan, math.nan, math.nan, None, None, "start", "start")
 
     @property
-    def cf(self) -> float:
-        """Compression factor of the next step."""
-        return self._compressor.cf if self._compressor else self._native_cf
+    def cf(self) -> float | None:
+        """Compression factor of the next step; ``None`` for torch's PowerSGD."""
+        if self._compressor is not None:
+            return self._compressor.cf
+        return _DENSE[self.method.native][0] if self.method.native else None
 
     @property
     def gain(self) -> float | None:
         """Gain of the last step; ``None`` for native methods and before it is known."""
         return self._compressor.gain if self._compressor else None
 
-    @property
-    def wire_bytes(self) -> int | None:
-        """Bytes this rank sent so far, by our ledger; ``None`` for native methods, which keep none."""
-        return self._compressor.ledger.wire_bytes if self._compressor else None
+    def wire_bytes(self, steps: int, world: int) -> int:
+        """Bytes this rank sent in so many steps: by our ledger, for torch's own methods by formula."""
+        if self._compressor is not None:
+            return self._compressor.ledger.wire_bytes
+        elements = sum(math.prod(shape) for shape in self._shapes)
+        if self.method.native:
+            return steps * AllReduce.wire_bytes(round(4 * elements / _DENSE[self.method.native][0]), world)
+        assert self.method.rank is not None
+        sent = sum(_powersgd_elements(shape, self.method.rank) for shape in self._shapes)
+        plain = min(steps, POWERSGD_START)
+        return AllReduce.wire_bytes(4 * (plain * elements + (steps - plain) * sent), world)
 
-    def path(self) -> list[Turn]:
-        """The compression factors so far: the first, then each change."""
+    def decisions(self) -> list[DecisionRecord]:
+        """What was run first, then every decision, also those that changed nothing."""
         history = self._compressor.history if self._compressor else []
-        changes = [Turn(record.step, record.cf, record.reason) for record in history if record.changed]
-        return [self._start, *changes] if self._start else changes
+        return [self._start, *history] if self._start else history
+
+    def split(self) -> tuple[float, float] | None:
+        """Median seconds a step of compressing and of waiting for collectives; ``None`` where not known."""
+        steps = self._seen[3:] or self._seen
+        if not steps:
+            return None
+        return (
+            statistics.median(step.compress_seconds for step in steps),
+            statistics.median(step.exchange_seconds for step in steps),
+        )
+
+    def mean_gain(self) -> float | None:
+        """Mean over the steps seen so far."""
+        gains = [step.gain for step in self._seen if step.gain is not None]
+        return statistics.fmean(gains) if gains else None
 
     def close(self) -> None:
         """Ends the method's threads and logs."""
@@ -76,42 +256,73 @@ class Exchange:
 
 
 def attach(
-    method: str,
+    method: Method,
     ddp: DistributedDataParallel,
     optimizer: torch.optim.Optimizer,
     *,
     samples_per_step: int,
-    log_dir: Path,
+    log_dir: Path | None,
+    seed: int = 0,
     pace: float | None = None,
 ) -> Exchange:
-    """Attaches a method of ``METHODS`` to a DDP model.
+    """Attaches a method to a DDP model without a communication hook.
 
     Args:
-        method: its name.
-        ddp: the wrapped model, without a communication hook.
+        method: parsed.
+        ddp: the wrapped model; of one bucket for torch's PowerSGD (``bucket_mb``).
         optimizer: of the same model.
         samples_per_step: over all ranks.
-        log_dir: where ``adaptive`` writes its logs.
+        log_dir: where adaptive methods write their logs.
+        seed: of compressors that draw random numbers.
         pace: bits per second at which our exchange holds itself back; ``None`` on real links.
 
     Raises:
-        ValueError: no such method.
+        ValueError: the method cannot be paced.
     """
-    if method not in METHODS:
-        raise ValueError(f"method: {method!r} is unknown; use one of {', '.join(METHODS)}")
-    if method == "adaptive":
-        compressor = AdaptiveCompressor(
-            topk, cf_range=(10, 1000), samples_per_step=samples_per_step, log_dir=log_dir, pace=pace
-        )
-    elif pace is not None:
-        # only our exchange can pace itself, so in paced mode it stands in for the native methods
-        cf, dtype = _DENSE[method]
-        compressor = AdaptiveCompressor(
-            topk, controller=Static(cf=cf), dense=dtype, samples_per_step=samples_per_step, pace=pace
-        )
-    else:
-        if method == "dense-fp16":
-            ddp.register_comm_hook(state=None, hook=fp16_compress_hook)
-        return Exchange(method, None)
-    compressor.attach(ddp, optimizer)
-    return Exchange(method, compressor)
+    native = method.native != "bf16" or dist.get_backend(ddp.process_group) == "nccl"
+    if not method.ours and native and pace is None:
+        if method.native:
+            hook = _DENSE[method.native][2]
+            if hook is not None:
+                ddp.register_comm_hook(None, hook)
+        else:
+            state = torch_powersgd.PowerSGDState(
+                process_group=None,
+                matrix_approximation_rank=method.rank,
+                start_powerSGD_iter=POWERSGD_START,
+                min_compression_rate=2,
+                random_seed=seed,
+            )
+            ddp.register_comm_hook(state, torch_powersgd.powerSGD_hook)
+        return Exchange(method, ddp, None, [])
+    seen: list[StepRecord] = []
+
+    def see(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            seen.append(record)
+
+    made = method.make(
+        samples_per_step=samples_per_step,
+        log_dir=log_dir if method.adaptive else None,
+        seed=seed,
+        sinks=[see],
+        pace=pace,
+    )
+    made.attach(ddp, optimizer)
+    return Exchange(method, ddp, made, seen)
+
+
+def bucket_mb(method: Method, parameters: int) -> float:
+    """DDP's bucket size: about eight buckets, so that every exchange overlaps with backward; at most DDP's default."""
+    whole = parameters * 4 / 2**20
+    return 4 * whole if method.rank is not None else min(25.0, max(whole / 8, 0.02))
+
+
+def _powersgd_elements(shape: tuple[int, ...], rank: int) -> int:
+    """Elements torch's PowerSGD sends of a tensor: both factors where that halves them, else the tensor."""
+    elements = math.prod(shape)
+    if len(shape) < 2:
+        return elements
+    rows, columns = shape[0], elements // shape[0]
+    factors = (rows + columns) * min(rank, rows, columns)
+    return factors if elements > 2 * factors else elements

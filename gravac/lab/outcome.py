@@ -1,36 +1,19 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What runs showed: the numbers of one run, how several compare, and the JSON file of them."""
+"""What runs showed: the numbers of one run, how several compare, and their JSON."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gravac.lab.record import Point, first_reached
+
 DRAW = 0.01
 """Validation losses closer than this (nats) are called equal: one run with another seed differs by as much."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """The validation loss at one moment.
-
-    Attributes:
-        step: steps made.
-        seconds: training time spent, without evaluation.
-        val_loss: nats a character.
-    """
-
-    step: int
-    seconds: float
-    val_loss: float
 
 
 @dataclass(frozen=True)
@@ -63,25 +46,20 @@ class Outcome:
     @property
     def val_loss(self) -> float:
         """Validation loss at the end, nats."""
-        return self.curve[-1].val_loss
+        return self.curve[-1].metric
 
     def at_step(self, step: float) -> float:
         """Validation loss at a step, linear between evaluations."""
-        return _interpolate([(point.step, point.val_loss) for point in self.curve], step)
+        return _interpolate([(point.step, point.metric) for point in self.curve], step)
 
     def at_time(self, seconds: float) -> float:
         """Validation loss after ``seconds`` of training, linear between evaluations."""
-        return _interpolate([(point.seconds, point.val_loss) for point in self.curve], seconds)
+        return _interpolate([(point.seconds, point.metric) for point in self.curve], seconds)
 
     def time_to(self, loss: float) -> float | None:
         """Seconds until the validation loss was first at ``loss``; ``None`` when it never was."""
-        for before, after in itertools.pairwise(self.curve):
-            if after.val_loss <= loss:
-                if before.val_loss <= loss:
-                    return before.seconds
-                share = (before.val_loss - loss) / (before.val_loss - after.val_loss)
-                return before.seconds + share * (after.seconds - before.seconds)
-        return None
+        reached = first_reached(self.curve, loss, higher_is_better=False)
+        return reached[0] if reached else None
 
 
 @dataclass(frozen=True)
@@ -146,21 +124,6 @@ class Comparison:
             for outcome in self.outcomes
         ]
         return {"rate": rate, "workers": workers, "paced": paced, "log_dir": str(log_dir), "runs": runs}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes the whole file or nothing: an interrupt leaves neither half a file nor a temporary one."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 def _interpolate(points: Sequence[tuple[float, float]], at: float) -> float:

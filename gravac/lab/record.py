@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from gravac.lab.outcome import write_json
+from gravac.lab.json_file import write_json
 from gravac.settings import SettingsError
 
 
@@ -158,13 +158,13 @@ def read(paths: Iterable[Path]) -> list[RunRecord]:
         try:
             runs += _RECORDS.validate_json(path.read_bytes())
         except OSError as error:
-            raise SettingsError(f"{path}: cannot be read ({error.strerror}); give a file of `gravac bench tta --json`")
+            raise SettingsError(
+                f"{path}: cannot be read ({error.strerror}); give a file of `gravac bench tta --json`"
+            ) from None
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise SettingsError(
-                f"{path}: {where}: {first['msg']}; give a file of `gravac bench tta --json`"
-            ) from None
+            raise SettingsError(f"{path}: {where}: {first['msg']}; give a file of `gravac bench tta --json`") from None
     return runs
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""All ranks of one training run, seen from the parent: start the processes, follow them, leave none behind."""
+"""All ranks of one session, seen from the parent: start the processes, follow them, leave none behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,11 @@ from typing import Any
 
 from gravac.lab.links import INTERFACE, Network
 from gravac.lab.owner import mark, orphaned
-from gravac.lab.worker import Spec
+from gravac.lab.schedule import Schedule
+from gravac.lab.worker import Leg, Spec
 
 PATIENCE = 120.0
-"""Seconds without news after which a run counts as stuck, besides the time its link needs for ten dense steps."""
+"""Seconds without news after which a session counts as stuck, besides the time its link needs for ten dense steps."""
 
 POLL = 0.1
 
@@ -41,39 +42,50 @@ class Settings:
 
     Attributes:
         workers: 2 to 8.
-        rate: of each worker's link, bits per second.
-        seconds: training time of each run.
-        log_dir: TensorBoard logs; each run has a folder of its method's name in it.
+        link: in words, for logs and messages.
+        slowest: lowest rate of the link, bits per second; ``None`` is not limited.
+        task: name of a reference task.
+        scale: of the task.
+        data: folder of its data, for tasks that bring none.
         seed: of weights and batches.
+        log_dir: TensorBoard logs, a folder for each leg's label; ``None`` writes none.
     """
 
     workers: int
-    rate: float
-    seconds: float
-    log_dir: Path
+    link: str
+    slowest: float | None
+    task: str = "charlm"
+    scale: float = 1.0
+    data: str = ""
     seed: int = 0
+    log_dir: Path | None = None
 
 
 class Run:
-    """One method's training run; a context manager that leaves no process and no temporary file.
+    """One session, of one or more legs; a context manager that leaves no process and no temporary file.
 
     Args:
-        method: of ``gravac.lab.methods.METHODS``.
+        legs: what is trained, in order.
         settings: shared with the other runs.
         network: the workers' links; ``None`` is paced mode on the machine's loopback.
     """
 
-    def __init__(self, method: str, settings: Settings, network: Network | None) -> None:
-        self.method = method
+    def __init__(self, legs: Sequence[Leg], settings: Settings, network: Network | None) -> None:
+        self._legs = tuple(legs)
         self._settings = settings
         self._network = network
         self._workers: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
+        self._leg = 0
+        self._patience = PATIENCE
+        self._schedule: Schedule | None = None
 
     def __enter__(self) -> Run:
         _remove_leftovers()
         with ExitStack() as stack:
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{mark()}-run-")))
+            if self._network:
+                self._schedule = stack.enter_context(Schedule(self._network))
             stack.callback(self._kill)
             self._start()
             self._stack = stack.pop_all()
@@ -90,12 +102,13 @@ class Run:
     def events(self) -> Iterator[Event]:
         """What rank 0 reports (``start``, ``step``, ``evaluation``, ``end``), as it comes, until all workers ended.
 
+        Each has the index of its leg.
+
         Raises:
             RunFailed: see there; all workers have been killed by then.
         """
-        patience = PATIENCE + 10 * 8e6 * 8 / self._settings.rate
         news = time.monotonic()
-        ended = False
+        ended = 0
         path = self._folder / "events.jsonl"
         path.touch()
         with path.open() as lines:
@@ -107,24 +120,28 @@ class Run:
                     if pending.endswith("\n"):
                         event = json.loads(pending)
                         pending, news = "", time.monotonic()
-                        ended = ended or event["event"] == "end"
+                        self._note(event)
+                        ended += event["event"] == "end"
                         yield event
-                if over and ended:
+                if over and ended == len(self._legs):
                     return
-                self._check(over, time.monotonic() - news > patience)
+                self._check(over, time.monotonic() - news > self._patience)
                 time.sleep(POLL)
 
     def _start(self) -> None:
         settings, network = self._settings, self._network
         spec = Spec(
-            method=self.method,
-            workers=settings.workers,
-            seconds=settings.seconds,
+            task=settings.task,
+            scale=settings.scale,
             seed=settings.seed,
+            data=settings.data,
+            workers=settings.workers,
             folder=str(self._folder),
-            log_dir=str(settings.log_dir / self.method),
+            log_dir=str(settings.log_dir) if settings.log_dir is not None else None,
             interface=INTERFACE if network else None,
-            pace=None if network else settings.rate,
+            pace=None if network else settings.slowest,
+            link=settings.link,
+            legs=self._legs,
         )
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE if network else "lo", "OMP_NUM_THREADS": "1"}
         for rank in range(settings.workers):
@@ -141,6 +158,16 @@ class Run:
                     )
                 )
 
+    def _note(self, event: Event) -> None:
+        self._leg = event["leg"]
+        if event["event"] != "start":
+            return
+        if self._schedule:
+            self._schedule.start()
+        if self._settings.slowest is not None:
+            dense_step = 2 * 32 * event["parameters"] / self._settings.slowest
+            self._patience = PATIENCE + 10 * self._settings.workers * dense_step
+
     def _check(self, over: bool, stuck: bool) -> None:
         for rank, worker in enumerate(self._workers):
             code = worker.poll()
@@ -156,7 +183,8 @@ class Run:
         self._kill()
         words = [(self._folder / f"rank{r}.log").read_text(errors="replace").strip() for r in range(len(self._workers))]
         said = words[rank] or next((text for text in words if text), "(it said nothing)")
-        return RunFailed(f"{self.method}: worker {rank} {how}. Its last words:\n{said[-2000:]}")
+        label = self._legs[self._leg].label
+        return RunFailed(f"{label}: worker {rank} {how}. Its last words:\n{said[-2000:]}")
 
     def _kill(self) -> None:
         for worker in self._workers:

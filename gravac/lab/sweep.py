@@ -4,50 +4,101 @@
 
 An untuned baseline flatters compression, so every method later trains with the rate this finds::
 
-    python -m gravac.lab.sweep --workers 2 --steps 100 200 400
+    python -m gravac.lab.sweep --task denoise --scale 0.4 --rates 0.02 0.05 0.1 --steps 100 300 --seeds 0 1
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
-from gravac.lab.tasks.charlm import CharLM
+from gravac.lab.tasks import TASKS, make
+from gravac.lab.tasks.base import Metric, Task
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Rates tried when none are named, in units of the task's own."""
 
 
-def dense_losses(task: CharLM, workers: int, steps: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """Validation loss (nats a character) of dense training after each number of ``steps``, in rising order."""
+def dense_values(task: Task, workers: int, steps: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """The metric of dense training after each number of ``steps``, in rising order."""
     model = task.model()
     optimizer = task.optimizer(model)
     for step in range(max(steps)):
         for group in optimizer.param_groups:
             group["lr"] = task.learning_rate_at(step)
         optimizer.zero_grad()
-        batch = torch.cat([task.batch(step, rank) for rank in range(workers)])
-        task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        for rank in range(workers):
+            loss = task.loss(model, task.batch(step, rank)) / workers
+            loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step + 1 in steps:
-            score = task.validate(model)
-            yield step + 1, score.total / score.count
+            yield step + 1, task.metric.value(task.validate(model))
+
+
+def best(metric: Metric, values: Mapping[float, float]) -> float | None:
+    """The rate with the best value; None when every rate diverged."""
+    finite = {rate: value for rate, value in values.items() if math.isfinite(value)}
+    sign = 1 if metric.higher_is_better else -1
+    return max(finite, key=lambda rate: sign * finite[rate], default=None)
+
+
+def table(metric: Metric, means: Mapping[float, Mapping[int, float]]) -> list[str]:
+    """Lines of rate by steps; the best of each column has a star."""
+    columns = list(next(iter(means.values())))
+    winners = {steps: best(metric, {rate: row[steps] for rate, row in means.items()}) for steps in columns}
+    lines = ["rate".ljust(10) + "".join(f"{steps:>10} " for steps in columns)]
+    for rate, row in means.items():
+        cells = (f"{row[steps]:>10.4f}{'*' if winners[steps] == rate else ' '}" for steps in columns)
+        lines.append(f"{rate:<10g}" + "".join(cells))
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints one line per learning rate and seed: the validation loss after each number of steps."""
+    """Prints a table of the metric, rate by steps, mean of the seeds, with the best of each column marked."""
     parser = argparse.ArgumentParser(prog="python -m gravac.lab.sweep", description=__doc__.splitlines()[0])
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3, 8e-3])
-    parser.add_argument("--steps", type=int, nargs="+", default=[100, 200, 400])
+    parser.add_argument("--task", choices=list(TASKS), default="charlm")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--data", default="", help="folder of the data, for resnet101 and vgg16")
+    parser.add_argument("--rates", type=float, nargs="+", help="default: the task's own, times 1/4 to 4")
+    parser.add_argument("--steps", type=int, nargs="+", help="default: a quarter, half and all of the task's budget")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every value there")
     options = parser.parse_args(arguments)
+    try:
+        task = make(options.task, scale=options.scale, data=options.data)
+    except ValueError as error:
+        parser.error(str(error))
+    rates = options.rates or [factor * task.learning_rate for factor in FACTORS]
+    counts = sorted(set(options.steps or [task.budget // 4, task.budget // 2, task.budget]))
+    if min(*rates, *counts, options.workers) <= 0:
+        parser.error("rates, steps and workers are above 0")
     torch.set_num_threads(1)
-    for seed in options.seeds:
-        for rate in options.rates:
-            task = CharLM(learning_rate=rate, seed=seed)
-            losses = dense_losses(task, options.workers, options.steps)
-            words = " ".join(f"{steps}:{loss:.3f}" for steps, loss in losses)
-            print(f"seed {seed}  lr {rate:g}  validation loss after steps {words}", flush=True)
+    print(f"{task.name} at scale {options.scale:g}: {task.metric.name} ({task.metric.unit}) after steps", flush=True)
+    runs = []
+    for rate in rates:
+        for seed in options.seeds:
+            case = make(options.task, scale=options.scale, seed=seed, learning_rate=rate, data=options.data)
+            values = dict(dense_values(case, options.workers, counts))
+            runs.append({"rate": rate, "seed": seed, "values": values})
+            words = "  ".join(f"{steps}: {value:.4f}" for steps, value in values.items())
+            print(f"  rate {rate:g}  seed {seed}  {words}", flush=True)
+    means = {
+        rate: {steps: statistics.fmean(run["values"][steps] for run in runs if run["rate"] == rate) for steps in counts}
+        for rate in rates
+    }
+    print("\n".join(table(task.metric, means)))
+    winner = best(task.metric, {rate: row[counts[-1]] for rate, row in means.items()})
+    print("every rate diverged" if winner is None else f"best after {counts[-1]} steps: {winner:g}")
+    if options.json:
+        what = {"task": task.name, "scale": options.scale, "workers": options.workers, "best": winner, "runs": runs}
+        options.json.write_text(json.dumps(what, indent=1) + "\n")
     return 0
 
 

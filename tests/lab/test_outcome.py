@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from gravac.lab.display import show_result
-from gravac.lab.outcome import Comparison, Outcome, Point, write_json
+from gravac.lab.json_file import write_json
+from gravac.lab.outcome import Comparison, Outcome
+from gravac.lab.record import Point
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -22,7 +24,7 @@ def outcome(method: str, steps: int, final: float, wire_bytes: int = 1000) -> Ou
         seconds=10.0,
         samples_per_s=steps * 16 / 10,
         wire_bytes=wire_bytes,
-        curve=(Point(0, 0.0, 5.0), Point(steps, 10.0, final)),
+        curve=(Point(step=0, seconds=0.0, metric=5.0), Point(step=steps, seconds=10.0, metric=final)),
         cf_path=({"step": 0, "cf": 10.0, "reason": "start"},),
     )
 

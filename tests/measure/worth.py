@@ -62,7 +62,7 @@ def compressor(label: str) -> Compressor:
 def train(case: Case) -> dict[str, Any]:
     """Run one case; what came of it."""
     torch.set_num_threads(1)
-    task = CharLM(sequences=4 if case.ranks == 2 else 1, context=96, width=128, layers=3, seed=case.seed)
+    task = CharLM(sequences=4 if case.ranks == 2 else 1, width=128, layers=3, validation_sequences=128, seed=case.seed)
     model = task.model()
     if case.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=case.rate, betas=(0.9, 0.95))

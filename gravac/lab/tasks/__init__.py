@@ -1,3 +1,49 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's reference tasks: real data that is on every machine, one file each."""
+"""The lab's reference tasks, by name: one file each, on real data that is on every machine, ``cifar`` apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gravac.lab.tasks.base import Task
+from gravac.lab.tasks.charlm import CharLM
+from gravac.lab.tasks.cifar import VGG16, Cifar, ResNet101
+from gravac.lab.tasks.denoise import Denoise
+from gravac.lab.tasks.digits import Digits
+from gravac.lab.tasks.lstm import LSTM
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (CharLM, LSTM, Denoise, Digits, ResNet101, VGG16)}
+"""Every task by its name."""
+
+LARGEST = 1000.0
+"""Scales above it are taken for a mistake."""
+
+
+def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float | None = None, data: str = "") -> Task:
+    """The task of a name.
+
+    Args:
+        name: a key of ``TASKS``.
+        scale: see ``Task``.
+        seed: see ``Task``.
+        learning_rate: by default the one that is best for dense training at that scale.
+        data: folder of the data, for the tasks that need one.
+
+    Raises:
+        ValueError: the name is unknown, the scale or the learning rate out of range, or the data missing or unwanted.
+    """
+    if name not in TASKS:
+        raise ValueError(f"task: {name!r} is unknown; choose from {', '.join(TASKS)}")
+    if not 0 < scale <= LARGEST:
+        raise ValueError(f"scale: {scale!r} is not in (0, {LARGEST:g}]; 1 suits two cores")
+    settings: dict[str, Any] = {"scale": scale, "seed": seed, "learning_rate": TASKS[name].tuned(scale)}
+    if learning_rate is not None:
+        if not 0 < learning_rate < float("inf"):
+            raise ValueError(f"learning_rate: {learning_rate!r} is not a positive number; leave it out for the default")
+        settings["learning_rate"] = learning_rate
+    if issubclass(TASKS[name], Cifar):
+        settings["data"] = data
+    elif data:
+        raise ValueError(f"data: {data!r} given for the task {name!r}, which needs none; leave it out")
+    return TASKS[name](**settings)

@@ -7,13 +7,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class Score(NamedTuple):
+@dataclass(frozen=True)
+class Score:
     """A sum and the count it is over; scores of several ranks add up.
 
     Attributes:
@@ -76,6 +77,11 @@ class Task(ABC):
     """Steps between two evaluations, the same for every method and link."""
     warmup: ClassVar[int] = 20
     """Steps over which the learning rate rises linearly."""
+
+    @classmethod
+    def tuned(cls, scale: float) -> float:
+        """The learning rate that is best for dense training at a scale."""
+        return cls.learning_rate
 
     @property
     @abstractmethod

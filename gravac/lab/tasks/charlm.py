@@ -9,16 +9,14 @@ first few hundred steps on learning to look at the character before, and a demo 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gravac.lab.tasks.base import Metric, Score, Task
-from gravac.lab.tasks.text import VOCABULARY, Text, library_text
+from gravac.lab.tasks.characters import Characters
+from gravac.lab.tasks.text import VOCABULARY
 
 
 class Block(nn.Module):
@@ -79,39 +77,27 @@ class CharTransformer(nn.Module):
 
 
 @dataclass(frozen=True)
-class CharLM(Task):
-    """Model, data, optimizer and metric of ``charlm``; see ``Task``. A *sample* is one sequence.
+class CharLM(Characters):
+    """Model, data, optimizer and metric of ``charlm``; see ``Characters``.
 
     Attributes:
-        learning_rate: AdamW's.
-        sequences: per rank and step.
-        context: characters per sequence.
         width: of the embedding at scale 1, a multiple of 32.
         layers: attention and feed-forward pairs.
-        validation_sequences: sequences the validation loss is taken over; the same ones each time.
     """
 
     name: ClassVar[str] = "charlm"
-    metric: ClassVar[Metric] = Metric("validation loss", "nats a character")
-    budget: ClassVar[int] = 400
+    budget: ClassVar[int] = 300
     every: ClassVar[int] = 10
 
     learning_rate: float = 2e-3
-    sequences: int = 8
-    context: int = 96
     width: int = 192
     layers: int = 4
-    validation_sequences: int = 128
+    validation_sequences: int = 64
 
-    @property
-    def batch_size(self) -> int:
-        """Sequences per rank and step."""
-        return self.sequences
-
-    @cached_property
-    def text(self) -> Text:
-        """What is trained and validated on; read once."""
-        return library_text()
+    @classmethod
+    def tuned(cls, scale: float) -> float:
+        """Narrower models take more: 4e-3 at scale 0.4, 2e-3 at scale 1."""
+        return 4e-3 if scale < 0.7 else 2e-3
 
     def model(self) -> nn.Module:
         """A freshly initialised model: the same weights on every rank."""
@@ -119,38 +105,3 @@ class CharLM(Task):
             torch.manual_seed(self.seed)
             heads = max(1, round(self.width / HEAD * self.scale**0.5))
             return CharTransformer(heads * HEAD, self.layers, heads, self.context)
-
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW over the model's parameters."""
-        return torch.optim.AdamW(model.parameters(), lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-
-    def batch(self, step: int, rank: int) -> Tensor:
-        """Training sequences of one step on one rank: ``(batch_size, context + 1)``, int64."""
-        generator = np.random.default_rng((self.seed, rank, step))
-        starts = generator.integers(0, len(self.text.train) - self.context - 1, self.batch_size)
-        return self._sequences(self.text.train, starts)
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Mean cross-entropy of the next character, nats."""
-        return self._cross_entropy(model, batch, "mean")
-
-    def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
-        """The loss over the ``part``-th of ``parts`` shares of the validation sequences, without gradients."""
-        starts = np.linspace(0, len(self.text.validation) - self.context - 2, self.validation_sequences, dtype=np.int64)
-        total, count = 0.0, 0
-        training = model.training
-        model.eval()
-        with torch.no_grad():
-            for chunk in np.array_split(starts[part::parts], max(1, len(starts[part::parts]) // 16)):
-                batch = self._sequences(self.text.validation, chunk)
-                total += float(self._cross_entropy(model, batch, "sum"))
-                count += batch.shape[0] * self.context
-        model.train(training)
-        return Score(total, count)
-
-    def _cross_entropy(self, model: nn.Module, batch: Tensor, reduction: str) -> Tensor:
-        logits = model(batch[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction=reduction)
-
-    def _sequences(self, text: np.ndarray, starts: np.ndarray) -> Tensor:
-        return torch.from_numpy(text[starts[:, None] + np.arange(self.context + 1)].astype(np.int64))

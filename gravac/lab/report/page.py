@@ -1,0 +1,405 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""One self-contained HTML page of a report, and its figures as PNG files beside it. Needs matplotlib."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from gravac.lab.record import RunRecord
+from gravac.lab.report import plots
+from gravac.lab.report.plots import PACED, Looks
+from gravac.lab.report.summary import (
+    BASELINE,
+    LIMIT_LINK,
+    LIMIT_METHOD,
+    Amount,
+    Row,
+    Section,
+    inside_spread,
+    link_order,
+    methods,
+    sections,
+    times,
+)
+from gravac.settings import SettingsError
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1c1c; --pale: #5c5c5c; --paper: #ffffff; --line: #d5d5d5;
+  --band: #f4f4f2; --mark: #fff3d6; --link: #00558c; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ececec; --pale: #a8a8a8; --paper: #181818; --line: #444444;
+  --band: #242424; --mark: #4a3a12; --link: #7cc4f2; } }
+body { margin: 0 auto; max-width: 1180px; padding: 1rem 1.5rem 4rem; color: var(--ink); background: var(--paper);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { font-size: 1.3rem; margin-top: 3rem;
+  border-top: 1px solid var(--line); padding-top: 1rem; } h3 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; }
+a { color: var(--link); } .pale { color: var(--pale); } .verdict { font-size: 1.1rem; }
+.paced { background: var(--mark); padding: 0 .35em; border-radius: 3px; font-size: .85em; white-space: nowrap; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .84rem; margin: .6rem 0; }
+th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top;
+  font-variant-numeric: tabular-nums; }
+th { font-weight: 600; vertical-align: bottom; } thead th { border-bottom: 2px solid var(--line); }
+tbody th { vertical-align: top; white-space: nowrap; } td { white-space: nowrap; } td.text { white-space: normal; }
+th:first-child, td.text, th.text { text-align: left; } td small, th small { color: var(--pale); display: block; }
+td small.note { white-space: normal; max-width: 8rem; margin-left: auto; }
+caption { text-align: left; color: var(--pale); padding-bottom: .3rem; }
+tr.adaptive, td.adaptive { background: var(--band); } tr.adaptive th { font-weight: 700; }
+.look { font-size: .95rem; } .look td { text-align: left; min-width: 11rem; white-space: normal; }
+.look strong { display: block; }
+.range { white-space: nowrap; } figure { margin: 1rem 0; }
+img { max-width: 100%; width: 860px; height: auto; background: white; display: block; }
+figcaption { color: var(--pale); font-size: .88rem; max-width: 860px; } dt { font-weight: 600; margin-top: .6rem; }
+dd { margin: 0 0 0 1.2rem; max-width: 50rem; } summary { cursor: pointer; color: var(--link); }
+@media print { body { max-width: none; } h2 { break-before: page; } figure, tr { break-inside: avoid; } }
+"""
+
+_NOTHING = "–"
+
+Form = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One figure: what its file is called after the section's name, the picture, what is said and listed below it."""
+
+    name: str
+    figure: Figure
+    caption: str
+    below: str = ""
+    folded: bool = False
+
+
+def write_report(runs: Sequence[RunRecord], out: Path) -> Path:
+    """Writes ``index.html`` and its figures into the folder ``out``, which is made; returns the page's path.
+
+    Raises:
+        SettingsError: there are no runs, or ``out`` is a file; tells the remedy.
+        OSError: ``out`` cannot be written to.
+    """
+    if not runs:
+        raise SettingsError("runs: there are none to report; give files of `gravac bench tta --json` that hold runs")
+    if out.exists() and not out.is_dir():
+        raise SettingsError(f"out: {out} is a file; give a folder, or the name of one to be made")
+    out.mkdir(parents=True, exist_ok=True)
+    found = sections(runs)
+    adaptive = {row.method for section in found for row in section.rows if row.adaptive}
+    drawn = plots.looks(methods(found), adaptive)
+    names = file_names(found)
+    bodies = [_section(section, names[section.place], drawn, out) for section in found]
+    page = out / "index.html"
+    page.write_text(_page(found, names, bodies, len(runs)), encoding="utf-8")
+    return page
+
+
+def file_names(found: Iterable[Section]) -> dict[object, str]:
+    """Of each section's place: task and link, and what else it takes to tell it from the others."""
+    names: dict[object, str] = {}
+    for section in found:
+        task, scale, link, workers = section.place
+        short = f"{_slug(task)}-{_slug(link)}"
+        full = f"{short}-scale_{_slug(f'{scale:g}')}-workers_{workers}"
+        numbered = (f"{full}-{number}" for number in itertools.count(2))
+        taken = set(names.values())
+        names[section.place] = next(name for name in itertools.chain((short, full), numbered) if name not in taken)
+    return names
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.") or "x"
+
+
+def _page(found: Sequence[Section], names: Mapping[object, str], bodies: Sequence[str], count: int) -> str:
+    tasks = ", ".join(dict.fromkeys(section.place.task for section in found))
+    entries = "".join(f'<li><a href="#{names[section.place]}">{_place(section, found)}</a></li>' for section in found)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>gravac report: {escape(tasks)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>Time to accuracy with compressed gradients</h1>
+<p class="pale">{count} runs of <code>gravac bench tta</code>. Words such as <i>the limit</i>, <i>gain</i> and
+<i>paced</i> are <a href="#how-to-read">explained at the end</a>.</p>
+<h2 id="one-look">One look</h2>
+{_matrix(found, names)}
+<nav><h2 id="contents">Contents</h2>
+<ul><li><a href="#one-look">One look</a></li>{entries}<li><a href="#how-to-read">How to read this</a></li></ul></nav>
+{"".join(_headed(section, found, names, body) for section, body in zip(found, bodies, strict=True))}
+{HOW_TO_READ}
+</body>
+</html>
+"""
+
+
+def _headed(section: Section, found: Sequence[Section], names: Mapping[object, str], body: str) -> str:
+    return f'<section><h2 id="{names[section.place]}">{_place(section, found)}</h2>\n{body}</section>\n'
+
+
+def _place(section: Section, found: Sequence[Section]) -> str:
+    return f"{_task(section, found)} on {escape(section.place.link)}{_paced(section.paced)}"
+
+
+def _task(section: Section, found: Sequence[Section]) -> str:
+    """The task's name, with scale and workers where sections differ in them."""
+    place = section.place
+    text = escape(place.task)
+    if len({each.place.scale for each in found}) > 1:
+        text += f", scale {place.scale:g}"
+    if len({each.place.workers for each in found}) > 1:
+        text += f", {place.workers} workers"
+    return text
+
+
+def _paced(is_paced: bool) -> str:
+    return f' <span class="paced">{PACED}</span>' if is_paced else ""
+
+
+def _dagger(factored: bool) -> str:
+    return '<a href="#factored" title="factored">†</a>' if factored else ""
+
+
+def _matrix(found: Sequence[Section], names: Mapping[object, str]) -> str:
+    """Rows: tasks; columns: links; in each cell who is fastest."""
+    links = sorted({section.place.link for section in found}, key=link_order)
+    tasks = list(dict.fromkeys(section.place._replace(link="") for section in found))
+    at = {section.place: section for section in found}
+    head = "".join(f'<th class="text" scope="col">{escape(link)}</th>' for link in links)
+    rows = []
+    for task in tasks:
+        here = [at.get(task._replace(link=link)) for link in links]
+        label = next(_task(section, found) for section in here if section)
+        cells = "".join(_cell(section, names) if section else f"<td>{_NOTHING}</td>" for section in here)
+        rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
+    return f"""<div class="wide"><table class="look">
+<caption>The fastest method to the target, how fast it is against {BASELINE} on the same link, and its time relative to
+the limit, a network that costs nothing. Shaded where an adaptive method is fastest; † <a href="#factored">factored</a>.
+</caption>
+<thead><tr><th scope="col">task</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>"""
+
+
+def _cell(section: Section, names: Mapping[object, str]) -> str:
+    best = section.fastest
+    link = f'href="#{names[section.place]}"'
+    if best is None:
+        return f"<td><strong><a {link}>none reached the target</a></strong>{_paced(section.paced)}</td>"
+    draw = best.method != BASELINE and best.speedup is not None and inside_spread(best.speedup)
+    if best.method == BASELINE:
+        against = f"{BASELINE} itself is fastest"
+    elif best.speedup is None:
+        against = f"no {BASELINE} to compare with"
+    else:
+        seeds = "one seed" if best.speedup.runs == 1 else "inside the spread" if draw else _range(best.speedup, times)
+        against = f"{_amount(best.speedup, times)} the speed of {BASELINE} ({seeds})"
+    far = "limit not run" if best.relative is None else f"{times(best.relative.median)} the limit"
+    name = f"<strong><a {link}>{escape(best.method)}</a>{_dagger(best.factored)}</strong>"
+    kind = ' class="adaptive"' if best.adaptive else ""
+    return f"<td{kind}>{name}{against}<br>{far}{'<br>' + _paced(True) if section.paced else ''}</td>"
+
+
+def _section(section: Section, name: str, drawn: Looks, out: Path) -> str:
+    """All of it but its heading; writes its figures."""
+    run = section.run
+    better = "at least" if run.higher_is_better else "at most"
+    limit = "not known" if section.limit is None else f"{_seconds(section.limit)} s"
+    notes = "".join(f"<li>{escape(note)}</li>" for note in section.notes)
+    figures = "".join(_figure(section, name, shown, out) for shown in _figures(section, drawn))
+    return f"""<p class="verdict">{escape(section.verdict)}</p>
+<p class="pale">Target: {escape(run.metric)} of {better} {run.target:g}. The limit: {limit}. {section.place.workers}
+workers, scale {section.place.scale:g}.</p>
+{f"<ul>{notes}</ul>" if notes else ""}
+{_table(section)}
+{figures}"""
+
+
+_COLUMNS = (
+    ("method", ""),
+    ("time to target", "s, median; min to max"),
+    ("of the limit", "1 is a free network"),
+    (f"speed over {BASELINE}", "by seed; min to max"),
+    ("steps to target", ""),
+    ("samples/s", "all ranks"),
+    ("efficiency", "1 is linear"),
+    ("wire ratio", "fp32 is 1"),
+    ("sent a step", "a rank"),
+    ("gain", "mean"),
+    ("compress", "of the step"),
+    ("seeds", "reached of run"),
+)
+
+
+def _table(section: Section) -> str:
+    head = "".join(f'<th scope="col">{label}<small>{unit}</small></th>' for label, unit in _COLUMNS)
+    rows = "".join(_row(row) for row in section.rows)
+    marks = " Adaptive methods are shaded."
+    marks += ' † factored, see <a href="#factored">below</a>.' if section.factored else ""
+    return f"""<div class="wide"><table>
+<caption>All methods, fastest first.{marks}{_paced(section.paced)}</caption>
+<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"""
+
+
+def _row(row: Row) -> str:
+    spread = f'<small class="note">{escape(row.spread)}</small>' if row.spread else ""
+    cells = (
+        _amount(row.tta, _seconds) + _ranged(row.tta, _seconds),
+        _NOTHING if row.relative is None else _amount(row.relative, times),
+        _NOTHING if row.speedup is None else _amount(row.speedup, times) + _ranged(row.speedup, lambda x: f"{x:.2f}"),
+        _amount(row.steps, lambda x: f"{x:,.0f}"),
+        f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 10 else f"{row.samples_per_s:.2f}",
+        _maybe(row.efficiency, ".2f"),
+        _NOTHING if row.wire_ratio is None else f"{row.wire_ratio:.3g}",
+        _NOTHING if row.bytes_per_step is None else _bytes(row.bytes_per_step),
+        _maybe(row.gain, ".3f"),
+        _maybe(row.compress_share, ".0%"),
+        f"{row.reached} of {len(row.runs)}{spread}",
+    )
+    kind = ' class="adaptive"' if row.adaptive else ""
+    label = f"{escape(row.method)}{_dagger(row.factored)}"
+    return f'<tr{kind}><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def _maybe(value: float | None, form: str) -> str:
+    return _NOTHING if value is None else format(value, form)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _amount(amount: Amount, form: Form) -> str:
+    return f"{escape(amount.sense)}{' ' * bool(amount.sense)}{form(amount.median)}"
+
+
+def _range(amount: Amount, form: Form) -> str:
+    low, high = escape("<" * amount.low_open), escape(">" * amount.high_open)
+    return f"{low}{form(amount.low)} to {high}{form(amount.high)}"
+
+
+def _ranged(amount: Amount, form: Form) -> str:
+    return "" if amount.runs < 2 else f'<small class="range">{_range(amount, form)}</small>'
+
+
+def _figures(section: Section, drawn: Looks) -> Iterable[Shown]:
+    """In the order they are shown; those that the records hold nothing for are left out."""
+    seeds = "Thin lines are single seeds, thick coloured ones adaptive methods; the rest are medians over seeds."
+    shown: list[tuple[str, Figure | None, str]] = [
+        (
+            "tta",
+            plots.time_to_target(section, drawn),
+            "Logarithmic. Shorter is better; nothing can be expected left of the limit but by chance.",
+        ),
+        ("time", plots.metric_against_time(section, drawn), seeds),
+        ("steps", plots.metric_against_steps(section, drawn), f"What compression costs in progress. {seeds}"),
+        (
+            "bytes",
+            plots.metric_against_bytes(section, drawn),
+            "Within a run, bytes are shared out over steps by 1/CF of its decisions." + _unknown_bytes(section),
+        ),
+        (
+            "frontier",
+            plots.frontier(section, drawn),
+            "Down and left is better. The line joins methods that no other beats in both. Hollow: target not reached, "
+            "placed at the steps made." + _unknown_bytes(section),
+        ),
+        (
+            "timeline",
+            plots.timeline(section),
+            "Compress and exchange run while backward computes; they are known for gravac's own methods only.",
+        ),
+    ]
+    for name, figure, caption in shown:
+        if figure is not None:
+            yield Shown(name, figure, caption)
+    for row in section.rows:
+        for number, run in enumerate(row.runs if row.adaptive else ()):
+            figure = plots.decisions(section, run, drawn)
+            if figure is not None:
+                name = f"decisions-{_slug(run.method)}-seed_{run.seed}"
+                caption = f"{run.method}, seed {run.seed}: dotted lines are changes, numbered as in the list below."
+                yield Shown(name, figure, caption, _reasons(run), folded=number > 0)
+
+
+def _unknown_bytes(section: Section) -> str:
+    unknown = [row.method for row in section.rows if not row.bytes_per_step]
+    return f" Not drawn, since what they send is not known: {', '.join(unknown)}." if unknown else ""
+
+
+def _reasons(run: RunRecord) -> str:
+    """The numbered changes as a table."""
+    turns = plots.changes(run)
+    if not turns:
+        return '<p class="pale">It changed nothing.</p>'
+    rows = "".join(
+        f'<tr><th scope="row">{number}</th><td>{turn.step:,}</td><td>{_maybe(turn.seconds, ",.1f")}</td>'
+        f'<td class="text">{escape(turn.compressor)}</td><td>{turn.cf:.4g}</td><td>{_maybe(turn.gain, ".3f")}</td>'
+        f'<td class="text">{escape(turn.reason)}</td></tr>'
+        for number, turn in enumerate(turns, start=1)
+    )
+    table = f"""<div class="wide"><table><thead><tr><th scope="col">no.</th><th scope="col">step</th>
+<th scope="col">s</th><th class="text" scope="col">from here</th><th scope="col">CF</th><th scope="col">gain</th>
+<th class="text" scope="col">reason</th></tr></thead><tbody>{rows}</tbody></table></div>"""
+    return f"<details{' open' * (len(turns) <= 12)}><summary>{len(turns)} changes</summary>{table}</details>"
+
+
+def _figure(section: Section, name: str, shown: Shown, out: Path) -> str:
+    picture = plots.png(shown.figure)
+    file = f"{name}-{shown.name}.png"
+    (out / file).write_bytes(picture)
+    text = plots.title(section, shown.caption)
+    data = base64.b64encode(picture).decode("ascii")
+    html = f"""<figure><img alt="{escape(text)}" src="data:image/png;base64,{data}">
+<figcaption>{escape(shown.caption)}{_paced(section.paced)} <code>{escape(file)}</code></figcaption></figure>
+{shown.below}"""
+    return f"<details><summary>{escape(shown.caption)}</summary>{html}</details>" if shown.folded else html
+
+
+HOW_TO_READ = f"""<section><h2 id="how-to-read">How to read this</h2>
+<p>Several workers train one model together. After every step they exchange gradients over a network, and training waits
+when that takes longer than computing. Compressed gradients travel faster but may need more steps. What counts is the
+time until the model is good enough.</p>
+<dl>
+<dt>TTA, time to target (time to accuracy)</dt><dd>Training time, without evaluation, until the metric first reached the
+target. A time after <b>&gt;</b> belongs to runs that had not reached it when they ended: it is what they had spent by
+then. The table shows the median over seeds, and below it the least and the most.</dd>
+<dt>The limit</dt><dd>The median TTA of {LIMIT_METHOD} on an {LIMIT_LINK} link: the same task, scale and
+number of workers with a network that costs next to nothing. No method can be expected to be much below 1 times the
+limit; 2 means that half of the time goes to the network, to compressing, or to steps that compression added.</dd>
+<dt>Speed over {BASELINE}</dt><dd>TTA of {BASELINE} on the same link, divided by the method's own, for each seed; then
+the median, least and most. {BASELINE} is what everybody has without gravac. When the range contains 1, seeds disagree
+about which is faster: the difference lies inside the spread.</dd>
+<dt>Spread</dt><dd>(most - least) / median over the seeds. Above 10 % the page asks for more seeds.</dd>
+<dt>Efficiency</dt><dd>Samples a second, divided by the number of workers times what one worker alone does. It knows
+nothing of how good the steps are.</dd>
+<dt>Wire ratio</dt><dd>Bytes that fp32 sends in a step (a dense ring all-reduce), divided by what the method sends. It
+counts what really travels, indices and scales included, and is therefore less than the CF for sparse methods.</dd>
+<dt>CF, compression factor</dt><dd>What the compressor was asked for: 1 is dense float32, 2 is 16 bit, 10 keeps a tenth
+of the values. An adaptive method changes it while training.</dd>
+<dt>Gain</dt><dd>The share of the gradient's energy (its squared norm) that is sent: 1 - squared error / squared norm.
+1 means that nothing was lost. Methods that are not gravac's own do not report it.</dd>
+<dt>Adaptive</dt><dd>A controller decides from gain and speed how much to compress, and whether to; its decisions are
+drawn and listed with their reasons.</dd>
+<dt>Compress, exchange, exposed</dt><dd>Compressing and exchanging overlap with backward's computation. Exposed is what
+the exchange still adds to the step.</dd>
+<dt id="factored">† Factored</dt><dd>The run was not made on this link. Steps to the target come from a run of the same
+method on another link, the time of a step from a short run on this one; TTA is their product. An adaptive method might
+have decided otherwise on this link.</dd>
+<dt>Paced ({PACED})</dt><dd>There was no limited network: the exchange itself waited as long as the link's rate implies.
+Latency, lost packets and other traffic are not in it.</dd>
+</dl></section>"""

@@ -1,0 +1,489 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of the report, each made by one function without matplotlib's global state. Needs matplotlib."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from PIL import Image
+
+from gravac.lab.record import Point, RunRecord, Turn
+from gravac.lab.report.summary import BASELINE, DENSE, Row, Section
+
+PACED = "paced, not a real link"
+
+DPI = 130
+WIDTH = 8.6
+"""Inches; about 1100 pixels, shown at 800."""
+
+_INK, _PALE = "#222222", "#8a8a8a"
+_DENSE_COLOURS = {"fp32": "#000000", "fp16": "#6b6b6b", "bf16": "#a6a6a6"}
+_ADAPTIVE_COLOURS = ("#d55e00", "#0072b2", "#882255", "#e69f00")
+_FIXED_COLOURS = ("#117733", "#88ccee", "#aa4499", "#999933", "#332288", "#44aa99", "#cc6677", "#c9b23c")
+"""Okabe and Ito's, and Tol's muted ones: told apart with every kind of colour blindness; lines and marks differ too."""
+
+_DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (4, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5)))
+"""Solid, dashed, dash-dot, dotted."""
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "p")
+
+_COMPUTE, _EXPOSED, _INPUT, _COMPRESS, _EXCHANGE = "#56b4e9", "#d55e00", "#999999", "#009e73", "#f0b68a"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn, in every figure the same."""
+
+    colour: str
+    dash: tuple[float, tuple[float, ...]]
+    mark: str
+    width: float
+
+
+Looks = Mapping[str, Look]
+
+
+def looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, Look]:
+    """One for each, by place in the list; adaptive methods are thick and have the strongest colours."""
+    thick = set(adaptive)
+    adaptives, fixed = itertools.count(), itertools.count()
+    found = {}
+    for at, method in enumerate(methods):
+        if method in _DENSE_COLOURS:
+            colour, dash = _DENSE_COLOURS[method], _DASHES[DENSE.index(method)]
+        elif method in thick:
+            number = next(adaptives)
+            colour, dash = _ADAPTIVE_COLOURS[number % 4], _DASHES[number // 4 % len(_DASHES)]
+        else:
+            number = next(fixed)
+            colour, dash = _FIXED_COLOURS[number % 8], _DASHES[(1 + number // 8) % len(_DASHES) if number >= 8 else 0]
+        found[method] = Look(colour, dash, _MARKS[at % len(_MARKS)], 2.8 if method in thick else 1.4)
+    return found
+
+
+def title(section: Section, what: str) -> str:
+    """Of a figure: what, where, and whether the link was real."""
+    place = section.place
+    text = f"{what}\n{place.task} on {place.link}, {place.workers} workers"
+    text += f", scale {place.scale:g}" if place.scale != 1 else ""
+    return text + (f" ({PACED})" if section.paced else "")
+
+
+def png(figure: Figure) -> bytes:
+    """As a picture of 64 colours: a third of the size, and no eye tells the difference."""
+    full, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(full, format="png", pil_kwargs={"compress_level": 1})
+    with Image.open(full) as picture:
+        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+def metric_against_time(section: Section, drawn: Looks) -> Figure:
+    """Lines per method over training time."""
+    figure, axes = _new(4.6)
+    _curves(axes, section, drawn, lambda run: [point.seconds for point in run.curve])
+    axes.set_xlabel("training time, without evaluation [s]")
+    return _finish(figure, axes, title(section, "Metric against time"), _lines(section.rows, drawn))
+
+
+def metric_against_steps(section: Section, drawn: Looks) -> Figure:
+    """Lines per method over steps: what compression costs in quality, whatever the link."""
+    figure, axes = _new(4.6)
+    _curves(axes, section, drawn, lambda run: [float(point.step) for point in run.curve])
+    axes.set_xlabel("steps")
+    return _finish(figure, axes, title(section, "Metric against steps"), _lines(section.rows, drawn))
+
+
+def metric_against_bytes(section: Section, drawn: Looks) -> Figure | None:
+    """Lines per method over what a rank sent; ``None`` when no method's bytes are known."""
+    rows = [row for row in section.rows if row.bytes_per_step]
+    if not rows:
+        return None
+    figure, axes = _new(4.6)
+    _curves(axes, section, drawn, bytes_sent)
+    axes.set_xscale("log")
+    axes.set_xlabel("sent by one rank [MB]")
+    _plain_log(axes, "x")
+    return _finish(figure, axes, title(section, "Metric against bytes sent"), _lines(rows, drawn))
+
+
+def bytes_sent(run: RunRecord) -> list[float]:
+    """Megabytes at each point of the curve: the run's total, shared out over its steps by 1/CF of its decisions.
+
+    Not a number before the first step: there is no zero on a logarithmic axis.
+    """
+    if run.wire_bytes is None:
+        return []
+    weights = np.ones(max(run.steps, 1))
+    for turn in sorted(run.turns, key=lambda turn: turn.step):
+        weights[turn.step :] = 1 / turn.cf if turn.cf > 0 else 1.0
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    total *= run.wire_bytes / 1e6 / total[-1]
+    return [float(total[min(point.step, run.steps)]) if point.step else math.nan for point in run.curve]
+
+
+def time_to_target(section: Section, drawn: Looks) -> Figure:
+    """Bars, shortest on top, relative to the limit, or in seconds when it is not known."""
+    rows = section.rows
+    unit = section.limit or 1.0
+    figure, axes = _new(1.6 + 0.34 * len(rows))
+    least = min(row.tta.low for row in rows) / unit
+    left = (min(0.8, 0.8 * least) if section.limit else 0.6 * least) or 0.1
+    for at, row in enumerate(rows):
+        _bar(axes, at, row, unit, left, drawn[row.method].colour)
+    axes.set_yticks(range(len(rows)), [_marked(row) for row in rows])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    most = max(2 * left, *(row.tta.high / unit for row in rows))
+    axes.set_xlim(left, most * (most / left) ** 0.16)
+    _plain_log(axes, "x")
+    names: list[Line2D | Patch] = []
+    if section.limit:
+        axes.axvline(1, color=_INK, linewidth=1.4)
+        names.append(Line2D([], [], color=_INK, linewidth=1.4, label=f"the limit: {section.limit:.3g} s"))
+    base = section.row(BASELINE)
+    if base is not None and base.tta.exact:
+        axes.axvline(base.tta.median / unit, color=_PALE, linewidth=1.4, linestyle="--")
+        names.append(Line2D([], [], color=_PALE, linewidth=1.4, linestyle="--", label=f"{BASELINE} here"))
+    if any(not row.tta.exact for row in rows):
+        names.append(Patch(facecolor="white", edgecolor=_PALE, hatch="////", label="> target not reached"))
+    axes.set_xlabel("time to target / the limit" if section.limit else "time to target [s] (the limit was not run)")
+    axes.grid(axis="y", visible=False)
+    axes.set_title(title(section, "Time to target: median, whiskers from least to most"), fontsize=11, loc="left")
+    if names:
+        figure.legend(handles=names, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _bar(axes: Axes, at: int, row: Row, unit: float, left: float, colour: str) -> None:
+    tta = row.tta.over(unit)
+    open_end = not tta.exact
+    axes.barh(
+        at,
+        tta.median - left,
+        left=left,
+        height=0.68,
+        color="white" if open_end else colour,
+        edgecolor=colour,
+        hatch="////" if open_end else None,
+        alpha=1.0 if row.adaptive or open_end else 0.75,
+        linewidth=1.0,
+    )
+    if row.tta.runs > 1:
+        axes.plot([tta.low, tta.high], [at, at], color=_INK, linewidth=1.3, marker="|", markersize=8)
+    axes.annotate(
+        f"{tta.sense}{tta.median:.3g}",
+        (max(tta.median, tta.high), at),
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.6},
+        fontweight="bold" if row.adaptive else "normal",
+    )
+
+
+def frontier(section: Section, drawn: Looks) -> Figure | None:
+    """Bytes a step against steps to the target; ``None`` when fp32 did not reach it or no bytes are known."""
+    dense = section.row("fp32")
+    rows = [row for row in section.rows if row.bytes_per_step]
+    if dense is None or not dense.steps.exact or not dense.steps.median or not rows:
+        return None
+    figure, axes = _new(4.6)
+    spots = [(row, float(row.bytes_per_step or 0) / 1e6, row.steps.median / dense.steps.median) for row in rows]
+    for row, sent, steps in spots:
+        look = drawn[row.method]
+        face = look.colour if row.steps.exact else "white"
+        axes.plot(
+            sent,
+            steps,
+            marker=look.mark,
+            markersize=10 if row.adaptive else 8,
+            color=look.colour,
+            markerfacecolor=face,
+            linestyle="",
+            zorder=3,
+        )
+        if not row.steps.exact:
+            axes.annotate(
+                ">", (sent, steps), xytext=(0, 7), textcoords="offset points", ha="center", rotation=90, fontsize=9
+            )
+    best = pareto([(sent, steps) for row, sent, steps in spots if row.steps.exact])
+    axes.plot([x for x, _ in best], [y for _, y in best], color=_INK, linewidth=1, linestyle="-", zorder=1)
+    axes.axhline(1, color=_PALE, linewidth=1, linestyle="--", zorder=0)
+    axes.set_xscale("log")
+    _plain_log(axes, "x")
+    axes.set_xlabel("bytes sent by one rank in a step [MB]")
+    axes.set_ylabel("steps to target / those of fp32")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.06 * (high - low))
+    names: list[Line2D | Patch] = [_mark(row, drawn) for row in rows]
+    names.append(Line2D([], [], color=_INK, linewidth=1, label="frontier"))
+    return _finish(figure, axes, title(section, "Rate and distortion: fewer bytes against more steps"), names)
+
+
+def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those that no other beats in both numbers, by the first.
+
+    Example:
+        >>> pareto([(1, 3), (2, 2), (3, 2.5)])
+        [(1, 3), (2, 2)]
+    """
+    kept: list[tuple[float, float]] = []
+    for spot in sorted(spots):
+        if not kept or spot[1] < kept[-1][1]:
+            kept.append(spot)
+    return kept
+
+
+def changes(run: RunRecord) -> list[Turn]:
+    """The decisions that changed something, in order: what the figure numbers from 1."""
+    return [turn for turn in run.turns if turn.changed]
+
+
+def decisions(section: Section, run: RunRecord, drawn: Looks) -> Figure | None:
+    """CF and gain of an adaptive run over time, its changes numbered; ``None`` when it decided nothing."""
+    if not run.turns:
+        return None
+    figure = _figure(4.8)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    timed = all(turn.seconds is not None for turn in run.turns)
+
+    def when(turn: Turn) -> float:
+        return float(turn.step) if not timed or turn.seconds is None else turn.seconds
+
+    end = run.seconds if timed else float(run.steps)
+    colour = drawn[run.method].colour
+    at = [when(turn) for turn in run.turns]
+    upper.step(
+        [*at, max(end, at[-1])], [*(turn.cf for turn in run.turns), run.turns[-1].cf], where="post", color=colour
+    )
+    upper.lines[0].set_linewidth(2.2)
+    upper.set_yscale("log")
+    _plain_log(upper, "y")
+    upper.set_ylabel("compression factor (CF)")
+    gains = [(when(turn), turn.gain) for turn in run.turns if turn.gain is not None and math.isfinite(turn.gain)]
+    lower.plot([x for x, _ in gains], [y for _, y in gains], color=colour, marker="o", markersize=4, linewidth=1.2)
+    lower.set_ylabel("gain of the window")
+    lower.set_xlabel("training time, without evaluation [s]" if timed else "steps")
+    for axes in (upper, lower):
+        _tidy(axes)
+        for turn in changes(run):
+            axes.axvline(when(turn), color=_PALE, linewidth=0.8, linestyle=":", zorder=0)
+    _numbers(upper, [when(turn) for turn in changes(run)], max(end, at[-1]))
+    figure.suptitle(
+        title(section, f"Decisions of {run.method}, seed {run.seed}"), fontsize=11, x=0.01, horizontalalignment="left"
+    )
+    return figure
+
+
+def _numbers(axes: Axes, at: Sequence[float], end: float) -> None:
+    """Above the axes, in as many of three rows as it takes; where even that is too close, a number is left out."""
+    free = [-math.inf] * 3
+    for number, x in enumerate(at, start=1):
+        row = next((row for row in range(3) if x - free[row] >= 0.028 * end), None)
+        if row is None:
+            continue
+        free[row] = x
+        axes.annotate(
+            str(number),
+            (x, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3 + 11 * row),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=_INK,
+        )
+
+
+def timeline(section: Section) -> Figure | None:
+    """Where a median step's time goes, a bar per method; ``None`` when no run says."""
+    rows = [row for row in section.rows if any(run.split for run in row.runs)]
+    if not rows:
+        return None
+    figure, axes = _new(1.7 + 0.42 * len(rows))
+    ends = [_steps_bars(axes, at, row) for at, row in enumerate(rows)]
+    axes.set_yticks(range(len(rows)), [_marked(row) for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(ends) * 1.03 or 1)
+    axes.set_xlabel("time of a median step on rank 0 [ms]")
+    axes.grid(axis="y", visible=False)
+    axes.set_title(title(section, "A step: above what it waits for, below what overlaps"), fontsize=11, loc="left")
+    shown = (
+        (_COMPUTE, "compute"),
+        (_EXPOSED, "exposed exchange"),
+        (_INPUT, "input wait"),
+        (_COMPRESS, "compress (overlaps)"),
+        (_EXCHANGE, "exchange (overlaps)"),
+    )
+    names = [Patch(facecolor=colour, label=label) for colour, label in shown]
+    figure.legend(handles=names, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    return figure
+
+
+def _steps_bars(axes: Axes, at: int, row: Row) -> float:
+    splits = [run.split for run in row.runs if run.split is not None]
+
+    def middle(values: Iterable[float | None]) -> float:
+        known = [value for value in values if value is not None]
+        return float(np.median(known)) * 1e3 if known else 0.0
+
+    above = (
+        (_COMPUTE, middle(split.compute for split in splits)),
+        (_EXPOSED, middle(split.exposed for split in splits)),
+        (_INPUT, middle(split.input_wait for split in splits)),
+    )
+    below = (
+        (_COMPRESS, middle(split.compress for split in splits)),
+        (_EXCHANGE, middle(split.exchange for split in splits)),
+    )
+    ends = []
+    for parts, offset, height in ((above, -0.12, 0.44), (below, 0.25, 0.2)):
+        left = 0.0
+        for colour, width in parts:
+            axes.barh(at + offset, width, left=left, height=height, color=colour, linewidth=0)
+            left += width
+        ends.append(left)
+    return max(ends)
+
+
+def _figure(height: float) -> Figure:
+    return Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def _new(height: float) -> tuple[Figure, Axes]:
+    figure = _figure(height)
+    axes = figure.add_subplot()
+    _tidy(axes)
+    return figure, axes
+
+
+def _tidy(axes: Axes) -> None:
+    axes.grid(color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9)
+
+
+def _finish(figure: Figure, axes: Axes, text: str, names: Sequence[Line2D | Patch]) -> Figure:
+    """A title, and the legend to the right of the axes, where no data is."""
+    axes.set_title(text, fontsize=11, loc="left")
+    figure.legend(handles=list(names), loc="outside right center", frameon=False, fontsize=9, handlelength=2.6)
+    return figure
+
+
+def _lines(rows: Sequence[Row], drawn: Looks) -> list[Line2D | Patch]:
+    names: list[Line2D | Patch] = [
+        Line2D(
+            [],
+            [],
+            color=drawn[row.method].colour,
+            linestyle=drawn[row.method].dash,
+            linewidth=drawn[row.method].width,
+            label=_marked(row),
+        )
+        for row in rows
+    ]
+    return [*names, Line2D([], [], color=_INK, linewidth=1, linestyle=(0, (1, 2)), label="target")]
+
+
+def _mark(row: Row, drawn: Looks) -> Line2D:
+    look = drawn[row.method]
+    face = look.colour if row.steps.exact else "white"
+    label = _marked(row) if row.steps.exact else f"{_marked(row)}: not reached"
+    return Line2D([], [], color=look.colour, marker=look.mark, markerfacecolor=face, linestyle="", label=label)
+
+
+def _marked(row: Row) -> str:
+    name = row.method if len(row.method) <= 30 else row.method[:29] + "…"
+    return _literally(name) + ("†" if row.factored else "")
+
+
+def _literally(text: str) -> str:
+    """Not as a formula."""
+    return text.replace("$", r"\$")
+
+
+def _curves(axes: Axes, section: Section, drawn: Looks, along: Callable[[RunRecord], Sequence[float]]) -> None:
+    """Each seed thin, their median over it; in the order that leaves adaptive methods on top."""
+    seen: list[float] = []
+    for row in sorted(section.rows, key=lambda row: row.adaptive):
+        look = drawn[row.method]
+        tracks = [_track(run.curve, along(run)) for run in row.runs]
+        tracks = [track for track in tracks if len(track[0])]
+        for _, x, y in tracks:
+            seen += [float(value) for value in y if math.isfinite(value)]
+            if len(tracks) > 1:
+                axes.plot(x, y, color=look.colour, linestyle=look.dash, linewidth=0.7, alpha=0.35)
+        if tracks:
+            x, y = _median(tracks)
+            axes.plot(x, y, color=look.colour, linestyle=look.dash, linewidth=look.width)
+    run = section.run
+    axes.axhline(run.target, color=_INK, linewidth=1, linestyle=(0, (1, 2)))
+    axes.set_ylabel(_literally(run.metric))
+    _focus(axes, seen, section)
+
+
+Track = tuple["np.ndarray[tuple[int], np.dtype[np.float64]]", ...]
+"""Steps, where along the axis, and metric, of one run."""
+
+
+def _track(curve: Sequence[Point], along: Sequence[float]) -> Track:
+    points = [(point, x) for point, x in zip(curve, along, strict=False) if math.isfinite(x)]
+    return (
+        np.array([point.step for point, _ in points], dtype=float),
+        np.array([x for _, x in points], dtype=float),
+        np.array([point.metric for point, _ in points], dtype=float),
+    )
+
+
+def _median(tracks: Sequence[Track]) -> Track:
+    """Over the seeds, step by step, as far as all of them went."""
+    steps = tracks[0][0]
+    steps = steps[steps <= min(track[0][-1] for track in tracks)]
+    return (
+        np.median([np.interp(steps, track[0], track[1]) for track in tracks], axis=0),
+        np.median([np.interp(steps, track[0], track[2]) for track in tracks], axis=0),
+    )
+
+
+def _focus(axes: Axes, seen: Sequence[float], section: Section) -> None:
+    """From a little beyond the best value to where runs began: what diverges further leaves the figure."""
+    run = section.run
+    begins = [each.curve[0].metric for row in section.rows for each in row.runs if each.curve]
+    begins = [value for value in begins if math.isfinite(value)]
+    if not seen or not begins:
+        return
+    best = max(*seen, run.target) if run.higher_is_better else min(*seen, run.target)
+    begin = float(np.median(begins))
+    margin = 0.05 * abs(best - begin) or 1.0
+    ends = (begin - margin, best + margin) if run.higher_is_better else (best - margin, begin + margin)
+    axes.set_ylim(*ends)
+
+
+def _plain_log(axes: Axes, which: str) -> None:
+    """Numbers as people write them on a logarithmic axis; in between, too, when it spans little."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(plain)
+    few = low > 0 and high / low < 12
+    axis.set_minor_formatter(FuncFormatter(_some) if few else NullFormatter())
+    axis.set_tick_params(which="minor", labelsize=8)
+
+
+def _some(value: float, _: int | None = None) -> str:
+    """Only 2, 3 and 5 times a power of ten: more would touch."""
+    lead = value / 10 ** math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:g}" if any(abs(lead - kept) < 1e-6 for kept in (2, 3, 5)) else ""

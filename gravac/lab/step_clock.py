@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Where a training step's time goes, taken the same way for every method, also for those that are not ours."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch.autograd import Variable
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One step, in seconds.
+
+    Attributes:
+        seconds: the whole step.
+        input_wait: for the batch.
+        compute: forward, backward and optimizer.
+        exposed: from the end of backward's own work until its gradients were averaged.
+    """
+
+    seconds: float
+    input_wait: float
+    compute: float
+    exposed: float
+
+
+class StepClock:
+    """Call its methods in the order of the loop: start, inputs_ready, watch, exchanged, stop."""
+
+    def start(self) -> None:
+        """A step begins."""
+        self._began = time.perf_counter()
+
+    def inputs_ready(self) -> None:
+        """The batch is there."""
+        self._inputs = time.perf_counter()
+
+    def watch(self, loss: torch.Tensor) -> None:
+        """Before ``loss.backward()``: notes when the gradients are computed, before DDP waits for the exchange.
+
+        DDP queues its own wait at the end of backward only when the last bucket is ready; this is queued at its start.
+        """
+        self._backward: float | None = None
+
+        def begun(gradient: torch.Tensor) -> None:
+            Variable._execution_engine.queue_callback(self._computed)
+
+        loss.register_hook(begun)  # type: ignore[no-untyped-call]
+
+    def exchanged(self) -> None:
+        """Backward returned."""
+        self._returned = time.perf_counter()
+
+    def stop(self) -> Lap:
+        """The step is over."""
+        now = time.perf_counter()
+        exposed = max(0.0, self._returned - (self._backward or self._returned))
+        waited = self._inputs - self._began
+        return Lap(now - self._began, waited, now - self._began - waited - exposed, exposed)
+
+    def _computed(self) -> None:
+        self._backward = time.perf_counter()

@@ -1,0 +1,257 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks ``resnet101`` and ``vgg16``: the usual networks on a local copy of CIFAR-10 or CIFAR-100.
+
+Only the *binary version* of the data is read (records of label bytes and 3072 pixel bytes), so nothing is unpickled,
+and nothing is downloaded. Scale 1 is the usual width, which wants a GPU; on two cores, take 0.01.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gravac.lab.tasks.base import Metric, Score, Task
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+PAD = 4
+MEAN = np.array([0.491, 0.482, 0.447], np.float32).reshape(3, 1, 1)
+DEVIATION = np.array([0.247, 0.243, 0.262], np.float32).reshape(3, 1, 1)
+
+
+class Layout(NamedTuple):
+    """How a data set's binary version is laid out; a record is label bytes, of which the last counts, then pixels."""
+
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    labels: int
+    classes: int
+
+
+LAYOUTS = (
+    Layout(
+        folder="cifar-10-batches-bin",
+        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        test="test_batch.bin",
+        labels=1,
+        classes=10,
+    ),
+    Layout(folder="cifar-100-binary", train=("train.bin",), test="test.bin", labels=2, classes=100),
+)
+
+REMEDY = (
+    'download and unpack the "binary version" of CIFAR-10 or CIFAR-100 yourself, and give the folder that has '
+    f"{' or '.join(layout.folder for layout in LAYOUTS)} in it; nothing is downloaded for you"
+)
+
+
+def located(data: str) -> tuple[Path, Layout]:
+    """The folder of the records, and their layout.
+
+    Args:
+        data: that folder, or the one it is in.
+
+    Raises:
+        ValueError: there is no complete binary version.
+    """
+    if not data:
+        raise ValueError(f"data: {data!r} names no folder; {REMEDY}")
+    for layout in LAYOUTS:
+        for folder in (Path(data), Path(data, layout.folder)):
+            if all((folder / name).is_file() for name in (*layout.train, layout.test)):
+                return folder, layout
+    raise ValueError(f"data: {data!r} has no CIFAR in it; {REMEDY}")
+
+
+class Pictures(NamedTuple):
+    """Pictures ``(count, 3, SIDE, SIDE)``, uint8, and their classes ``(count,)``, int64."""
+
+    images: npt.NDArray[np.uint8]
+    classes: npt.NDArray[np.int64]
+
+
+@lru_cache(maxsize=4)
+def pictures(folder: Path, layout: Layout, train: bool) -> Pictures:
+    """Reads the training or the test records.
+
+    Raises:
+        ValueError: a file is empty or not made of whole records, or a class is out of range.
+    """
+    parts = []
+    for path in (folder / name for name in (layout.train if train else (layout.test,))):
+        found = np.frombuffer(path.read_bytes(), np.uint8)
+        if not found.size or found.size % (layout.labels + PIXELS):
+            raise ValueError(f"data: {path} is not made of records of {layout.labels + PIXELS} bytes; {REMEDY}")
+        parts.append(found.reshape(-1, layout.labels + PIXELS))
+    records = np.concatenate(parts)
+    classes = records[:, layout.labels - 1].astype(np.int64)
+    if classes.max() >= layout.classes:
+        raise ValueError(f"data: {folder} has class {classes.max()}, of {layout.classes}; {REMEDY}")
+    return Pictures(records[:, layout.labels :].reshape(-1, 3, SIDE, SIDE), classes)
+
+
+def normalised(images: npt.NDArray[np.uint8]) -> Tensor:
+    """About zero mean and unit deviation a colour, float32."""
+    return torch.from_numpy((images.astype(np.float32) / 255 - MEAN) / DEVIATION)
+
+
+@dataclass(frozen=True)
+class Cifar(Task):
+    """Data, augmentation, optimizer and metric of the tasks on CIFAR; see ``Task``. A *sample* is one picture.
+
+    Attributes:
+        learning_rate: of SGD with momentum 0.9 and weight decay 5e-4; the usual value, not one found by a sweep.
+        data: the folder with the binary version of CIFAR-10 or CIFAR-100.
+        pictures: per rank and step.
+        validation_pictures: test pictures the accuracy is taken over, at most; the same ones each time.
+    """
+
+    metric: ClassVar[Metric] = Metric("test accuracy", "%", higher_is_better=True)
+    budget: ClassVar[int] = 6000
+    every: ClassVar[int] = 200
+    warmup: ClassVar[int] = 200
+
+    learning_rate: float = 0.05
+    data: str = ""
+    pictures: int = 64
+    validation_pictures: int = 10_000
+
+    def __post_init__(self) -> None:
+        located(self.data)  # a wrong folder shows here, not in the first step of a rank
+
+    @property
+    def batch_size(self) -> int:
+        """Pictures per rank and step."""
+        return self.pictures
+
+    @property
+    def classes(self) -> int:
+        """10 or 100, as the data has."""
+        return located(self.data)[1].classes
+
+    @cached_property
+    def train(self) -> Pictures:
+        """Pictures trained on."""
+        return pictures(*located(self.data), train=True)
+
+    @cached_property
+    def test(self) -> Pictures:
+        """Pictures judged by."""
+        images, classes = pictures(*located(self.data), train=False)
+        return Pictures(images[: self.validation_pictures], classes[: self.validation_pictures])
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """SGD with momentum and weight decay over the model's parameters."""
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
+
+    def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Pictures of one step on one rank, padded, cropped and flipped at random, and their classes."""
+        generator = np.random.default_rng((self.seed, rank, step))
+        drawn = generator.integers(0, len(self.train.classes), self.batch_size)
+        rows, columns = (generator.integers(0, 2 * PAD + 1, (len(drawn), 1)) + np.arange(SIDE) for _ in range(2))
+        columns = np.where(generator.random((len(drawn), 1)) < 0.5, columns[:, ::-1], columns)
+        padded = np.pad(self.train.images[drawn], ((0, 0), (0, 0), (PAD, PAD), (PAD, PAD)))
+        picture, colour = np.arange(len(drawn))[:, None, None, None], np.arange(3)[:, None, None]
+        images = padded[picture, colour, rows[:, None, :, None], columns[:, None, None, :]]
+        return normalised(images), torch.from_numpy(self.train.classes[drawn])
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Mean cross-entropy, nats."""
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
+        """A hundred a hit, over the ``part``-th of ``parts`` shares of the test pictures."""
+        images, classes = self.test.images[part::parts], self.test.classes[part::parts]
+        hits = 0
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            for start in range(0, len(classes), 250):
+                guessed = model(normalised(images[start : start + 250])).argmax(1)
+                hits += int((guessed == torch.from_numpy(classes[start : start + 250])).sum())
+        model.train(training)
+        return Score(100.0 * hits, len(classes))
+
+    def _widened(self, channels: int) -> int:
+        return max(4, round(channels * math.sqrt(self.scale)))
+
+
+def convolution(before: int, after: int, side: int, stride: int = 1) -> list[nn.Module]:
+    """A convolution and the normalisation that follows it."""
+    return [nn.Conv2d(before, after, side, stride, side // 2, bias=False), nn.BatchNorm2d(after)]
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of side 1, 3 and 1, added to their input; four times ``narrow`` channels come out."""
+
+    def __init__(self, before: int, narrow: int, stride: int) -> None:
+        super().__init__()
+        after = 4 * narrow
+        self.branch = nn.Sequential(
+            *convolution(before, narrow, 1), nn.ReLU(),
+            *convolution(narrow, narrow, 3, stride), nn.ReLU(),
+            *convolution(narrow, after, 1),
+        )  # fmt: skip
+        kept = before == after and stride == 1
+        self.shortcut = nn.Identity() if kept else nn.Sequential(*convolution(before, after, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(batch, before, side, side)`` to ``(batch, 4 narrow, side / stride, side / stride)``."""
+        out: Tensor = F.relu(self.branch(x) + self.shortcut(x))
+        return out
+
+
+@dataclass(frozen=True)
+class ResNet101(Cifar):
+    """ResNet-101 for pictures of 32x32: the first layer has side 3 and stride 1, without pooling. See ``Cifar``."""
+
+    name: ClassVar[str] = "resnet101"
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model: the same weights on every rank."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            channels = self._widened(64)
+            layers = [*convolution(3, channels, 3), nn.ReLU()]
+            for stage, blocks in enumerate((3, 4, 23, 3)):
+                narrow = self._widened(64 << stage)
+                for block in range(blocks):
+                    layers.append(Bottleneck(channels, narrow, 2 if stage and not block else 1))
+                    channels = 4 * narrow
+            return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, self.classes))
+
+
+@dataclass(frozen=True)
+class VGG16(Cifar):
+    """VGG-16 with normalisation for pictures of 32x32, with its three fully connected layers. See ``Cifar``."""
+
+    name: ClassVar[str] = "vgg16"
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model: the same weights on every rank."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            channels = 3
+            layers: list[nn.Module] = []
+            for usual, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+                for _ in range(count):
+                    layers += [*convolution(channels, self._widened(usual), 3), nn.ReLU()]
+                    channels = self._widened(usual)
+                layers.append(nn.MaxPool2d(2))
+            return nn.Sequential(
+                *layers, nn.Flatten(),
+                nn.Linear(channels, self._widened(4096)), nn.ReLU(),
+                nn.Linear(self._widened(4096), self._widened(4096)), nn.ReLU(),
+                nn.Linear(self._widened(4096), self.classes),
+            )  # fmt: skip

@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The task ``denoise``: noise taken out of patches of a photograph, trained on one photograph and judged on another.
+
+The net is a small VGG: a few convolutions with pooling, then wide fully connected layers that hold nearly all of its
+parameters and do little computation, so that communication holds it up as it does VGG16. It predicts the noise of the
+patch, which is then taken off (residual learning). The photographs come with scikit-learn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gravac.lab.tasks.base import Metric, Score, Task
+
+SIDE = 16
+"""Pixels of a patch in each direction."""
+
+DETAIL = 0.2
+"""About the standard deviation of a noisy patch around its mean, so that the net sees numbers around 1."""
+
+
+@lru_cache(maxsize=1)
+def photographs() -> dict[str, npt.NDArray[np.float32]]:
+    """Scikit-learn's two sample photographs, by name, gray, in [0, 1]."""
+    from sklearn.datasets import load_sample_image
+
+    return {
+        name: (load_sample_image(f"{name}.jpg") @ np.array([0.299, 0.587, 0.114]) / 255).astype(np.float32)
+        for name in ("china", "flower")
+    }
+
+
+class PatchNet(nn.Module):
+    """Noisy patches ``(batch, 1, SIDE, SIDE)`` to their noise, of the same shape.
+
+    Noise cannot be told from few features, what is below it can: the last layer says what of the patch to keep, and
+    the rest is the noise.
+    """
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        )  # fmt: skip
+        last = nn.Linear(width, SIDE * SIDE)
+        self.connected = nn.Sequential(
+            nn.Linear(2 * channels * (SIDE // 4) ** 2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), last
+        )
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        nn.init.zeros_(last.weight)  # to begin with, all but the patch's mean is taken for noise
+
+    def forward(self, noisy: Tensor) -> Tensor:
+        """See the class."""
+        detail = noisy - noisy.mean((2, 3), keepdim=True)
+        kept: Tensor = self.connected(self.features(detail / DETAIL)) * DETAIL
+        return detail - kept.view(noisy.shape)
+
+
+@dataclass(frozen=True)
+class Denoise(Task):
+    """Model, data, optimizer and metric of ``denoise``; see ``Task``. A *sample* is one patch.
+
+    Attributes:
+        learning_rate: of SGD with momentum 0.9.
+        patches: per rank and step.
+        sigma: standard deviation of the noise; pixels are in [0, 1].
+        channels: of the first convolution at scale 1; the second has twice as many.
+        width: of the fully connected layers at scale 1.
+        validation_patches: patches the PSNR is taken over; the same ones each time, under the same noise.
+    """
+
+    name: ClassVar[str] = "denoise"
+    metric: ClassVar[Metric] = Metric("validation PSNR", "dB", higher_is_better=True, decibels=True)
+    budget: ClassVar[int] = 300
+    every: ClassVar[int] = 10
+
+    learning_rate: float = 0.1
+    patches: int = 64
+    sigma: float = 0.1
+    channels: int = 16
+    width: int = 768
+    validation_patches: int = 512
+
+    @property
+    def batch_size(self) -> int:
+        """Patches per rank and step."""
+        return self.patches
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model: the same weights on every rank."""
+        factor = self.scale**0.5
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return PatchNet(max(2, round(self.channels * factor)), max(16, round(self.width * factor)))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """SGD with momentum over the model's parameters."""
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
+
+    def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Noisy patches of one step on one rank and their noise, both ``(batch_size, 1, SIDE, SIDE)``."""
+        clean, noise = self._drawn("china", np.random.default_rng((self.seed, rank, step)), self.batch_size)
+        return clean + noise, noise
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Mean squared error of the noise, in units of the noise: 1 for a model that takes nothing off."""
+        return F.mse_loss(model(batch[0]), batch[1]) / self.sigma**2
+
+    @cached_property
+    def validation(self) -> tuple[Tensor, Tensor]:
+        """Clean patches and their noise, which do not depend on the seed."""
+        return self._drawn("flower", np.random.default_rng(0), self.validation_patches)
+
+    def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
+        """Squared error of the cleaned pixels over the ``part``-th of ``parts`` shares of the validation patches."""
+        clean, noise = (data[part::parts] for data in self.validation)
+        noisy = clean + noise
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            cleaned = (noisy - model(noisy)).clamp(0, 1)
+        model.train(training)
+        return Score(float((cleaned - clean).double().square().sum()), clean.numel())
+
+    def _drawn(self, name: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
+        photograph = photographs()[name]
+        rows, columns = (generator.integers(0, size - SIDE + 1, (count, 1, 1, 1)) for size in photograph.shape)
+        within = np.arange(SIDE)
+        clean = photograph[rows + within[:, None], columns + within]
+        noise = generator.standard_normal(clean.shape, dtype=np.float32) * np.float32(self.sigma)
+        return torch.from_numpy(clean), torch.from_numpy(noise)

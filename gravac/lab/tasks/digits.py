@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The task ``digits``: a small convolutional net on scikit-learn's 8x8 handwritten digits.
+
+A smoke test only: it saturates at 99 % within seconds, and from there on ranks methods by noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gravac.lab.tasks.base import Metric, Score, Task
+
+HELD = 500
+"""Pictures kept for validation, of 1797."""
+
+
+@lru_cache(maxsize=1)
+def pictures() -> tuple[Tensor, Tensor]:
+    """All pictures, ``(1797, 1, 8, 8)`` in [0, 1], and their digits, in a fixed random order."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    images = torch.from_numpy((digits.images[order] / 16).astype(np.float32))
+    return images.unsqueeze(1), torch.from_numpy(digits.target[order].astype(np.int64))
+
+
+def net(factor: float) -> nn.Sequential:
+    """Three convolutions and two linear layers, ``factor`` times as wide as at scale 1."""
+    narrow, wide, linear = (max(4, round(width * factor)) for width in (32, 64, 128))
+    return nn.Sequential(
+        nn.Conv2d(1, narrow, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(narrow, wide, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(wide, wide, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16 * wide, linear), nn.ReLU(), nn.Linear(linear, 10),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Digits(Task):
+    """A smoke test only: it saturates at 99 % within seconds and ranks methods by noise. See ``Task``.
+
+    Attributes:
+        learning_rate: of SGD with momentum 0.9.
+        pictures: per rank and step.
+    """
+
+    name: ClassVar[str] = "digits"
+    metric: ClassVar[Metric] = Metric("validation loss", "nats a digit")
+    budget: ClassVar[int] = 200
+    every: ClassVar[int] = 8
+
+    learning_rate: float = 0.05
+    pictures: int = 16
+
+    @property
+    def batch_size(self) -> int:
+        """Pictures per rank and step."""
+        return self.pictures
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model: the same weights on every rank."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return net(self.scale**0.5)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """SGD with momentum over the model's parameters."""
+        return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
+
+    def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Pictures and digits of one step on one rank."""
+        images, targets = pictures()
+        drawn = np.random.default_rng((self.seed, rank, step)).integers(HELD, len(images), self.batch_size)
+        return images[drawn], targets[drawn]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Mean cross-entropy, nats."""
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
+        """Cross-entropy over the ``part``-th of ``parts`` shares of the pictures held back."""
+        images, targets = (data[:HELD][part::parts] for data in pictures())
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            total = float(F.cross_entropy(model(images), targets, reduction="sum"))
+        model.train(training)
+        return Score(total, len(targets))

@@ -1,0 +1,62 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The task ``lstm``: a two-layer character LSTM on the same text as ``charlm``.
+
+A recurrent net has few, wide matrices that are used at every character, and many more parameters per computation than
+a convolutional net: one of the kinds of model that communication holds up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gravac.lab.tasks.characters import Characters
+from gravac.lab.tasks.text import VOCABULARY
+
+
+class CharLSTM(nn.Module):
+    """Characters ``(batch, length)``, int64, to logits ``(batch, length, VOCABULARY)``, float32."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(VOCABULARY, width)
+        self.lstm = nn.LSTM(width, width, layers, batch_first=True)
+        self.head = nn.Linear(width, VOCABULARY)
+        for layer in range(layers):  # half of the forget bias; its other half is near 0: remember, to begin with
+            getattr(self.lstm, f"bias_ih_l{layer}").data[width : 2 * width] = 1.0
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """See the class."""
+        hidden, _ = self.lstm(self.characters(characters))
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+@dataclass(frozen=True)
+class LSTM(Characters):
+    """Model, data, optimizer and metric of ``lstm``; see ``Characters``.
+
+    Attributes:
+        width: of the embedding and of both layers at scale 1.
+        layers: of the LSTM.
+    """
+
+    name: ClassVar[str] = "lstm"
+    budget: ClassVar[int] = 300
+    every: ClassVar[int] = 10
+
+    learning_rate: float = 1.6e-2
+    sequences: int = 16
+    context: int = 64
+    width: int = 256
+    layers: int = 2
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model: the same weights on every rank."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return CharLSTM(max(1, round(self.width * self.scale**0.5 / 8)) * 8, self.layers)

@@ -1,0 +1,158 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What ``gravac bench tta`` shows: what is running, what has come of it, how long it still takes. Needs rich."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.box import SIMPLE_HEAVY
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from gravac.lab.display import PACED, PLAIN_SECONDS
+from gravac.lab.links import available
+from gravac.lab.record import RunRecord
+from gravac.lab.run import Event, RunFailed
+from gravac.lab.tta import Matrix, run_matrix
+from gravac.lab.worker import Leg
+
+
+WIDTH = 120
+"""Characters of the table where there is no terminal."""
+
+
+class Live:
+    """A watcher: one line with a bar on a terminal, otherwise a plain line every few seconds and one per record."""
+
+    def __init__(self, console: Console, paced: bool) -> None:
+        self.failures = 0
+        self._console = console
+        self._note = f" ({PACED})" if paced else ""
+        self._progress: Progress | None = None
+        self._wanted = self._there = self._made = 0
+        self._began = self._last = time.monotonic()
+        self._metric = ""
+        if console.is_terminal:
+            columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()]
+            self._progress = Progress(*columns, TextColumn("{task.fields[state]}"), console=console)
+            self._bar = self._progress.add_task("runs" + self._note, total=None, state="")
+
+    def __enter__(self) -> Live:
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def planned(self, records: int, there: int) -> None:
+        """See ``Watcher``."""
+        self._wanted, self._there = records, there
+        if there:
+            self._say(f"{there} of {records} runs are in the file already and are not repeated")
+        if self._progress:
+            self._progress.update(self._bar, total=records, completed=there)
+
+    def starting(self, cell: str, leg: Leg) -> None:
+        """See ``Watcher``."""
+        self._state(f"{cell}: {leg.method}: starting")
+
+    def event(self, cell: str, leg: Leg, event: Event) -> None:
+        """See ``Watcher``."""
+        if event["event"] == "start":
+            self._metric = ""
+        elif event["event"] == "evaluation":
+            self._metric = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
+        elif event["event"] == "step":
+            cf = "" if event["cf"] is None else f"  CF {event['cf']:g}"
+            self._state(f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{cf}")
+
+    def finished(self, run: RunRecord) -> None:
+        """See ``Watcher``."""
+        self._made += 1
+        reached = f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"not within {run.seconds:.0f} s"
+        how = " (factored)" if run.factored else ""
+        self._say(
+            f"{run.task} {run.link} seed {run.seed}: {run.method}: {reached}, {run.steps} steps of "
+            f"{1000 * run.step_s:.0f} ms{how}{self._note}"
+        )
+        if self._progress:
+            self._progress.update(self._bar, completed=self._there + self._made)
+
+    def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
+        """See ``Watcher``."""
+        self.failures += 1
+        self._say(f"{cell}: {leg.method} FAILED and is left out: {error}")
+
+    def _left(self) -> str:
+        if not self._made:
+            return ""
+        each = (time.monotonic() - self._began) / self._made
+        left = each * max(0, self._wanted - self._there - self._made)
+        return f"  about {left / 60:.0f} min left" if left >= 90 else f"  about {left:.0f} s left"
+
+    def _state(self, state: str) -> None:
+        if self._progress:
+            self._progress.update(self._bar, state=escape(state) + self._left())
+        elif time.monotonic() - self._last >= PLAIN_SECONDS:
+            self._say(state + self._note + self._left())
+
+    def _say(self, words: str) -> None:
+        self._last = time.monotonic()
+        self._console.print(words, highlight=False, soft_wrap=True, markup=False)
+
+
+def run_tta(matrix: Matrix, console: Console | None = None) -> int:
+    """Runs a matrix, shows it, and returns how many runs failed.
+
+    Raises:
+        RunFailed: the reference run failed, or did not reach the target.
+        LinkError: a link cannot be made.
+        SettingsError: the result file holds something else.
+        ValueError: there are no rights to make links, and methods that cannot be paced were asked for.
+    """
+    console = console or Console()
+    reason = "asked for with --paced" if matrix.paced else available()
+    if reason is not None and not matrix.paced:
+        matrix = Matrix(**{**vars(matrix), "paced": True})
+    if reason is not None:
+        console.print(f"Links: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
+    with Live(console, matrix.paced) as live:
+        runs = run_matrix(matrix, live)
+    mine = [run for run in runs if run.task in matrix.tasks and run.method in matrix.methods]
+    console.print(table(mine, matrix.paced), width=None if console.is_terminal else WIDTH)
+    if matrix.json is not None:
+        console.print(f"Written to {matrix.json}. To see it: gravac report {matrix.json} --out DIR", soft_wrap=True)
+    return live.failures
+
+
+def table(runs: Sequence[RunRecord], paced: bool) -> Table:
+    """One row per run: time and steps to the target, speed, bytes."""
+    shown = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
+    for heading in ("task", "link", "seed", "method"):
+        shown.add_column(heading, no_wrap=True)
+    for heading in ("TTA s", "steps", "ms a step", "samples/s", "MB sent", "gain"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    order = sorted(runs, key=lambda run: (run.task, run.link, run.seed, run.tta_s is None, run.tta_s or 0))
+    for run in order:
+        shown.add_row(
+            run.task,
+            run.link,
+            str(run.seed),
+            escape(run.method) + ("†" if run.factored else ""),
+            f"{run.tta_s:.1f}" if run.tta_s is not None else f"> {run.seconds:.0f}",
+            str(run.steps_to_target or f"> {run.steps}"),
+            f"{1000 * run.step_s:.0f}",
+            f"{run.samples_per_s:.0f}",
+            "-" if run.wire_bytes is None else f"{run.wire_bytes / 1e6:.1f}",
+            "-" if run.gain is None else f"{run.gain:.3f}",
+        )
+    if any(run.factored for run in runs):
+        shown.caption = "† factored: steps of the unthrottled run times the step time on this link"
+    return shown

@@ -1,0 +1,101 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Methods in words: what they stand for, and what is said of wrong ones."""
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac.compressors import quantize, topk, topkc
+from gravac.lab.methods import Method, attach, bucket_mb, compressor
+
+
+@pytest.mark.parametrize(
+    ("text", "base", "cf"),
+    [
+        ("topk@10", topk, 10),
+        ("quantize(4)", quantize(4), 8),
+        ("quantize@16", quantize, 16),
+        ("topkc(values=quantize(1))@100", topkc(values=quantize(1)), 100),
+    ],
+)
+def test_a_static_method_is_a_compressor_at_a_cf(text: str, base: object, cf: float) -> None:
+    method = Method.parse(text)
+    assert (method.base, method.cf, method.adaptive) == (base, cf, False)
+
+
+def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> None:
+    method = Method.parse("gravac:ladder@2-500")
+    assert method.adaptive and method.cf_range == (2, 500)
+    assert Method.parse("gravac:topk").cf_range == (10, 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fp8", "there is no compressor 'fp8'"),
+        ("topk", "say which, such as topk@10"),
+        ("quantize", "several.*@4, @8"),
+        ("topk@0.5", "greater than or equal to 1"),
+        ("topk(zz=1)@10", "zz: unknown setting"),
+        ("topk(", "is no compressor"),
+        ("__import__('os')@2", "there is no compressor '__import__'"),
+        ("(1 + 1)@2", "is no compressor"),
+        ("pid:topk", "there is no controller 'pid'"),
+        ("gravac:topk@1000-10", "lower bound 1000 is above"),
+        ("torch-powersgd(0)", "rank must be at least 1"),
+        ("topk@@", "cannot be read; use fp32"),
+    ],
+)
+def test_a_wrong_method_is_refused_with_the_remedy(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"method: .*{said}"):
+        Method.parse(text)
+
+
+def test_settings_of_a_compressor_are_read_not_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no compressor 'open'"):
+        compressor(f"topk(values=open({str(tmp_path / 'made')!r}, 'w'))")
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("text", ["fp32", "fp16", "bf16", "torch-powersgd(2)", "topk@10", "gravac:topkc"])
+def test_every_kind_of_method_trains(text: str) -> None:
+    method = Method.parse(text)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(method, count))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = attach(method, ddp, optimizer, samples_per_step=4, log_dir=None)
+    for _ in range(4):
+        optimizer.zero_grad()
+        ddp(torch.ones(4, 64)).square().mean().backward()
+        optimizer.step()
+        exchange.stepped()
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert exchange.wire_bytes(4, 1) == 0
+    if text == "torch-powersgd(2)":
+        assert 8 * count < exchange.wire_bytes(4, 2) < 10 * count  # two steps plain, two of 2 (64 + 64) in 64 * 64
+    else:
+        assert exchange.decisions()[0].step == 0
+    if text in ("fp32", "fp16"):
+        assert exchange.wire_bytes(4, 2) == {"fp32": 16, "fp16": 8}[text] * count
+    else:
+        assert method.rank is not None or exchange.split() is not None
+    exchange.close()

@@ -1,0 +1,234 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A matrix runs, is resumed and factored; wrong ones are refused; a failed leg leaves the others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gravac.lab import record
+from gravac.lab.links import available
+from gravac.lab.record import Point, RunRecord, first_reached
+from gravac.lab.run import RunFailed
+from gravac.lab.tta import Matrix, factored, refactored, run_matrix, target_of
+from gravac.lab.worker import ALONE, Leg, Spec
+
+pytestmark = pytest.mark.timeout(170)
+
+REASON = available()
+needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
+
+
+class Notes:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.made: list[RunRecord] = []
+        self.plan = (0, 0)
+        self.failures: list[str] = []
+        self.started: list[str] = []
+
+    def planned(self, records: int, there: int) -> None:
+        self.plan = (records, there)
+
+    def starting(self, cell: str, leg: Leg) -> None:
+        self.started.append(leg.method)
+
+    def event(self, cell: str, leg: Leg, event: dict[str, object]) -> None:
+        pass
+
+    def finished(self, run: RunRecord) -> None:
+        self.made.append(run)
+
+    def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
+        self.failures.append(leg.method)
+
+
+def matrix(tmp_path: Path, **changes: object) -> Matrix:
+    settings: dict[str, object] = {
+        "tasks": ("digits",),
+        "links": ("100mbit",),
+        "methods": ("fp32", "topk@10", "gravac:topk"),
+        "seeds": (0,),
+        "budget": 40,
+        "scale": 0.2,
+        "json": tmp_path / "runs.json",
+    }
+    return Matrix(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+@needs_namespaces
+def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
+    notes = Notes()
+    runs = run_matrix(matrix(tmp_path, factored=True), notes)
+    assert [(run.link, run.method, run.factored) for run in runs] == [
+        ("unthrottled", "fp32", False),
+        ("unthrottled", "topk@10", False),
+        ("100mbit", "fp32", True),
+        ("100mbit", "topk@10", True),
+        ("100mbit", "gravac:topk", False),
+    ]
+    assert notes.plan == (5, 0) and notes.failures == []
+    assert record.read([tmp_path / "runs.json"]) == runs
+    assert len({run.target for run in runs}) == 1
+    for run in runs:
+        assert run.step_s > 0 and run.steps > 0 and run.cpu_seconds > 0 and run.split is not None
+        assert run.interface_bytes is not None and run.interface_bytes > 0
+        if run.tta_s is not None:
+            assert run.steps_to_target is not None and 0 < run.steps_to_target <= run.steps
+    fp32 = runs[0]
+    assert fp32.wire_bytes is not None and fp32.efficiency is not None and fp32.tta_s is not None
+    assert 0.9 < fp32.interface_bytes / fp32.wire_bytes < 1.4  # type: ignore[operator]
+
+    again = Notes()
+    assert run_matrix(matrix(tmp_path, factored=True), again) == runs
+    assert again.plan == (5, 5) and again.made == [] and again.started == []
+
+
+def test_without_rights_a_matrix_is_paced_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gravac", "bench", "tta", "--task", "digits", "--scale", "0.2", "--budget", "20"]
+    command += ["--methods", "fp16", "topk@10", "--seeds", "1", "--paced", "--json", str(tmp_path / "runs.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=160, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "paced, not a real link" in done.stdout
+    rows = json.loads((tmp_path / "runs.json").read_text())
+    assert [row["method"] for row in rows] == ["fp32", "fp16", "topk@10"]
+    assert [row["paced"] for row in rows] == [False, True, True]
+    needed = {
+        "task",
+        "link",
+        "workers",
+        "method",
+        "seed",
+        "target",
+        "tta_s",
+        "steps",
+        "samples_per_s",
+        "wire_bytes",
+        "gain",
+    }
+    assert all(needed | {"interface_bytes", "val_metric", "paced"} <= set(row) for row in rows)
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "gravac", "bench", "tta", "--task", "digits", "--scale", "0.2", "--paced"]
+    command += [
+        "--budget",
+        "30",
+        "--methods",
+        "fp16",
+        "topk@10",
+        "--seeds",
+        "50",
+        "--json",
+        str(tmp_path / "runs.json"),
+    ]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout
+    for line in running.stdout:
+        if ": fp16: " in line and " steps of " in line:
+            break
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=30)[1]
+    assert running.returncode == 128 + signal.SIGINT and "Traceback" not in said
+    assert len(record.read([tmp_path / "runs.json"])) >= 2
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
+
+
+def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notes = Notes()
+    unfit = matrix(tmp_path, paced=True, methods=("fp16", "topk@10", "topkc@10"), budget=20)
+    killed: list[str] = []
+    original = Notes.event
+
+    def kill_once(self: Notes, cell: str, leg: Leg, event: dict[str, object]) -> None:
+        if leg.method == "topk@10" and not killed:
+            killed.append(leg.method)
+            children = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=False)
+            os.kill(int(children.stdout.split()[1]), signal.SIGKILL)
+        original(self, cell, leg, event)
+
+    monkeypatch.setattr(Notes, "event", kill_once)
+    runs = run_matrix(unfit, notes)
+    assert notes.failures == ["topk@10"]
+    assert [run.method for run in runs] == ["fp32", "fp16", "topkc@10"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tasks": ("mnist",)}, "mnist"),
+        ({"links": ("fast",)}, "rate: 'fast'"),
+        ({"links": ("1gbit,5s:20mbit",), "factored": True}, "cannot be factored"),
+        ({"links": ("1gbit,5s:20mbit",), "paced": True}, "cannot be paced"),
+        ({"methods": ("topq@3",)}, "there is no compressor 'topq'"),
+        ({"methods": ("torch-powersgd(4)",), "paced": True}, "cannot be paced"),
+        ({"methods": ()}, "at least one of each"),
+        ({"workers": 9}, "workers: 9 is outside 2 to 8"),
+        ({"budget": 1}, "budget: 1 is below 2"),
+        ({"limit": 0.0}, "limit: 0 is not above 0"),
+        ({"json": Path("nowhere/at/all.json")}, "json: nowhere/at is not a folder"),
+    ],
+)
+def test_a_wrong_matrix_is_refused(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        matrix(tmp_path, **changes)
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text('[{"task": 3}]')
+    with pytest.raises(ValueError, match=r"runs\.json: 0\.task"):
+        run_matrix(matrix(tmp_path), Notes())
+    assert (tmp_path / "runs.json").read_text() == '[{"task": 3}]'
+
+
+def curve(*metrics: float) -> tuple[Point, ...]:
+    return tuple(Point(step=10 * at, seconds=2.0 * at, metric=metric) for at, metric in enumerate(metrics))
+
+
+def test_target_is_what_dense_has_at_80_percent() -> None:
+    assert target_of(curve(5, 4, 3, 2, 1, 0.5), 50) == 1
+    assert target_of(curve(5, 4, 3, 2.5, 2, 1.5, 1.0, 0.9, 0.8, 0.7, 0.6), 100) == 0.8
+
+
+def test_first_reached_is_linear_between_evaluations_for_losses_and_scores() -> None:
+    assert first_reached(curve(5, 3, 1), 2, higher_is_better=False) == (3.0, 15.0)
+    assert first_reached(curve(1, 3, 5), 4, higher_is_better=True) == (3.0, 15.0)
+    assert first_reached(curve(5, 3, 1), 0.5, higher_is_better=False) is None
+    assert first_reached(curve(5, 6), 7, higher_is_better=False) == (0.0, 0.0)
+
+
+def test_factored_time_is_steps_times_the_step_time(run: RunRecord) -> None:
+    split = {"compute": 0.1, "exposed": 0.2, "input_wait": 0.0, "compress": None, "exchange": None}
+    probe = {"steps_s": [0.5, 0.3, 0.4], "step": 5, "interface_bytes": 100, "split": split}
+    made = factored(run, "20mbit", [probe, {**probe, "steps_s": [0.4, 0.4]}], 60.0, run)
+    assert made.factored and made.link == "20mbit" and made.step_s == 0.4
+    assert made.tta_s == pytest.approx(15 * 0.4) and made.steps_to_target == 15
+    assert made.interface_bytes == 200 * run.steps / 10
+    assert made.samples_per_s == pytest.approx(run.samples_per_s * run.step_s / 0.4)
+    other = refactored(run.model_copy(update={"seed": 1, "steps": 10}), made, 60.0)
+    assert (other.seed, other.link, other.step_s) == (1, "20mbit", 0.4)
+    assert other.interface_bytes == made.interface_bytes * 10 / 20
+
+
+@pytest.fixture
+def run() -> RunRecord:
+    return RunRecord(
+        task="digits", scale=1, link="unthrottled", workers=2, method="topk@10", adaptive=False, seed=0,
+        metric="loss, nats", higher_is_better=False, target=2, tta_s=3.0, steps_to_target=15, seconds=4.0,
+        limit_s=None, steps=20, step_s=0.2, samples_per_s=80.0, efficiency=0.8, wire_bytes=1000, interface_bytes=1100,
+        cpu_seconds=8.0, gain=0.5, val_metric=1.0, curve=curve(5, 3, 1), turns=(), split=None, paced=False,
+        factored=False,
+    )  # fmt: skip
+
+
+def test_a_session_travels_as_json() -> None:
+    legs = (Leg(ALONE, ALONE, steps=3), Leg("topk@10", "a/b", seconds=1.5, target=2.0, every_steps=5))
+    spec = Spec("lstm", 0.5, 3, "", 2, "folder", None, None, 1e8, "100mbit", legs)
+    assert Spec.from_json(spec.to_json()) == spec
