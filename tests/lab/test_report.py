@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
 import re
 from html.parser import HTMLParser
@@ -15,9 +16,11 @@ import pytest
 from gravac.lab.record import RunRecord, Split, Turn
 from gravac.lab.report.summary import Row, Section, amount, bytes_per_step, faster, link_order, sections, times
 from gravac.settings import SettingsError
-from tests.lab.made_up_runs import DENSE_BYTES, made_up, realistic
+from tests.lab.made_up_runs import DENSE_BYTES, METHODS, made_up, realistic
 
 pytest.importorskip("matplotlib")
+
+from PIL import Image, ImageColor
 
 from gravac.lab.report import plots
 from gravac.lab.report.page import write_report
@@ -53,9 +56,10 @@ def test_medians_and_range_over_seeds() -> None:
 
 def test_a_median_is_exact_while_most_seeds_reach_the_target_and_a_bound_otherwise() -> None:
     most = row(only(seeds("fp16", 10.0, 12.0, None)), "fp16")
-    assert (most.tta.exact, most.tta.median, most.reached, most.tta.high_open) == (True, 12.0, 2, True)
+    assert (most.tta.exact, most.tta.median, most.reached, most.tta.high_sense) == (True, 12.0, 2, ">")
     none = row(only(seeds("fp16", None, None)), "fp16")
     assert (none.tta.sense, none.tta.median, none.reached) == (">", 24.0, 0)
+    assert (none.tta.low_sense, none.tta.high_sense) == (">", ">")
     half = row(only(seeds("fp16", 10.0, None)), "fp16")
     assert (half.tta.sense, half.tta.median) == (">", 17.0)
 
@@ -80,6 +84,19 @@ def test_speedup_of_what_did_not_reach_the_target_is_an_upper_bound() -> None:
     assert speedup is not None
     assert (speedup.sense, speedup.median) == ("<", 0.5)
     assert faster(made_up(tta_s=None), made_up(tta_s=None)) is None
+
+
+def test_the_ends_of_a_range_are_bounds_where_they_are_not_known() -> None:
+    found = amount([(2.0, 2.0), (0.0, 0.5)])
+    assert found is not None
+    assert (found.sense, found.median) == ("<", 1.25)
+    assert (found.low_sense, found.low, found.high_sense, found.high) == ("<", 0.5, "", 2.0)
+
+
+def test_fp32s_steps_come_from_the_free_network_where_it_did_not_get_there() -> None:
+    runs = free(8.0) + seeds("fp32", None) + seeds("topk@10", 20.0)
+    assert on("100mbit", runs).dense_steps == 100
+    assert on("100mbit", runs[1:]).dense_steps is None
 
 
 def test_nothing_is_said_of_a_median_that_could_be_anything() -> None:
@@ -200,6 +217,26 @@ def test_looks_differ_and_adaptive_ones_are_thick() -> None:
     drawn = plots.looks(names, ["gravac:topk", "gravac:ladder"])
     assert len({(look.colour, look.dash) for look in drawn.values()}) == len(names)
     assert drawn["gravac:topk"].width > drawn["fp16"].width
+
+
+def test_pictures_keep_the_colours_of_methods() -> None:
+    runs = [realistic("charlm", "100mbit", method, 0) for method in METHODS]
+    section = only(runs)
+    drawn = plots.looks(list(METHODS), [run.method for run in runs if run.adaptive])
+    for figure in (plots.metric_against_time(section, drawn), plots.frontier(section, drawn)):
+        assert figure is not None
+        with Image.open(io.BytesIO(plots.png(figure))) as opened:
+            picture = opened.convert("RGB")
+        colours = {colour for _, colour in picture.getcolors(picture.width * picture.height) or []}
+        assert {ImageColor.getrgb(look.colour) for look in drawn.values()} <= colours
+
+
+def test_what_ended_before_fp32s_steps_is_left_out_of_the_frontier() -> None:
+    section = only(seeds("fp32", 8.0) + seeds("topk@10", None, steps=50) + seeds("topk@20", None, steps=150))
+    figure = plots.frontier(section, plots.looks(["fp32", "topk@10", "topk@20"], []))
+    assert figure is not None
+    labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+    assert labels == {"fp32", "topk@20: not reached", "frontier"}
 
 
 class Page(HTMLParser):

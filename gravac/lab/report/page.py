@@ -288,7 +288,7 @@ def _amount(amount: Amount, form: Form) -> str:
 
 
 def _range(amount: Amount, form: Form) -> str:
-    low, high = escape("<" * amount.low_open), escape(">" * amount.high_open)
+    low, high = escape(amount.low_sense), escape(amount.high_sense)
     return f"{low}{form(amount.low)} to {high}{form(amount.high)}"
 
 
@@ -316,7 +316,7 @@ def _figures(section: Section, drawn: Looks) -> Iterable[Shown]:
             "frontier",
             plots.frontier(section, drawn),
             "Down and left is better. The line joins methods that no other beats in both. Hollow: target not reached, "
-            "placed at the steps made." + _unknown_bytes(section),
+            "placed at the steps made, and left out where those are fewer than fp32 needs." + _unknown_bytes(section),
         ),
         (
             "timeline",

@@ -80,11 +80,16 @@ def title(section: Section, what: str) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """As a picture of 64 colours: a third of the size, and no eye tells the difference."""
+    """As a picture of its 256 most frequent colours: a third of the size, lines and marks keep theirs exactly."""
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png", pil_kwargs={"compress_level": 1})
-    with Image.open(full) as picture:
-        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    with Image.open(full) as opened:
+        picture = opened.convert("RGB")
+    shades, counts = np.unique(np.asarray(picture).reshape(-1, 3), axis=0, return_counts=True)
+    frequent = shades[np.argsort(-counts, kind="stable")[:256]]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(frequent.astype(np.uint8).tobytes())
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
     return small.getvalue()
 
 
@@ -194,13 +199,13 @@ def _bar(axes: Axes, at: int, row: Row, unit: float, left: float, colour: str) -
 
 
 def frontier(section: Section, drawn: Looks) -> Figure | None:
-    """Bytes a step against steps to the target; ``None`` when fp32 did not reach it or no bytes are known."""
-    dense = section.row("fp32")
+    """Bytes a step against steps to the target; ``None`` when fp32 never got there or no bytes are known."""
     rows = [row for row in section.rows if row.bytes_per_step]
-    if dense is None or not dense.steps.exact or not dense.steps.median or not rows:
+    if not section.dense_steps or not rows:
         return None
     figure, axes = _new(4.6)
-    spots = [(row, float(row.bytes_per_step or 0) / 1e6, row.steps.median / dense.steps.median) for row in rows]
+    spots = [(row, float(row.bytes_per_step or 0) / 1e6, row.steps.median / section.dense_steps) for row in rows]
+    spots = [(row, sent, steps) for row, sent, steps in spots if row.steps.exact or steps >= 1]
     for row, sent, steps in spots:
         look = drawn[row.method]
         face = look.colour if row.steps.exact else "white"
@@ -227,7 +232,7 @@ def frontier(section: Section, drawn: Looks) -> Figure | None:
     axes.set_ylabel("steps to target / those of fp32")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.06 * (high - low))
-    names: list[Line2D | Patch] = [_mark(row, drawn) for row in rows]
+    names: list[Line2D | Patch] = [_mark(row, drawn) for row, _, _ in spots]
     names.append(Line2D([], [], color=_INK, linewidth=1, label="frontier"))
     return _finish(figure, axes, title(section, "Rate and distortion: fewer bytes against more steps"), names)
 

@@ -44,8 +44,8 @@ class Amount:
         high: the largest.
         runs: how many seeds.
         sense: ``">"`` when the median is only known to be above ``median``, ``"<"`` when below, else empty.
-        low_open: whether ``low`` is only an upper bound of the smallest.
-        high_open: whether ``high`` is only a lower bound of the largest.
+        low_sense: the same of ``low``.
+        high_sense: the same of ``high``.
     """
 
     median: float
@@ -53,8 +53,8 @@ class Amount:
     high: float
     runs: int
     sense: str = ""
-    low_open: bool = False
-    high_open: bool = False
+    low_sense: str = ""
+    high_sense: str = ""
 
     def over(self, unit: float) -> Amount:
         """In multiples of ``unit``."""
@@ -64,8 +64,8 @@ class Amount:
             self.high / unit,
             self.runs,
             self.sense,
-            self.low_open,
-            self.high_open,
+            self.low_sense,
+            self.high_sense,
         )
 
     @property
@@ -91,7 +91,7 @@ def amount(intervals: Sequence[Interval]) -> Amount | None:
 
     Example:
         >>> amount([(10.0, 10.0), (60.0, math.inf)])
-        Amount(median=35.0, low=10.0, high=60.0, runs=2, sense='>', low_open=False, high_open=True)
+        Amount(median=35.0, low=10.0, high=60.0, runs=2, sense='>', low_sense='', high_sense='>')
     """
     if not intervals:
         return None
@@ -100,15 +100,15 @@ def amount(intervals: Sequence[Interval]) -> Amount | None:
     if math.isinf(at_most) and at_least == 0:
         return None
     sense = "" if at_least == at_most else ">" if math.isinf(at_most) else "<"
-    finite = [high for high in upper if math.isfinite(high)]
+    least, most = min(intervals), max(intervals, key=lambda interval: (interval[1], interval[0]))
     return Amount(
         median=at_most if sense == "<" else at_least,
-        low=min(finite, default=min(lower)),
-        high=max(lower),
+        low=least[0] or min(upper),
+        high=most[0] if math.isinf(most[1]) else most[1],
         runs=len(intervals),
         sense=sense,
-        low_open=any(low == 0 for low in lower),
-        high_open=any(math.isinf(high) for high in upper),
+        low_sense="" if least[0] == least[1] else ">" if least[0] else "<",
+        high_sense="" if most[0] == most[1] else ">" if math.isinf(most[1]) else "<",
     )
 
 
@@ -169,6 +169,7 @@ class Section:
         place: where.
         rows: fastest first, those that did not reach the target last.
         limit: seconds; ``None`` when it is not known.
+        dense_steps: what fp32 needs to the target, here or, when it did not get there, at the limit.
         verdict: one sentence.
         notes: what a reader must know before believing the numbers.
     """
@@ -176,6 +177,7 @@ class Section:
     place: Place
     rows: tuple[Row, ...]
     limit: float | None
+    dense_steps: float | None
     verdict: str
     notes: tuple[str, ...]
 
@@ -244,8 +246,18 @@ def _section(place: Place, runs: Sequence[RunRecord], places: dict[Place, list[R
     rows = [_row(own, limit, dense_bytes, baseline) for own in by_method.values()]
     rows.sort(key=lambda row: (not row.tta.exact, row.tta.median, row.method))
     return Section(
-        place, tuple(rows), limit, verdict(rows, limit), tuple(_notes(rows, limit, limit_tta, by_method, dense_bytes))
+        place=place,
+        rows=tuple(rows),
+        limit=limit,
+        dense_steps=_steps(by_method.get(LIMIT_METHOD, [])) or _steps(free),
+        verdict=verdict(rows, limit),
+        notes=tuple(_notes(rows, limit, limit_tta, by_method, dense_bytes)),
     )
+
+
+def _steps(runs: Sequence[RunRecord]) -> float | None:
+    steps = amount([steps_to_target(run) for run in runs])
+    return steps.median if steps and steps.exact else None
 
 
 def _row(
@@ -317,7 +329,7 @@ def spread_note(tta: Amount) -> str:
     """
     if not tta.exact or tta.spread <= SPREAD:
         return ""
-    more = "over " if tta.high_open else ""
+    more = "over " if tta.high_sense else ""
     percent = f"{100 * tta.spread:.{1 if tta.spread < 0.11 else 0}f}"
     return f"spread {more}{percent} %, {tta.runs} runs: add seeds"
 
@@ -366,8 +378,8 @@ def paired(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> Amount | N
 
 def inside_spread(speedup: Amount) -> bool:
     """Whether seeds disagree about who is faster; one seed alone cannot."""
-    low = 0.0 if speedup.low_open else speedup.low
-    high = math.inf if speedup.high_open else speedup.high
+    low = 0.0 if speedup.low_sense == "<" else speedup.low
+    high = math.inf if speedup.high_sense == ">" else speedup.high
     return speedup.runs > 1 and low <= 1 <= high
 
 
@@ -387,8 +399,8 @@ def as_fast(speedup: Amount, other: str) -> str:
     text = f"{more}{times(speedup.median)} as fast as {other}"
     if speedup.runs == 1:
         return f"{text} (one seed)"
-    low, high = "<" * speedup.low_open, ">" * speedup.high_open
-    return f"{text} ({low}{speedup.low:.2f} to {high}{speedup.high:.2f} over {speedup.runs} seeds)"
+    low, high = f"{speedup.low_sense}{speedup.low:.2f}", f"{speedup.high_sense}{speedup.high:.2f}"
+    return f"{text} ({low} to {high} over {speedup.runs} seeds)"
 
 
 def times(value: float) -> str:
@@ -427,6 +439,8 @@ def _notes(
             f"Runs with different targets ({', '.join(f'{target:g}' for target in targets)}) are mixed here: their "
             f"times do not compare. Report files of one target, such as {first.target:g}, at a time."
         )
+    if len({run.paced for row in rows for run in row.runs}) > 1:
+        yield "Paced runs and runs on a real link are mixed here: their times do not compare."
     if len({run.seed for row in rows for run in row.runs}) == 1:
         yield "One seed only: how much chance moves these numbers is not known. Add seeds."
     wide = [f"{row.method} ({row.spread})" for row in rows if row.spread]
