@@ -9,7 +9,8 @@ ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test lint docs check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
-	measure-worth measure-ladder measure-links measure-compressors
+	measure-worth measure-ladder measure-links measure-tta \
+	measure-compressors
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -52,6 +53,20 @@ measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its memb
 
 measure-links: $(VENV)/.test  ## emulated links: rate, bytes, schedules; needs root (7 minutes)
 	$(BIN)/python -m tests.measure.links --json docs/measurements/links.json
+
+TTA_METHODS := fp32 fp16 'torch-powersgd(1)' 'torch-powersgd(4)' 'quantize(8)' 'quantize(4)' 'quantize(2)' 'quantize(1)' \
+	topkc@10 topkc@100 topk@10 topk@100 'randomk(block=64)@10' thc 'topkc(values=quantize(1))@10' \
+	gravac:topk gravac:topkc gravac:ladder@2-1000
+TTA = $(BIN)/gravac bench tta --link unthrottled 1gbit 100mbit 20mbit --methods $(TTA_METHODS) --factored \
+	--json docs/measurements/tta.json --seeds 1 --first-seed
+
+measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three seeds; needs root; resumable (2 hours)
+	set -e; for seed in 0 1 2; do \
+		$(TTA) $$seed --task charlm --scale 0.4 --budget 200; \
+		$(TTA) $$seed --task lstm --scale 1 --budget 200; \
+		$(TTA) $$seed --task denoise --scale 1 --budget 300; \
+	done
+	$(BIN)/gravac report docs/measurements/tta.json --out report
 
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
 	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json
