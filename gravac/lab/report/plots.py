@@ -84,12 +84,14 @@ def png(figure: Figure) -> bytes:
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png", pil_kwargs={"compress_level": 1})
     with Image.open(full) as opened:
-        picture = opened.convert("RGB")
-    shades, counts = np.unique(np.asarray(picture).reshape(-1, 3), axis=0, return_counts=True)
-    frequent = shades[np.argsort(-counts, kind="stable")[:256]]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(frequent.astype(np.uint8).tobytes())
-    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+        pixels = np.asarray(opened.convert("RGB"), dtype=np.int32)
+    codes, where, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
+    shades = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=1)
+    frequent = np.argsort(-counts, kind="stable")[:256]
+    nearest = np.abs(shades[:, None] - shades[None, frequent]).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    picture = Image.fromarray(nearest[where.reshape(pixels.shape[:2])])
+    picture.putpalette(shades[frequent].astype(np.uint8).tobytes())
+    picture.save(small, "PNG")
     return small.getvalue()
 
 
