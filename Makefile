@@ -66,7 +66,7 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 		$(TTA) $$seed --task lstm --scale 1 --budget 200; \
 		$(TTA) $$seed --task denoise --scale 1 --budget 300; \
 	done
-	$(BIN)/gravac report docs/measurements/tta.json --out report
+	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/results.md
 
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
 	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json

@@ -198,6 +198,7 @@ def _add_report(commands: Commands) -> None:
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of gravac bench tta --json")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the page")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the tables between this file's marks")
     parser.set_defaults(run=_report)
 
 
@@ -205,10 +206,14 @@ def _report(options: argparse.Namespace) -> int:
     if not _has_extra("lab", "matplotlib"):
         return WRONG_USE
     from gravac.lab import record
+    from gravac.lab.report.markdown import insert
     from gravac.lab.report.page import write_report
 
     try:
-        page = write_report(record.read(options.runs), options.out)
+        runs = record.read(options.runs)
+        page = write_report(runs, options.out)
+        if options.markdown is not None:
+            insert(options.markdown, runs)
     except ValueError as error:
         return _complain("report", error, WRONG_USE)
     except OSError as error:

@@ -10,6 +10,7 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -316,7 +317,7 @@ def test_reasons_are_listed_by_number(report: Path) -> None:
 def test_names_are_escaped_and_files_stay_in_the_folder(tmp_path: Path) -> None:
     bad = '<b onload="x">&../$x$'
     turn = Turn(step=0, compressor=bad, cf=2.0, changed=True, reason=bad)
-    given = {"task": bad, "link": bad, "metric": bad, "turns": (turn,)}
+    given: dict[str, Any] = {"task": bad, "link": bad, "metric": bad, "turns": (turn,)}
     page = write_report([made_up(bad, adaptive=True, **given)], tmp_path)
     text = page.read_text(encoding="utf-8")
     assert "<b onload" not in text
@@ -333,7 +334,14 @@ def test_native_methods_alone_without_bytes_or_split(tmp_path: Path) -> None:
 
 
 def test_runs_that_made_no_step_and_never_evaluated(tmp_path: Path) -> None:
-    empty = {"steps": 0, "seconds": 0.0, "step_s": 0.0, "samples_per_s": 0.0, "wire_bytes": 0, "curve": ()}
+    empty: dict[str, Any] = {
+        "steps": 0,
+        "seconds": 0.0,
+        "step_s": 0.0,
+        "samples_per_s": 0.0,
+        "wire_bytes": 0,
+        "curve": (),
+    }
     write_report([made_up("fp32", tta_s=None, **empty), made_up("gravac:topk", tta_s=None, **empty)], tmp_path)
 
 

@@ -425,7 +425,7 @@ def _notes(
         why = "did not reach the target" if limit_tta else "was not run"
         yield (
             f"The limit is not known: {LIMIT_METHOD} on an {LIMIT_LINK} link {why} for this task, scale and number of "
-            f"workers, so no distance from it is shown. Add --links {LIMIT_LINK} --methods {LIMIT_METHOD}."
+            f"workers, so no distance from it is shown. Add --link {LIMIT_LINK} --methods {LIMIT_METHOD}."
         )
     elif limit_tta and limit_tta.runs == 1:
         yield "The limit rests on one seed."
@@ -433,10 +433,13 @@ def _notes(
         yield f"{BASELINE} was not run here: no speed-ups are shown."
     if dense_bytes is None:
         yield "What fp32 sends is not known here: no wire ratios are shown."
-    targets = sorted({run.target for row in rows for run in row.runs})
-    if len(targets) > 1:
+    targets: dict[int, set[float]] = {}
+    for run in (run for row in rows for run in row.runs):
+        targets.setdefault(run.seed, set()).add(run.target)
+    mixed = next((sorted(values) for values in targets.values() if len(values) > 1), None)
+    if mixed:
         yield (
-            f"Runs with different targets ({', '.join(f'{target:g}' for target in targets)}) are mixed here: their "
+            f"Runs with different targets ({', '.join(f'{target:g}' for target in mixed)}) are mixed here: their "
             f"times do not compare. Report files of one target, such as {first.target:g}, at a time."
         )
     if len({run.paced for row in rows for run in row.runs}) > 1:
