@@ -72,7 +72,7 @@ def test_imports_go_down_only() -> None:
     layers = [
         "settings", "candidate", "collectives", "compressors", "exchange", "feedback", "average", "groups",
         "telemetry", "controllers", "agreement", "clock", "steps", "integrations", "policy", "admission", "checkpoint",
-        "adaptive", "conformance", "lab", "cli",
+        "adaptive", "conformance", "costmodel", "replay", "lab", "commands", "cli",
     ]  # fmt: skip
     for path in sorted((ROOT / "gravac").rglob("*.py")):
         parts = path.relative_to(ROOT / "gravac").with_suffix("").parts

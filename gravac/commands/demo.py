@@ -1,0 +1,56 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac demo``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra, rate
+
+if TYPE_CHECKING:
+    from gravac.commands.common import Commands
+
+
+def add(commands: Commands) -> None:
+    """Adds the command and its arguments."""
+    parser = commands.add_parser(
+        "demo",
+        help="train over a slow link with dense and adaptive exchange, and compare",
+        description="Trains a small transformer over a slow link with dense float32, dense float16 and adaptive "
+        "compression, each for the same time, and shows one table.",
+    )
+    parser.add_argument("--seconds", type=float, default=70.0, metavar="S", help="training time per method (70)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes, 2 to 8 (2)")
+    parser.add_argument("--rate", type=rate, default=100e6, help="of each worker's link: 20mbit, 1gbit (100mbit)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", help="TensorBoard logs (a new folder in runs/demo)")
+    parser.add_argument("--paced", action="store_true", help="make no links; the exchange paces itself instead")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not has_extra("lab", "rich"):
+        return WRONG_USE
+    from gravac.lab.demo import Demo, run_demo
+    from gravac.lab.links import LinkError
+    from gravac.lab.run import RunFailed
+
+    try:
+        demo = Demo(
+            seconds=options.seconds,
+            workers=options.workers,
+            rate=options.rate,
+            log_dir=options.log_dir,
+            json=options.json,
+            paced=options.paced,
+        )
+    except ValueError as error:
+        return complain("demo", error, WRONG_USE)
+    try:
+        run_demo(demo)
+    except (RunFailed, LinkError, OSError) as error:
+        return complain("demo", error, FAILED)
+    return 0

@@ -1,0 +1,47 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac report``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra
+
+if TYPE_CHECKING:
+    from gravac.commands.common import Commands
+
+
+def add(commands: Commands) -> None:
+    """Adds the command and its arguments."""
+    parser = commands.add_parser(
+        "report",
+        help="a page of what bench tta measured",
+        description="Writes one self-contained HTML page and PNGs from the results of `gravac bench tta`.",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of gravac bench tta --json")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the page")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the tables between this file's marks")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not has_extra("lab", "matplotlib"):
+        return WRONG_USE
+    from gravac.lab import record
+    from gravac.lab.report.markdown import insert
+    from gravac.lab.report.page import write_report
+
+    try:
+        runs = record.read(options.runs)
+        page = write_report(runs, options.out)
+        if options.markdown is not None:
+            insert(options.markdown, runs)
+    except ValueError as error:
+        return complain("report", error, WRONG_USE)
+    except OSError as error:
+        return complain("report", error, FAILED)
+    print(f"gravac report: {page}")
+    return 0
