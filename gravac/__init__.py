@@ -30,7 +30,7 @@ from gravac.compressors import (
     topk,
     topkc,
 )
-from gravac.controllers import GraVAC, Static
+from gravac.controllers import Goodput, GraVAC, Static
 from gravac.policy import Policy, load_policy, policy_names
 from gravac.settings import SettingsError
 
@@ -41,6 +41,7 @@ __all__ = [
     "AdaptiveCompressor",
     "Compressor",
     "Dense",
+    "Goodput",
     "GraVAC",
     "Policy",
     "RandomK",

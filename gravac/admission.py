@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce
-from gravac.compressors import Dense
+from gravac.compressors import Compressor, Dense
 from gravac.policy import Policy
 
 WireBytes = Callable[[float | None], int]
@@ -31,16 +31,15 @@ def admit(
     """
     full = AllReduce.wire_bytes(4 * elements, world)
 
-    def candidate(name: str, cf: float, sent: int) -> Candidate:
-        return Candidate(name, cf, full / sent if sent else 1.0)
+    def candidate(compressor: Compressor, cf: float, sent: int) -> Candidate:
+        ratio = full / sent if sent else 1.0
+        return Candidate(compressor.name, cf, ratio, compressor.worth(cf), compressor.family(cf))
 
-    dense = candidate(policy.dense_format.name, policy.dense_format.cf, wire_bytes(None))
+    dense = candidate(policy.dense_format, policy.dense_format.cf, wire_bytes(None))
     if isinstance(policy.base, Dense):
         return (dense,), ()
     reach = policy.base.candidates(policy.cf_range, ())
-    wanted = [
-        candidate(policy.base.name, cf, wire_bytes(cf)) for cf in policy.controller.propose(policy.cf_range, reach)
-    ]
+    wanted = [candidate(policy.base, cf, wire_bytes(cf)) for cf in policy.controller.propose(policy.cf_range, reach)]
     if policy.controller.insists:
         return (dense, *wanted), ()
     worth = sorted((c for c in wanted if c.wire_ratio > dense.wire_ratio), key=lambda c: c.wire_ratio)

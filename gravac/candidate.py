@@ -15,11 +15,15 @@ class Candidate:
         compressor: name of the compressor; ``"dense"`` for no compression.
         cf: compression factor. Sparse: dense elements / sent elements. 16 bit: 2. Dense float32: 1.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model over those of this candidate.
+        worth: share of a dense step's progress that one of its steps makes, expected before training.
+        family: candidates of one family differ in what they send and not in how they code.
     """
 
     compressor: str
     cf: float
     wire_ratio: float
+    worth: float = 1.0
+    family: str = ""
 
     @property
     def dense(self) -> bool:

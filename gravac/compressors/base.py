@@ -21,6 +21,7 @@ import torch
 
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
+from gravac.compressors.worth import expected
 from gravac.settings import Settings
 
 
@@ -159,6 +160,14 @@ class Compressor(Settings):
     def feedback_at(self, cf: float) -> float:
         """Share of what is not sent that is kept at a CF, unless the user says otherwise."""
         return self.error_feedback
+
+    def worth(self, cf: float) -> float:
+        """Share of a dense step's progress that a step at a CF makes: what is expected before training, in (0, 1]."""
+        return expected(self.name, cf)
+
+    def family(self, cf: float) -> str:
+        """What at other CFs of the same name codes as cheaply: a controller compares step times within it."""
+        return self.name
 
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
         """What it can do between two CFs: all of a span, or a list (ascending; empty when nothing).

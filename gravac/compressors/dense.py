@@ -31,6 +31,10 @@ class Dense(Compressor):
         """1, or 2 in 16 bit."""
         return 1.0 if self.dtype == "float32" else 2.0
 
+    def family(self, cf: float) -> str:
+        """Its format: converting costs time."""
+        return self.dtype
+
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
         """What travels for a gradient of that dtype."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)

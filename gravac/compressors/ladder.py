@@ -70,6 +70,16 @@ class Ladder(Compressor):
         member, at = self.at(cf)
         return member.feedback_at(at)
 
+    def worth(self, cf: float) -> float:
+        """The member's."""
+        member, at = self.at(cf)
+        return member.worth(at)
+
+    def family(self, cf: float) -> str:
+        """The member's."""
+        member, at = self.at(cf)
+        return member.family(at)
+
     def at(self, ratio: float) -> tuple[Compressor, float]:
         """The member that serves a wire ratio, and its CF."""
         return _serving(self.members, ratio)

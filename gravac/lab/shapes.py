@@ -7,11 +7,21 @@ from collections.abc import Callable
 Shape = tuple[int, ...]
 
 
+def resnet50(classes: int = 1000) -> list[Shape]:
+    """He et al. 2016, bottlenecks 3-4-6-3: 25.6 M parameters (97 MiB)."""
+    return _resnet((3, 4, 6, 3), classes)
+
+
 def resnet101(classes: int = 1000) -> list[Shape]:
     """He et al. 2016, bottlenecks 3-4-23-3: 44.5 M parameters (170 MiB, as in the GraVAC paper)."""
+    return _resnet((3, 4, 23, 3), classes)
+
+
+def _resnet(depths: tuple[int, int, int, int], classes: int) -> list[Shape]:
+    """That many bottlenecks of each width, each a 1x1, a 3x3 and a 1x1 convolution with batch norms."""
     shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
     inputs = 64
-    for blocks, width in ((3, 64), (4, 128), (23, 256), (3, 512)):
+    for blocks, width in zip(depths, (64, 128, 256, 512), strict=True):
         for block in range(blocks):
             for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
                 shapes += [shape, (shape[0],), (shape[0],)]
@@ -63,11 +73,18 @@ def bert_large(words: int = 30_522, hidden: int = 1024, layers: int = 24, positi
     return [*shapes, *square]
 
 
+def bert_base() -> list[Shape]:
+    """Devlin et al. 2019, uncased, with the pooler and without pre-training heads: 109.5 M parameters (418 MiB)."""
+    return bert_large(hidden=768, layers=12)
+
+
 MODELS: dict[str, Callable[[], list[Shape]]] = {
+    "resnet50": resnet50,
     "resnet101": resnet101,
     "vgg16": vgg16,
     "vgg19": vgg19,
     "lstm": lstm,
+    "bert-base": bert_base,
     "bert-large": bert_large,
 }
 """Shapes by model name; each can be called without arguments."""

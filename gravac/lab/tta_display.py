@@ -21,7 +21,6 @@ from gravac.lab.run import Event, RunFailed
 from gravac.lab.tta import Matrix, run_matrix
 from gravac.lab.worker import Leg
 
-
 WIDTH = 120
 """Characters of the table where there is no terminal."""
 

@@ -1,0 +1,186 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Goodput: steps per second times what a step is worth, maximized by trying what could still be better.
+
+GraVAC multiplies throughput by gain, and gain does not compare compressors: one bit of every value has gain 0.64 and
+trains nearly as dense does, top-k at 10x has 0.5 and needs half as many steps again (``docs/results.md``). Here a
+candidate carries its *worth*, the share of a dense step's progress that one of its steps makes, from committed
+measurements (``gravac.compressors.worth``); throughput is measured while training.
+
+The search starts at the highest wire ratio whose worth is near dense's: fast on any link. What was measured bounds how
+fast the others can be (``State.fastest``); the one whose bound promises most is tried for a window, and given up early
+when it is clearly slower. When no bound promises more than ``hysteresis``, the best is held. It is held until its step
+time changes (the link did), or until what is known of the others is old: then those that could be better are tried
+again. All trials together cost at most ``explore`` of the run's time, besides the first few.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from gravac.candidate import Candidate, Span
+from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.goodput_state import HOLD, SEARCH, Entry, State
+from gravac.controllers.gravac_state import identify
+from gravac.controllers.schedule import geometric, snap
+from gravac.controllers.window import Window
+from gravac.settings import Settings
+
+GRANT = 25.0
+"""Steps' time that trials may cost at the start of a run and after a change, whatever their share."""
+
+SOON = 3
+"""Steps of a trial after which it may be given up; one more runs before that takes effect."""
+
+
+class Goodput(Settings):
+    """Maximizes throughput times the worth of a step.
+
+    Attributes:
+        window: steps of a trial, and between two looks at what is held.
+        near: worth, relative to dense, from which on a candidate may be what the search starts with.
+        hysteresis: relative gain in goodput below which nothing is tried and nothing changes.
+        change: relative change of the held candidate's step time, in two windows on end, that starts a new search;
+            twice as much in one window does too.
+        hopeless: a trial whose steps take this many times what they may is given up at once.
+        expire: windows after which half a measured step time of what does not run is believed, and again.
+        explore: share of the run's time that trials may cost.
+    """
+
+    name: ClassVar[str] = "goodput"
+    insists: ClassVar[bool] = False
+
+    window: int = Field(default=12, ge=5)
+    near: float = Field(default=0.93, gt=0, le=1)
+    hysteresis: float = Field(default=0.03, ge=0, lt=1)
+    change: float = Field(default=0.25, gt=0)
+    hopeless: float = Field(default=1.3, gt=1)
+    expire: int = Field(default=40, ge=1)
+    explore: float = Field(default=0.05, ge=0, lt=1)
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        """All CFs of a list; of a span the lowest, doubled again and again."""
+        if isinstance(reach, Span):
+            return snap(geometric(cf_range), reach)
+        return tuple(cf for cf in sorted(set(reach)) if cf_range[0] <= cf <= cf_range[1])
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[State, Decision]:
+        """The highest wire ratio whose worth is near dense's."""
+        at = self._first(candidates)
+        state = State(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
+        said = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].worth:.2f}"
+        if len(candidates) == 1:
+            said = "no candidate sends less than dense: dense for good"
+        return state, Decision(candidates[at], changed=True, reason=said)
+
+    def observe(self, state: State, measurement: Measurement) -> tuple[State, Decision]:
+        """See the module's text."""
+        state = replace(state.count(measurement), window=state.window.add(measurement))
+        given_up = state.phase == SEARCH and self._hopeless(state)
+        if state.window.steps < self.window and not given_up:
+            return state, Decision(state.running)
+        before, window = state.running, state.window
+        summary = window.summary(state.phase)
+        state = replace(state, windows=state.windows + 1)
+        if window.t_system is None or not 0 < window.t_system < math.inf:
+            said = f"no step of {before} could be timed: it goes on"
+        elif state.phase == SEARCH:
+            state, said = self._tried(state, window.samples / window.t_system, given_up)
+        else:
+            state, said = self._held(state, window.samples / window.t_system)
+        changed = state.running != before
+        state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
+        return state, Decision(state.running, (), changed, said, summary)
+
+    def dump(self, state: State) -> dict[str, Any]:
+        """As plain values."""
+        return {"candidates": identify(state.candidates), **state.dump()}
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State, Decision]:
+        """The inverse of ``dump``; with other candidates than then, a start."""
+        if plain["candidates"] != identify(candidates):
+            fresh, decision = self.start(candidates)
+            return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
+        state = State.restore({name: value for name, value in plain.items() if name != "candidates"}, candidates)
+        return state, Decision(state.running)
+
+    def _first(self, candidates: Sequence[Candidate]) -> int:
+        """Position of the highest wire ratio whose worth is near dense's."""
+        good = [at for at, candidate in enumerate(candidates) if candidate.worth >= self.near * candidates[0].worth]
+        return max(good, key=lambda position: candidates[position].wire_ratio)
+
+    def _hopeless(self, state: State) -> bool:
+        """Whether a trial can be given up: its steps take clearly longer than their worth allows."""
+        best = state.entry(state.best)
+        seconds = (*state.window.rough[1:], *state.window.seconds)
+        if best is None or state.position == state.best or state.window.steps < SOON or not seconds:
+            return False
+        return statistics.median(seconds) > self.hopeless * state.running.worth / state.goodput(best)
+
+    def _tried(self, state: State, seconds: float, given_up: bool) -> tuple[State, str]:
+        """A trial ended."""
+        best, ran = state.entry(state.best), state.running
+        if best is not None and state.position != state.best:
+            steps = state.window.steps
+            more = steps * (seconds - ran.worth / state.goodput(best))
+            state = replace(state, spent=state.spent + max(0.0, more))
+        state = state.enter(seconds)
+        said = f"{1000 * seconds:.4g} ms a step at {ran}, worth {ran.worth:.2f}"
+        return self._go_on(state, f"{said}: given up early" if given_up else said)
+
+    def _held(self, state: State, seconds: float) -> tuple[State, str]:
+        """A window of what was chosen ended."""
+        entry = state.entry(state.position)
+        if entry is None:
+            return self._go_on(state.enter(seconds), f"{1000 * seconds:.4g} ms a step at {state.running}")
+        moved = abs(seconds - entry.seconds) / entry.seconds
+        said = f"{1000 * seconds:.4g} ms a step at {state.running}"
+        if moved > self.change:
+            state = replace(state, off=state.off + 1)
+            if state.off < 2 and moved <= 2 * self.change:
+                return state, f"{said}, not the {1000 * entry.seconds:.4g} it was: wait for another window"
+            said += f", not the {1000 * entry.seconds:.4g} it was: the link or the machine changed"
+            return self._anew(replace(state, entries=(), off=0, spent=0.0, elapsed=0.0).enter(seconds), said)
+        return self._go_on(replace(state, off=0).enter(0.5 * (seconds + entry.seconds)), f"{said} holds")
+
+    def _anew(self, state: State, said: str) -> tuple[State, str]:
+        """After a change: from where a run starts, when that is elsewhere."""
+        first = self._first(state.candidates)
+        if first == state.position:
+            return self._go_on(state, said)
+        state = replace(state, phase=SEARCH, best=state.position, position=first)
+        return state, f"{said}; search again from {state.running}"
+
+    def _go_on(self, state: State, said: str) -> tuple[State, str]:
+        """Try what could be better still, or hold the best."""
+        best = self._best(state)
+        state = replace(state, best=best.position)
+        own, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
+        promising = [
+            (state.candidates[at].worth / state.fastest(at, self.expire), at)
+            for at in range(len(state.candidates))
+            if at != best.position and (SOON + 1) * (state.slowest(at) - best.seconds) <= left
+        ]
+        promise, at = max(promising, default=(0.0, 0))  # of equals, the one that sends least: the cheaper mistake
+        if promise > own * (1 + self.hysteresis):
+            state = replace(state, phase=SEARCH, position=at)
+            return state, f"{said}; try {state.running}, which may be up to {promise / own:.1f} times as good"
+        state = replace(state, phase=HOLD, position=best.position)
+        return (
+            state,
+            f"{said}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {state.running.worth:.2f}",
+        )
+
+    def _best(self, state: State) -> Entry:
+        """The entry of highest goodput; the one that was best stays so within the hysteresis."""
+        top = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
+        held = state.entry(state.best)
+        if held is not None and state.goodput(top) <= state.goodput(held) * (1 + self.hysteresis):
+            return held
+        return top

@@ -1,0 +1,173 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What Goodput remembers, as plain data, and how fast a candidate that has not run could be at best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, overload
+
+from gravac.candidate import Candidate
+from gravac.controllers.base import Measurement
+from gravac.controllers.window import Window
+
+SEARCH, HOLD = "search", "hold"
+
+NOISE = 0.05
+"""Two step times that differ by less, relatively, say nothing of the link."""
+
+LIGHTER = 0.6
+"""A family that codes more cheaply takes at best this share of another's step time, when both send alike."""
+
+FLOOR = 0.4
+"""Sending less shortens a step to this share at best, as long as nothing is known of the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a candidate came to when it ran.
+
+    Attributes:
+        position: in the list of candidates.
+        seconds: median of its steps.
+        window: number of the window, to let it expire.
+    """
+
+    position: int
+    seconds: float
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where the search stands.
+
+    Attributes:
+        candidates: dense first, then ascending by wire ratio.
+        phase: search or hold.
+        position: of the candidate that runs.
+        best: of the best one measured.
+        window: under way.
+        entries: what candidates came to, the newest of each.
+        windows: ended so far.
+        steps: observed.
+        elapsed: seconds of all steps.
+        spent: seconds that probes took more than the best would have for the same progress.
+        off: windows on end in which the chosen candidate's step time was not what it had been.
+    """
+
+    candidates: tuple[Candidate, ...]
+    phase: str
+    position: int
+    best: int
+    window: Window
+    entries: tuple[Entry, ...] = ()
+    windows: int = 0
+    steps: int = 0
+    elapsed: float = 0.0
+    spent: float = 0.0
+    off: int = 0
+
+    @property
+    def running(self) -> Candidate:
+        """What is to run."""
+        return self.candidates[self.position]
+
+    def count(self, measured: Measurement) -> State:
+        """One more step."""
+        seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
+        return replace(self, steps=self.steps + 1, elapsed=self.elapsed + seconds)
+
+    def entry(self, position: int) -> Entry | None:
+        """What a candidate came to, if it ran."""
+        return next((entry for entry in self.entries if entry.position == position), None)
+
+    def enter(self, seconds: float) -> State:
+        """Enter what the running candidate came to, over an older entry."""
+        others = tuple(entry for entry in self.entries if entry.position != self.position)
+        return replace(self, entries=(*others, Entry(self.position, seconds, self.windows)))
+
+    def goodput(self, entry: Entry) -> float:
+        """Steps per second, each counted as what it is worth of a dense one."""
+        return self.candidates[entry.position].worth / entry.seconds
+
+    def slowest(self, position: int) -> float:
+        """The most a step of a candidate may take, by what is measured: if its bytes were all that counted, seconds."""
+        mine = self.candidates[position].wire_ratio
+        own = self.entry(position)
+        return min(
+            (
+                entry.seconds * max(1.0, self.candidates[entry.position].wire_ratio / mine)
+                for entry in ((own,) if own else self.entries)
+            ),
+            default=0.0,
+        )
+
+    def fastest(self, position: int, expire: int) -> float:
+        """The least time a step of a candidate may take, by what is measured: a lower bound, in seconds.
+
+        What was measured itself is believed, half of it after ``expire`` windows, a quarter after twice as many.
+        Step time is convex in the bytes sent: flat while the exchange hides behind backward, then linear. So a slope
+        measured between two amounts of bytes is a lower bound of that above them, and an upper bound of that below.
+        """
+        mine = self.candidates[position]
+        own = self.entry(position)
+        if own is not None:
+            return own.seconds * 0.5 ** ((self.windows - own.window) // expire)
+        bounds = [FLOOR * min((entry.seconds for entry in self.entries), default=0.0)]
+        for entry in self.entries:
+            other = self.candidates[entry.position]
+            least = entry.seconds if mine.family == other.family else LIGHTER * entry.seconds
+            more = 1 / mine.wire_ratio - 1 / other.wire_ratio
+            if more >= 0:
+                bounds.append(least + more * self._slope(entry.position, above=False))
+            elif (high := self._slope(entry.position, above=True)) is not None:
+                bounds.append(least + more * high)
+        return max(bounds)
+
+    @overload
+    def _slope(self, position: int, *, above: Literal[False]) -> float: ...
+
+    @overload
+    def _slope(self, position: int, *, above: Literal[True]) -> float | None: ...
+
+    def _slope(self, position: int, *, above: bool) -> float | None:
+        """Seconds a step grows by with the share of dense bytes sent, measured above or below what a candidate sends.
+
+        Above it: at most, ``None`` when not known. Below it: at least. Within a family alone, since families differ in
+        what coding costs.
+        """
+        here = 1 / self.candidates[position].wire_ratio
+        found = None if above else 0.0
+        points: dict[str, list[tuple[float, float]]] = {}
+        for entry in self.entries:
+            candidate = self.candidates[entry.position]
+            share = 1 / candidate.wire_ratio
+            if share >= here if above else share <= here:
+                points.setdefault(candidate.family, []).append((share, entry.seconds))
+        for own in points.values():
+            (least, quick), (most, slow) = min(own), max(own)
+            if most > least:
+                doubt = NOISE * max(slow, quick) * (1 if above else -1)
+                found = max(found or 0.0, (slow - quick + doubt) / (most - least))
+        return found
+
+    def dump(self) -> dict[str, Any]:
+        """As plain values."""
+        plain = {
+            name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
+        }
+        return {**plain, "window": self.window.dump(), "entries": [asdict(entry) for entry in self.entries]}
+
+    @classmethod
+    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> State:
+        """The inverse of ``dump``, for the same candidates."""
+        fields = {
+            **plain,
+            "candidates": tuple(candidates),
+            "entries": tuple(Entry(**entry) for entry in plain["entries"]),
+            "window": Window.restore(candidates[plain["position"]], plain["window"]),
+        }
+        return cls(**fields)

@@ -1,0 +1,129 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A clock decides: the CF rises in stages to its final value, whatever is measured.
+
+Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (arXiv 1712.01887), section 3.3: sparsity 75, 93.75, 98.4375,
+99.6 and 99.9 % in the first epochs, which are CFs 4, 16, 64, 256 and 1000. The baseline that costs nothing to run.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from gravac.candidate import Candidate, Span
+from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.schedule import snap
+from gravac.controllers.window import Window
+from gravac.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupState:
+    """What may be chosen, what was decided, the window under way and how many steps were observed."""
+
+    candidates: tuple[Candidate, ...]
+    candidate: Candidate
+    window: Window
+    steps: int = 0
+
+
+class Warmup(Settings):
+    """Multiplies the CF by ``factor`` every ``every`` steps, from ``first`` until ``cf``, and stays there.
+
+    Each stage runs the candidate nearest to its CF by ratio. Dense, when that would be more than ``sqrt(factor)`` times
+    higher: the stage's own is outside the user's range, or was dropped because it would send no less than dense.
+
+    Attributes:
+        cf: compression factor of the last stage; the paper's is 1000.
+        first: compression factor of the first stage; the paper's is 4. (``start`` is a method of every controller.)
+        factor: between stages; the paper's is 4.
+        every: steps of a stage. The paper's is one epoch, so set it to the steps of yours.
+        window: steps between records.
+
+    Example:
+        >>> Warmup().stages
+        (4.0, 16.0, 64.0, 256.0, 1000.0)
+    """
+
+    name: ClassVar[str] = "warmup"
+    insists: ClassVar[bool] = False
+
+    cf: float = Field(default=1000.0, ge=1, allow_inf_nan=False)
+    first: float = Field(default=4.0, ge=1, allow_inf_nan=False)
+    factor: float = Field(default=4.0, gt=1, allow_inf_nan=False)
+    every: int = Field(default=1000, ge=1)
+    window: int = Field(default=20, ge=1)
+
+    @property
+    def stages(self) -> tuple[float, ...]:
+        """The CF of each stage, ascending; the last is ``cf``."""
+        cfs = []
+        cf = self.first
+        while cf < self.cf:
+            cfs.append(cf)
+            cf *= self.factor
+        return (*cfs, self.cf)
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        """The stages inside the range, the last clamped to its upper bound; none when all are below the range."""
+        low, high = cf_range
+        wanted = sorted({min(cf, high) for cf in self.stages if cf >= low})
+        return snap(wanted, reach)
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
+        """The first stage."""
+        first = self._at(0, candidates)
+        return WarmupState(tuple(candidates), first, Window(first)), Decision(
+            first, changed=True, reason=self._reason(0, first)
+        )
+
+    def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
+        """Counts; the decision is that of the stage two steps later, when it takes effect."""
+        steps = state.steps + 1
+        window = state.window.add(measurement)
+        chosen = self._at(steps + 1, state.candidates)
+        changed = chosen != state.candidate
+        if not changed and window.steps < self.window:
+            return WarmupState(state.candidates, chosen, window, steps), Decision(chosen)
+        summary = window.summary(self._phase(steps - 1)) if window.steps else None
+        following = Window(chosen) if changed else Window(chosen, settling=0)
+        decision = Decision(chosen, (), changed, self._reason(steps + 1, chosen), summary)
+        return WarmupState(state.candidates, chosen, following, steps), decision
+
+    def dump(self, state: WarmupState) -> dict[str, Any]:
+        """As plain values."""
+        running = [state.candidate.compressor, state.candidate.cf]
+        return {"steps": state.steps, "running": running, "window": state.window.dump()}
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
+        """The inverse of ``dump``; the schedule goes on where it was, the window too when its candidate still runs."""
+        steps = plain["steps"]
+        chosen = self._at(steps + 1 if steps else 0, candidates)
+        same = plain["running"] == [chosen.compressor, chosen.cf]
+        window = Window.restore(chosen, plain["window"]) if same else Window(chosen)
+        return WarmupState(tuple(candidates), chosen, window, steps), Decision(chosen)
+
+    def _stage(self, step: int) -> int:
+        """Which stage a step belongs to, counted from 0."""
+        return min(step // self.every, len(self.stages) - 1)
+
+    def _at(self, step: int, candidates: Sequence[Candidate]) -> Candidate:
+        """What runs in a step."""
+        dense, *others = candidates
+        wanted = self.stages[self._stage(step)]
+        if not others or wanted <= dense.cf:
+            return dense
+        nearest = min(others, key=lambda candidate: abs(math.log(candidate.cf / wanted)))
+        return nearest if nearest.cf <= wanted * math.sqrt(self.factor) else dense
+
+    def _phase(self, step: int) -> str:
+        return "warm-up" if self._stage(step) < len(self.stages) - 1 else "warmed up"
+
+    def _reason(self, step: int, chosen: Candidate) -> str:
+        """Stage and candidate, and what the stage wanted where that is another."""
+        stage, stages = self._stage(step), self.stages
+        instead = "" if math.isclose(chosen.cf, stages[stage], rel_tol=1e-6) else f" for {stages[stage]:g}x"
+        return f"{self._phase(step)}: stage {stage + 1} of {len(stages)}, {chosen}{instead}"

@@ -1,0 +1,156 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Goodput finds the best candidate on any link, follows a link that changes, and keeps its trials cheap."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gravac import Goodput
+from gravac.candidate import Candidate
+from gravac.controllers import Decision, Measurement, conformance
+from gravac.controllers.conformance import Step, drive
+
+LADDER = (
+    Candidate("dense", 1.0, 1.0, 1.0, "float32"),
+    Candidate("ladder", 2.0, 2.0, 1.0, "bfloat16"),
+    Candidate("ladder", 3.9, 3.9, 1.0, "quantize"),
+    Candidate("ladder", 7.5, 7.5, 0.98, "quantize"),
+    Candidate("ladder", 10.0, 10.0, 0.97, "quantize"),
+    Candidate("ladder", 14.0, 14.0, 0.95, "quantize"),
+    Candidate("ladder", 26.0, 26.0, 0.89, "quantize"),
+    Candidate("ladder", 52.0, 52.0, 0.5, "topkc"),
+    Candidate("ladder", 104.0, 104.0, 0.35, "topkc"),
+    Candidate("ladder", 416.0, 416.0, 0.2, "topkc"),
+)
+"""What the ladder gives, from dense on."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Step times of a made-up cluster.
+
+    Attributes:
+        compute: seconds, of a step without exchange.
+        dense: seconds that all bytes of dense float32 take on the link, by step.
+        coding: seconds by family.
+        hidden: share of compute that an exchange hides behind.
+        jitter: relative, alternating.
+    """
+
+    compute: float
+    dense: Callable[[int], float]
+    coding: dict[str, float]
+    hidden: float = 0.5
+    jitter: float = 0.0
+
+    def seconds(self, candidate: Candidate, step: int) -> float:
+        busy = self.compute + self.coding[candidate.family]
+        return busy + max(0.0, self.dense(step) / candidate.wire_ratio - self.hidden * self.compute)
+
+    def measure(self, step: int, holds: Decision) -> Measurement:
+        wobble = 1 + self.jitter * math.sin(12.9898 * step)
+        return Measurement(step, holds.candidate, wobble * self.seconds(holds.candidate, step), 16.0, 1.0, 2.0)
+
+    def goodput(self, candidate: Candidate, step: int) -> float:
+        return candidate.worth / self.seconds(candidate, step)
+
+    def best(self, step: int) -> float:
+        return max(self.goodput(candidate, step) for candidate in LADDER)
+
+
+CODING = {"float32": 0.0, "bfloat16": 0.005, "quantize": 0.02, "topkc": 0.015}
+
+
+def played(cluster: Cluster, steps: int = 400) -> list[Step]:
+    return list(drive(Goodput(), LADDER, cluster.measure, steps))
+
+
+@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
+def test_laws(law: conformance.Law) -> None:
+    law(Goodput())
+
+
+@pytest.mark.parametrize("dense", [0.0, 0.02, 0.05, 0.2, 0.6, 3.0, 20.0, 100.0], ids="{:g}s".format)
+@pytest.mark.parametrize("jitter", [0.0, 0.02])
+def test_it_ends_at_the_best_goodput_on_any_link(dense: float, jitter: float) -> None:
+    cluster = Cluster(0.08, lambda step: dense, CODING, jitter=jitter)
+    last = played(cluster)[-1].ran.candidate
+    assert cluster.goodput(last, 0) >= cluster.best(0) / (1.03 + 3 * jitter), f"ended at {last}"
+
+
+@given(
+    compute=st.floats(0.01, 1.0),
+    dense=st.floats(0.0, 50.0),
+    hidden=st.floats(0.0, 0.7),
+    coding=st.fixed_dictionaries({family: st.floats(0.0, 0.3) for family in CODING}),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_search_without_noise_ends_near_the_best(
+    compute: float, dense: float, hidden: float, coding: dict[str, float]
+) -> None:
+    """Coding may cost up to 30 % of compute, as what bounds an untried family assumes."""
+    cluster = Cluster(compute, lambda step: dense, {f: share * compute for f, share in coding.items()}, hidden)
+    last = played(cluster, 300)[-1].ran.candidate
+    assert cluster.goodput(last, 0) >= cluster.best(0) / 1.0301
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.04, 2.0), (2.0, 0.04), (0.3, 5.0)])
+def test_it_follows_a_link_that_changes_within_three_windows(before: float, after: float) -> None:
+    cluster = Cluster(0.08, lambda step: before if step < 200 else after, CODING)
+    steps = played(cluster, 600)
+    held = steps[195].ran.candidate
+    moved = next((step for step, s in enumerate(steps) if step > 200 and s.ran.candidate != held), None)
+    if cluster.goodput(held, 599) < cluster.best(599) / 1.031:
+        assert moved is not None and moved - 200 <= 3 * Goodput().window + 2
+    assert cluster.goodput(steps[-1].ran.candidate, 599) >= cluster.best(599) / 1.031
+
+
+@pytest.mark.parametrize("dense", [0.0, 0.05, 0.5, 3.0, 20.0])
+def test_trials_cost_at_most_their_share(dense: float) -> None:
+    cluster = Cluster(0.08, lambda step: dense, CODING, jitter=0.02)
+    steps = played(cluster, 2000)
+    best = cluster.best(0)
+    later = steps[80:]  # the first search is over
+    lost = sum(s.measured.seconds - s.ran.candidate.worth / best for s in later)
+    assert lost <= (Goodput().explore + Goodput().hysteresis) * sum(s.measured.seconds for s in later)
+
+
+def test_a_slow_link_never_sees_dense() -> None:
+    """At 20 times the compute, a step of 16 bit would cost as much as fifty of what is found first."""
+    cluster = Cluster(0.08, lambda step: 20.0, CODING)
+    assert min(s.ran.candidate.wire_ratio for s in played(cluster)) >= 10
+
+
+def test_a_trial_that_is_clearly_slower_is_given_up_early() -> None:
+    cluster = Cluster(0.08, lambda step: 0.25, {**CODING, "bfloat16": 0.2})
+    steps = played(cluster)
+    trial = [s for s in steps if s.ran.candidate.family == "bfloat16"]
+    assert 0 < len(trial) < Goodput().window
+    assert any("given up early" in s.decision.reason for s in steps)
+
+
+def test_reasons_tell_times_and_worth() -> None:
+    steps = played(Cluster(0.08, lambda step: 0.6, CODING))
+    reasons = [s.decision.reason for s in steps if s.decision.reason]
+    assert any("ms a step at ladder" in reason and "try" in reason for reason in reasons)
+    assert any("best goodput at" in reason for reason in reasons)
+
+
+def test_one_candidate_is_held_for_good() -> None:
+    cluster = Cluster(0.08, lambda step: 0.6, CODING)
+    steps = list(drive(Goodput(), LADDER[:1], cluster.measure, 100))
+    assert {s.ran.candidate for s in steps} == {LADDER[0]}
+    assert not any(s.decision.changed for s in steps)
+
+
+def test_a_held_candidate_rests_between_searches() -> None:
+    """What expires may be tried again, but candidates do not alternate."""
+    steps = played(Cluster(0.08, lambda step: 0.6, CODING, jitter=0.03), 2000)
+    changes = [s for s, following in itertools.pairwise(steps) if s.ran.candidate != following.ran.candidate]
+    assert len(changes) <= 40
