@@ -56,7 +56,7 @@ measure-links: $(VENV)/.test  ## emulated links: rate, bytes, schedules; needs r
 
 TTA_METHODS := fp32 fp16 'torch-powersgd(1)' 'torch-powersgd(4)' 'quantize(8)' 'quantize(4)' 'quantize(2)' 'quantize(1)' \
 	topkc@10 topkc@100 topk@10 topk@100 'randomk(block=64)@10' thc 'topkc(values=quantize(1))@10' \
-	gravac:topk gravac:topkc gravac:ladder@2-1000
+	gravac:topk gravac:topkc gravac:ladder@2-1000 goodput:ladder@2-1000
 TTA = $(BIN)/gravac bench tta --link unthrottled 1gbit 100mbit 20mbit --methods $(TTA_METHODS) --factored \
 	--json docs/measurements/tta.json --seeds 1 --first-seed
 

@@ -85,7 +85,7 @@ class Choice:
         return self.speed_up * (1.0 if self.worth is None else self.worth)
 
     def __str__(self) -> str:
-        return f"{self.compressor} {self.cf:g}x"
+        return f"{self.compressor} {self.cf:.4g}x"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def _verdict(choices: Sequence[Choice], dense: Format) -> str:
     else:
         words += f", each expected to be worth {best.worth:.0%} of a dense one: {best.progress:.2f} times the progress"
     mild = min((c for c in choices if c.progress >= 0.95 * best.progress), key=lambda choice: choice.cf)
-    if mild is not best and mild.cf < best.cf:
+    if mild.cf < 0.8 * best.cf:
         words += f"; {mild}, which is milder, comes within 5 % of that"
     return words + ". A prediction: check it with gravac bench tta"
 
@@ -283,8 +283,8 @@ def show(advice: Advice, console: Console | None = None) -> None:
     network, machine = advice.network, advice.machine
     table = Table(
         box=SIMPLE_HEAVY,
-        title=f"{advice.elements / 1e6:.1f} M parameters, {advice.workers} workers, {1e3 * advice.batch_s:g} ms a batch, "
-        f"{format_rate(float(f'{network.bandwidth:.4g}'))}, {1e6 * network.alpha:.4g} µs a message",
+        title=f"{advice.elements / 1e6:.1f} M parameters, {advice.workers} workers, "
+        f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, {1e6 * network.alpha:.4g} µs a message",
         caption=f"Predicted, not measured. Compression costs as many copies as on a CPU, at "
         f"{machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides exchange.",
     )

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -151,7 +152,7 @@ def measure(say: Say, where: Literal["torchrun", "loopback", "emulated"] = "torc
                 break
         tensor = torch.ones(size // 4, device=device)
         repeats = REPEATS if not medians or medians[-1] < 0.1 else 3
-        times = [_timed(lambda t=tensor: dist.all_reduce(t), device) for _ in range(repeats + 1)][1:]
+        times = [_timed(partial(dist.all_reduce, tensor), device) for _ in range(repeats + 1)][1:]
         sizes.append(size)
         medians.append(_slowest(statistics.median(times), device))
         say(f"all-reduce of {size:,} bytes: {1e3 * medians[-1]:.3f} ms")

@@ -21,7 +21,7 @@ from gravac.lab.record import Point
 from gravac.lab.run import Run, Settings
 from gravac.lab.worker import Leg
 
-METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "gravac:topk@10-1000"}
+METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "goodput:ladder@2-1000"}
 """What is compared, by the name it is shown with; see ``gravac.lab.methods``."""
 
 EVALUATE_SECONDS = 5.0

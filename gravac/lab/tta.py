@@ -48,7 +48,7 @@ ALONE_STEPS = 15
 PROBE_STEPS = WARM_UP + 8
 """Steps of a turn in which a step's time is taken; each method has two turns."""
 
-METHODS = ("fp32", "fp16", "quantize(8)", "quantize(2)", "topkc@10", "topk@10", "gravac:topk", "gravac:ladder@2-1000")
+METHODS = ("fp32", "fp16", "quantize(8)", "quantize(2)", "topkc@10", "topk@10", "gravac:topk", "goodput:ladder@2-1000")
 """What is compared when nothing else is asked for."""
 
 

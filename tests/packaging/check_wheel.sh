@@ -16,7 +16,7 @@ pip torch
 pip "$wheel"
 venv/bin/python - <<'PY'
 import gravac
-assert gravac.policy_names() == ("gravac", "gravac-paper"), gravac.policy_names()
+assert {"goodput", "gravac", "gravac-paper"} <= set(gravac.policy_names()), gravac.policy_names()
 gravac.AdaptiveCompressor.from_policy("gravac").close()
 print("without extras: import and policies work, from", gravac.__file__)
 PY
