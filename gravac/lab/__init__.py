@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab: emulated links, reference tasks, and training runs compared by the clock.
 
-Read it in this order: ``rates`` (what a rate is), ``owner`` (whose a namespace is), ``links`` (workers in network
-namespaces), ``text`` and ``charlm`` (what is trained), ``methods`` (how gradients are exchanged), ``worker`` (one rank
-of one run), ``run`` (all ranks of one run, seen from the parent), ``outcome`` (what a run showed), ``display`` and
-``demo``; ``sweep`` finds the learning rate.
+Read it in this order: ``link`` (a link in words), ``owner`` (whose a namespace is), ``links`` (workers in network
+namespaces), ``schedule`` (a link that changes), ``tasks`` (what is trained), ``methods`` (how gradients are exchanged),
+``worker`` (one rank of a session), ``run`` (all ranks of it, seen from the parent), ``record`` (what a run showed),
+``tta`` (a matrix of runs) and ``report`` (a page of it). Beside that stand ``demo``, ``sweep`` (learning rates), ``bench``
+(speed of compressors), ``calibrate`` and ``advise`` (the cost model on a cluster).
 """
