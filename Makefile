@@ -9,7 +9,7 @@ ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test lint docs check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
-	measure-worth measure-ladder measure-links measure-tta \
+	measure-worth measure-ladder measure-links measure-tta measure-factored \
 	measure-compressors
 
 help:  ## what there is
@@ -67,6 +67,9 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 		$(TTA) $$seed --task denoise --scale 1 --budget 300; \
 	done
 	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/results.md
+
+measure-factored: $(VENV)/.lab $(VENV)/.test  ## six of the matrix's factored times against full runs; needs root (4 minutes)
+	$(BIN)/python -m tests.measure.factored --json docs/measurements/factored.json
 
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
 	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json
