@@ -30,7 +30,7 @@ from gravac.compressors import (
     topk,
     topkc,
 )
-from gravac.controllers import Goodput, GraVAC, Static
+from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.policy import Policy, load_policy, policy_names
 from gravac.settings import SettingsError
 
@@ -48,6 +48,7 @@ __all__ = [
     "SettingsError",
     "Static",
     "TopK",
+    "Warmup",
     "__version__",
     "artopk",
     "dense",

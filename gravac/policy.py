@@ -138,7 +138,7 @@ def load_policy(source: str | Path) -> Policy:
         SettingsError: there is none of that name or path, or the file holds what a policy does not allow; the message
             names file, key and value.
     """
-    path = _find(source)
+    path = find_policy(source)
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -167,7 +167,12 @@ def _folder() -> Path:
     return next((f for f in (package / "_policies", package.parent / "policies") if f.is_dir()), package)
 
 
-def _find(source: str | Path) -> Path:
+def find_policy(source: str | Path) -> Path:
+    """The file of a shipped policy by name, or of one by path.
+
+    Raises:
+        SettingsError: there is none.
+    """
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
         if path.is_file():

@@ -244,5 +244,6 @@ class Steps:
                 t_system=t_system,
                 t_compression=None if self.gain is None else t_system * max(self.gain, 0.0),
                 shadow=shadow,
+                energy=measured.energy,
             )
         )

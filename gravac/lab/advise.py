@@ -284,7 +284,8 @@ def show(advice: Advice, console: Console | None = None) -> None:
     table = Table(
         box=SIMPLE_HEAVY,
         title=f"{advice.elements / 1e6:.1f} M parameters, {advice.workers} workers, "
-        f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, {1e6 * network.alpha:.4g} µs a message",
+        f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, "
+        f"{1e6 * network.alpha:.4g} µs a message",
         caption=f"Predicted, not measured. Compression costs as many copies as on a CPU, at "
         f"{machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides exchange.",
     )

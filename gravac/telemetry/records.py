@@ -46,6 +46,7 @@ class StepRecord:
         t_system: samples per second over all ranks, this step alone.
         t_compression: ``t_system * max(gain, 0)``; ``None`` when the gain is not known.
         shadow: for CFs evaluated but not run, ``(cf, gain)``.
+        energy: ``Σ‖g_ef‖²`` over the model and the ranks: what a window weighs its steps' gains with.
     """
 
     step: int
@@ -65,6 +66,7 @@ class StepRecord:
     t_system: float
     t_compression: float | None
     shadow: tuple[tuple[float, float], ...] = ()
+    energy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

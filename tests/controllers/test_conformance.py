@@ -13,7 +13,17 @@ from typing import Any, ClassVar
 import pytest
 
 from gravac.candidate import Candidate, Span
-from gravac.controllers import CONTROLLERS, Controller, Decision, GraVAC, Measurement, Static, conformance
+from gravac.controllers import (
+    CONTROLLERS,
+    Controller,
+    Decision,
+    Goodput,
+    GraVAC,
+    Measurement,
+    Static,
+    Warmup,
+    conformance,
+)
 from gravac.controllers.conformance import Law
 from gravac.controllers.static import StaticState
 
@@ -28,6 +38,8 @@ OURS = {
     "literal, fast": GraVAC(paper_literal=True, window=5, epsilon=0.4, step="geometric"),
     "static": Static(cf=10),
     "static, dense": Static(cf=1),
+    "goodput": Goodput(),
+    "warmup": Warmup(every=30),
 }
 
 

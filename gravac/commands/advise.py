@@ -1,0 +1,81 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac advise``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra, rate
+
+if TYPE_CHECKING:
+    from gravac.commands.common import Commands
+
+
+def add(commands: Commands) -> None:
+    """Adds the command and its arguments."""
+    parser = commands.add_parser(
+        "advise",
+        help="predict which compression, if any, makes steps shorter",
+        description="Predicts the step time of every compressor for a model, a number of workers and a network, and "
+        "says whether compressing is worth it. Measures nothing.",
+    )
+    parser.add_argument("--model", required=True, help="such as resnet50, resnet101, vgg16, lstm, bert-base")
+    parser.add_argument("--batch-seconds", type=float, required=True, metavar="S", help="of one batch on one worker")
+    parser.add_argument("--workers", type=int, help="ranks (those of the calibration, else 8)")
+    network = parser.add_mutually_exclusive_group(required=True)
+    network.add_argument("--link", type=rate, help="of each worker: 100mbit, 1gbit, 10gbit")
+    network.add_argument("--calibration", type=Path, metavar="FILE", help="written by gravac calibrate --json FILE")
+    parser.add_argument("--latency-us", type=float, metavar="US", help="of a message, with --link (50)")
+    parser.add_argument(
+        "--copy-gbyte", type=float, metavar="GB", help="copied per second (14, a CPU core; a V100: 350)"
+    )
+    parser.add_argument("--overlap", type=float, default=0.9, help="share of backward that hides exchange (0.9)")
+    parser.add_argument("--compressors", nargs="+", metavar="NAME", help="all, unless some are named")
+    parser.add_argument("--cf", type=float, nargs="+", help="compression factors (10 100 1000, or what there is)")
+    parser.add_argument("--price-per-hour", type=float, metavar="X", help="of one worker; adds the cost of 1000 steps")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="speed-up by bandwidth and by workers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="everything predicted")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not has_extra("lab", "rich", *(["matplotlib"] if options.plot is not None else [])):
+        return WRONG_USE
+    from gravac.costmodel import Machine, Network
+    from gravac.lab import advise
+    from gravac.lab.calibrate import read_calibration
+
+    try:
+        if options.calibration is None:
+            latency = advise.LATENCY if options.latency_us is None else 1e-6 * options.latency_us
+            network, copy, workers = Network(latency, options.link), advise.COPY, 8
+        else:
+            if options.latency_us is not None:
+                raise ValueError(f"latency_us: {options.latency_us:g} given beside a calibration; leave one out")
+            calibration = read_calibration(options.calibration)
+            network, copy, workers = calibration.network, calibration.copy_bytes_per_s, calibration.workers
+        if options.copy_gbyte is not None:
+            copy = 1e9 * options.copy_gbyte
+        advice = advise.advise(
+            options.model,
+            options.batch_seconds,
+            workers if options.workers is None else options.workers,
+            network,
+            Machine(copy, options.overlap),
+            options.compressors,
+            options.cf,
+            options.price_per_hour,
+        )
+        advise.show(advice)
+        if options.json is not None:
+            advise.save(advice, options.json)
+        if options.plot is not None:
+            advise.plot(advice, options.model, options.plot)
+    except ValueError as error:
+        return complain("advise", error, WRONG_USE)
+    except OSError as error:
+        return complain("advise", error, FAILED)
+    return 0

@@ -1,0 +1,54 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac calibrate``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gravac.commands.common import FAILED, WRONG_USE, complain
+
+if TYPE_CHECKING:
+    from gravac.commands.common import Commands
+
+
+def add(commands: Commands) -> None:
+    """Adds the command and its arguments."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure the network between ranks, for advise",
+        description="Measures latency, bandwidth and the speed of a copy, in seconds. Under torchrun between its "
+        "ranks; otherwise between workers on this machine, which says something about this machine only.",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for gravac advise --calibration FILE")
+    parser.add_argument("--workers", type=int, default=2, help="to start on this machine, without torchrun (2)")
+    parser.add_argument("--link", metavar="LINK", help="emulate each worker's link, such as 100mbit; needs root")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from gravac.lab import calibrate
+    from gravac.lab.json_file import write_json
+    from gravac.lab.links import LinkError
+
+    try:
+        if calibrate.under_torchrun():
+            if options.link is not None:
+                raise ValueError(f"link: {options.link!r} is not emulated between torchrun's ranks; leave --link out")
+            measured = calibrate.measure_ranks(calibrate.say_aloud)
+        else:
+            measured = calibrate.measure_here(options.workers, options.link)
+        if measured is None:
+            return 0
+        if options.json is not None:
+            write_json(options.json, measured.model_dump(mode="json"))
+    except ValueError as error:
+        return complain("calibrate", error, WRONG_USE)
+    except (OSError, RuntimeError, LinkError) as error:
+        return complain("calibrate", error, FAILED)
+    print(calibrate.in_words(measured))
+    if options.json is not None:
+        print(f"gravac calibrate: {options.json}")
+    return 0

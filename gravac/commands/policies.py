@@ -1,0 +1,94 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac policies``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gravac.commands.common import FAILED, WRONG_USE, complain
+
+if TYPE_CHECKING:
+    from gravac.commands.common import Commands
+
+
+def add(commands: Commands) -> None:
+    """Adds the command and its arguments."""
+    parser = commands.add_parser(
+        "policies",
+        help="what policies there are, and what one sets",
+        description="Lists the policies that come with gravac; with a name or a file, shows it, every setting that is "
+        "in force with it, and whether it is valid (exit status 2 when not).",
+    )
+    parser.add_argument("policy", nargs="?", metavar="NAME|PATH", help="a shipped policy, or a TOML file")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from gravac.settings import SettingsError
+
+    try:
+        if options.policy is None:
+            _list()
+        else:
+            _show(options.policy)
+    except SettingsError as error:
+        return complain("policies", error, WRONG_USE)
+    except UnicodeDecodeError as error:
+        return complain("policies", ValueError(f"{options.policy}: not a text file in UTF-8 ({error})"), WRONG_USE)
+    except OSError as error:
+        return complain("policies", error, FAILED)
+    return 0
+
+
+def description(text: str) -> str:
+    """The first line of comment in a policy's file that says something, its licence aside."""
+    lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    return next((line for line in lines if line and not line.startswith("SPDX-")), "")
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Rows as lines, each column as wide as its widest cell, the last as it is."""
+    if not rows:
+        return ""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )
+
+
+def _list() -> None:
+    from gravac.policy import load_policy, policy_names
+
+    rows: list[tuple[str, ...]] = [("name", "base", "cf_range", "controller", "what")]
+    for name in policy_names():
+        policy = load_policy(name)
+        low, high = policy.cf_range
+        said = description(_path(name).read_text(encoding="utf-8"))
+        rows.append((name, policy.base.name, f"{low:g} to {high:g}", policy.controller.name, said))
+    print(table(rows))
+
+
+def _show(source: str) -> None:
+    from gravac.policy import load_policy
+
+    path = _path(source)
+    text = path.read_text(encoding="utf-8")
+    policy = load_policy(path)
+    print(f"{path}\n\n{text.rstrip()}\n\nEvery setting, those that the file leaves out too:\n")
+    print(table([(name, _words(value)) for name, value in sorted(policy.plain().items())]))
+
+
+def _path(source: str) -> Path:
+    from gravac.policy import find_policy
+
+    return find_policy(source)
+
+
+def _words(value: str | int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

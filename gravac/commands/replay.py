@@ -1,0 +1,136 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac replay``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra
+from gravac.commands.policies import table
+
+if TYPE_CHECKING:
+    from gravac.commands.common import Commands
+    from gravac.replay import Replay
+    from gravac.telemetry.records import DecisionRecord
+
+
+def add(commands: Commands) -> None:
+    """Adds the command and its arguments."""
+    parser = commands.add_parser(
+        "replay",
+        help="what another policy would have decided in a recorded run",
+        description="Feeds the measurements of a recorded run to another policy's controller. Gains and step times of "
+        "what did not run are estimated from what did; the share of steps that rests on estimates is printed.",
+    )
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="gravac.jsonl of a run's log_dir")
+    parser.add_argument("--policy", required=True, metavar="P", help="a shipped policy, or a TOML file")
+    parser.add_argument(
+        "--run", type=int, default=-1, dest="which", metavar="N", help="which run of the file, from 0 (default: last)"
+    )
+    parser.add_argument("--all", action="store_true", dest="whole", help="show decisions that change nothing too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write decisions and steps to this file")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw both CFs over steps (extra: lab)")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.plot is not None and not has_extra("lab", "matplotlib"):
+        return WRONG_USE
+    from gravac.policy import load_policy
+    from gravac.replay import read_trace, replay
+    from gravac.settings import SettingsError
+
+    try:
+        played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
+        print(words(played, options.whole))
+        if options.json is not None:
+            from gravac.lab.json_file import write_json
+
+            write_json(options.json, played.plain())
+        if options.plot is not None:
+            draw(played, options.plot, options.policy)
+    except SettingsError as error:
+        return complain("replay", error, WRONG_USE)
+    except (OSError, ValueError) as error:
+        return complain("replay", error, FAILED)
+    return 0
+
+
+def words(played: Replay, whole: bool = False) -> str:
+    """Recorded and replayed decisions side by side, by step; then what the replay rests on.
+
+    Args:
+        played: the replay.
+        whole: also those that change neither's candidate.
+    """
+    recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
+    rows: list[tuple[str, ...]] = [
+        ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
+        (str(played.steps[0]), f"{played.ran[0]:g}x", f"{played.would[0]:g}x", "where it begins"),
+    ]
+    left_out = 0
+    for step in sorted({*recorded, *replayed}):
+        for then, now in itertools.zip_longest(recorded.get(step, []), replayed.get(step, [])):
+            if not whole and not any(one is not None and one.changed for one in (then, now)):
+                left_out += 1
+                continue
+            reasons = [one.reason if one else "-" for one in (then, now)]
+            said = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
+            rows.append((str(step), _choice(then), _choice(now), said))
+    apart = sum(a != b for a, b in zip(played.ran, played.would, strict=True))
+    lines = [
+        table(rows),
+        "",
+        "* the candidate changes" + (f"; {left_out} rows where none does are left out (--all)" if left_out else ""),
+        f"steps: {len(played.steps)}; another CF than recorded in {apart} of them",
+        f"decisions: {'the same as recorded' if played.same else 'not the same as recorded'}",
+        f"steps that rest on estimates: {played.share_estimated:.1%}",
+        *(f"not among the candidates: {dropped}" for dropped in played.dropped),
+        *(f"note: {note}" for note in played.notes),
+    ]
+    return "\n".join(lines)
+
+
+def draw(played: Replay, path: Path, policy: str) -> None:
+    """Both CFs over steps, as a PNG; steps that rest on estimates are shaded. Needs matplotlib."""
+    from matplotlib.figure import Figure  # without pyplot: a PNG is drawn by Agg, whatever the display
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.step(played.steps, played.ran, where="post", color="#0072b2", label="recorded")
+    axes.step(played.steps, played.would, where="post", color="#d55e00", linestyle="--", label=f"replayed: {policy}")
+    label: str | None = f"estimated ({played.share_estimated:.0%} of steps)"
+    for start, end in _stretches(played):
+        axes.axvspan(start, end, color="#999999", alpha=0.25, linewidth=0, label=label)
+        label = None
+    cfs = sorted({*played.ran, *played.would})
+    axes.set_yscale("log")
+    axes.set_yticks(cfs, [f"{cf:.3g}x" for cf in cfs], minor=False)
+    axes.set_yticks([], minor=True)
+    axes.set_xlabel("step")
+    axes.set_ylabel("compression factor (1 is dense)")
+    axes.legend(loc="best", frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def _stretches(played: Replay) -> list[tuple[int, int]]:
+    """First step, and the one past the last, of every stretch of estimated steps."""
+    found, at = [], 0
+    for estimated, same in itertools.groupby(played.estimated):
+        length = len(list(same))
+        if estimated:
+            found.append((played.steps[at], played.steps[at] + length))
+        at += length
+    return found
+
+
+def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
+    return {step: list(same) for step, same in itertools.groupby(records, key=lambda record: record.step)}
+
+
+def _choice(record: DecisionRecord | None) -> str:
+    return "-" if record is None else f"{record.compressor} {record.cf:g}x{'*' if record.changed else ''}"

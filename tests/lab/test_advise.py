@@ -1,0 +1,206 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac advise`` and ``gravac calibrate``: what they say, write and refuse."""
+
+import argparse
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gravac.collectives import AllReduce
+from gravac.commands import advise as advise_command
+from gravac.commands import calibrate as calibrate_command
+from gravac.costmodel import Machine, Network, collective_seconds
+from gravac.lab import calibrate
+from gravac.lab.advise import Advice, advise, shapes_of
+from gravac.lab.calibrate import Calibration, line, read_calibration
+from gravac.lab.record import Split
+from gravac.lab.shapes import MODELS
+from tests.lab.made_up_runs import made_up
+
+SLOW = Network(50e-6, 1e8)
+FAST = Network(5e-6, 1e11)
+GPU = Machine(350e9)
+
+
+def run(*arguments: str) -> int:
+    """The commands as ``gravac.cli`` runs them."""
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(required=True)
+    for command in (advise_command, calibrate_command):
+        command.add(commands)
+    options = parser.parse_args(arguments)
+    return int(options.run(options))
+
+
+def test_the_command_shows_a_table_and_writes_json_and_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    where = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
+    which = ["--compressors", "topk", "quantize", "--cf", "8", "100", "--price-per-hour", "3"]
+    assert run("advise", "--model", "resnet50", "--batch-seconds", "0.15", "--link", "100mbit", *which, *where) == 0
+    said = capsys.readouterr().out
+    assert "step's worth" in said and "break-even" in said and "try quantize 8x" in said
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert [(c["compressor"], c["cf"]) for c in content["choices"]] == [
+        ("dense", 1.0), ("dense", 2.0), ("topk", 8.0), ("topk", 100.0), ("quantize", 8.0)
+    ]  # fmt: skip
+    assert content["workers"] == 8
+    assert content["verdict"] in said.replace("\n", " ")
+    for choice in content["choices"]:
+        assert choice["cost"] == pytest.approx(choice["step_s"] * 1000 / 3600 * 8 * 3)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_calibration_gives_network_speed_and_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = Calibration(alpha=1e-4, bandwidth=2e8, copy_bytes_per_s=9e9, workers=3)
+    (tmp_path / "c.json").write_text(measured.model_dump_json())
+    assert read_calibration(tmp_path / "c.json") == measured
+    arguments = ["--model", "lstm", "--batch-seconds", "1", "--calibration", str(tmp_path / "c.json")]
+    assert run("advise", *arguments, "--compressors", "topk", "--json", str(tmp_path / "a.json")) == 0
+    content = json.loads((tmp_path / "a.json").read_text())
+    got = [content[key] for key in ("alpha", "bandwidth", "copy_bytes_per_s", "workers")]
+    assert got == [1e-4, 2e8, 9e9, 3]
+    assert run("advise", *arguments, "--latency-us", "5") == 2
+    assert "latency_us: 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_advice(model: str) -> None:
+    advice = advise(model, 0.3, 4, SLOW, GPU, ["topkc", "signsgd"])
+    assert [choice.speed_up for choice in advice.choices[:2]][1] == 1.0
+    assert all(math.isfinite(choice.step_s) and choice.step_s > 0.3 for choice in advice.choices)
+
+
+def test_on_a_fast_network_it_says_to_stay_with_bf16() -> None:
+    advice = advise("resnet50", 0.5, 8, FAST, GPU)
+    assert advice.verdict.startswith("stay with bf16: nothing is predicted")
+    assert max(choice.speed_up for choice in advice.choices) <= 1.05
+
+
+def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gravac.lab.advise.worth_of", lambda compressor, cf: 0.01)
+    assert advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"]).verdict.startswith("stay with bf16: quantize")
+
+
+def test_without_a_known_worth_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gravac.lab.advise.worth_of", lambda compressor, cf: None)
+    advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"])
+    assert advice.verdict.startswith("try quantize") and "not known" in advice.verdict
+
+
+def test_a_live_module_and_its_shapes_give_the_same() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 100))
+    module[1].bias.requires_grad_(False)
+    shapes = [(200, 300), (200,), (100, 200)]
+    assert shapes_of(module) == shapes
+    ways: list[Any] = [module, shapes]
+    first, second = (advise(model, 0.01, 2, SLOW, compressors=["topk"]) for model in ways)
+    assert isinstance(first, Advice) and first == second
+
+
+def test_one_worker_exchanges_nothing() -> None:
+    advice = advise("resnet50", 0.15, 1, SLOW, GPU, ["topk", "quantize"])
+    assert advice.verdict.startswith("stay with bf16")
+    assert all(choice.wire_ratio == 1.0 for choice in advice.choices)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "resnet51"], "model: 'resnet51' is unknown"),
+        (["--batch-seconds", "0"], "batch_seconds: 0.0"),
+        (["--workers", "0"], "workers: 0"),
+        (["--compressors", "zip"], "compressors: 'zip'"),
+        (["--cf", "0.5"], "cf: 0.5"),
+        (["--compressors", "signsgd", "--cf", "10"], "cf: none of the compressors"),
+        (["--overlap", "2"], "overlap: 2.0"),
+        (["--copy-gbyte", "0"], "copy_bytes_per_s: 0.0"),
+        (["--latency-us", "-1"], "alpha: -"),
+        (["--price-per-hour", "-1"], "price_per_hour: -1.0"),
+    ],
+)
+def test_wrong_use_names_field_and_value(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = ["--model", "resnet50", "--batch-seconds", "0.1", "--link", "1gbit"]
+    assert run("advise", *usual, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("[]", "no JSON object"), ("{", "calibration"), ('{"alpha": -1, "bandwidth": 1e8}', "alpha"), ("{}", "bandwidth")],
+)
+def test_a_wrong_calibration_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "c.json").write_text(content)
+    with pytest.raises(ValueError, match=words) as refused:
+        read_calibration(tmp_path / "c.json")
+    assert "c.json" in str(refused.value) and "gravac calibrate" in str(refused.value)
+
+
+def test_a_missing_calibration_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = str(tmp_path / "none.json")
+    assert run("advise", "--model", "lstm", "--batch-seconds", "1", "--calibration", missing) == 1
+    assert "none.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("network", [Network(2e-4, 1e8), Network(0.0, 1e9)])
+def test_the_line_through_all_reduces_gives_latency_and_bandwidth(network: Network) -> None:
+    seconds = tuple(collective_seconds(AllReduce, size, 4, network) for size in calibrate.SIZES)
+    alpha, bandwidth = line(calibrate.SIZES, seconds, 4)
+    assert alpha == pytest.approx(network.alpha, abs=1e-9)
+    assert bandwidth == pytest.approx(network.bandwidth, rel=1e-3)
+
+
+def test_the_labs_records_fit_on_a_third_and_are_predicted_on_the_rest() -> None:
+    methods = ["fp32", "fp16", "topk@10", "topk@100", "quantize(8)", "quantize(2)", "topkc@10", "topkc@100", "bf16"]
+    runs = [
+        made_up(method, workers=workers, link="100mbit", split=Split(
+            compute=compute, compress=None, exchange=None, exposed=0.0, input_wait=0.0
+        ))
+        for compute in (0.02, 0.2, 0.8) for workers in (2, 4) for method in methods
+    ]  # fmt: skip
+    skipped = [made_up("gravac:topk"), made_up("torch-powersgd(4)")]
+    network, machine = Network(3e-4, 1e8), Machine(14e9, 0.7)
+    steps = [
+        replace(step, step_s=step.load(machine).over(network, machine.overlap).step_s)
+        for step in calibrate.observations([*runs, *skipped])
+    ]
+    assert len(steps) == len(runs)
+    assert {step.dense for step in steps} == {"float32", "float16", "bfloat16"}
+    fitted = calibrate.hold_out(steps)
+    assert fitted.steps == len(runs) * 2 // 3
+    assert fitted.error < 0.01 and fitted.worst < 0.05
+    assert fitted.network.bandwidth == pytest.approx(1e8, rel=0.02)
+    with pytest.raises(ValueError, match="steps: 8"):
+        calibrate.hold_out(steps[:8])
+
+
+def test_calibrate_measures_local_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert run("calibrate", "--json", str(tmp_path / "c.json")) == 0
+    assert "this machine only" in capsys.readouterr().out
+    measured = read_calibration(tmp_path / "c.json")
+    assert measured.workers == 2 and measured.where == "loopback"
+    assert measured.alpha < 0.1 and measured.bandwidth > 1e6 and measured.copy_bytes_per_s > 1e7
+
+
+def test_calibrate_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert run("calibrate", "--workers", "1") == 2
+    assert "workers: 1" in capsys.readouterr().err
+    assert run("calibrate", "--link", "fast") == 2
+    assert "fast" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run("calibrate", "--link", "100mbit") == 2
+    assert "torchrun" in capsys.readouterr().err
