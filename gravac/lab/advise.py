@@ -276,10 +276,11 @@ def _verdict(choices: Sequence[Choice], dense: Format) -> str:
 def show(advice: Advice, console: Console | None = None) -> None:
     """The table, and the verdict below it. Needs rich."""
     from rich.box import SIMPLE_HEAVY
-    from rich.console import Console
     from rich.table import Table
 
-    console = console or Console()
+    from gravac.lab.console import wide
+
+    console = wide(console)
     network, machine = advice.network, advice.machine
     table = Table(
         box=SIMPLE_HEAVY,

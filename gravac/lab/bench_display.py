@@ -15,10 +15,8 @@ from rich.table import Table
 
 from gravac.lab.bench import Bench, Contender, contenders
 from gravac.lab.bench_measure import Gradients, Row, measure
+from gravac.lab.console import wide
 from gravac.lab.json_file import write_json
-
-WIDTH = 120
-"""Columns, where the output is not a terminal."""
 
 
 def run_bench(bench: Bench, console: Console | None = None) -> list[Row]:
@@ -26,9 +24,7 @@ def run_bench(bench: Bench, console: Console | None = None) -> list[Row]:
 
     Interrupted, it shows and writes the rows that are finished.
     """
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+    console = wide(console)
     rows: list[Row] = []
     try:
         _measure_all(bench, console, rows)

@@ -14,15 +14,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from gravac.lab.console import wide
 from gravac.lab.display import PACED, PLAIN_SECONDS
 from gravac.lab.links import available
 from gravac.lab.record import RunRecord
 from gravac.lab.run import Event, RunFailed
 from gravac.lab.tta import Matrix, run_matrix
 from gravac.lab.worker import Leg
-
-WIDTH = 120
-"""Characters of the table where there is no terminal."""
 
 
 class Live:
@@ -116,7 +114,7 @@ def run_tta(matrix: Matrix, console: Console | None = None) -> int:
         SettingsError: the result file holds something else.
         ValueError: there are no rights to make links, and methods that cannot be paced were asked for.
     """
-    console = console or Console()
+    console = wide(console)
     reason = "asked for with --paced" if matrix.paced else available()
     if reason is not None and not matrix.paced:
         matrix = Matrix(**{**vars(matrix), "paced": True})
@@ -125,7 +123,7 @@ def run_tta(matrix: Matrix, console: Console | None = None) -> int:
     with Live(console, matrix.paced) as live:
         runs = run_matrix(matrix, live)
     mine = [run for run in runs if run.task in matrix.tasks and run.method in matrix.methods]
-    console.print(table(mine, matrix.paced), width=None if console.is_terminal else WIDTH)
+    console.print(table(mine, matrix.paced))
     if matrix.json is not None:
         console.print(f"Written to {matrix.json}. To see it: gravac report {matrix.json} --out DIR", soft_wrap=True)
     return live.failures
