@@ -15,10 +15,10 @@ from gravac.controllers.window import Window
 
 SEARCH, HOLD = "search", "hold"
 
-NOISE = 0.05
-"""Two step times that differ by less, relatively, say nothing of the link."""
+NOISE = 0.12
+"""Two step times that differ by less, relatively, say nothing of the link: 1 bit and 2 bits do not code alike."""
 
-LIGHTER = 0.6
+LIGHTER = 0.5
 """A family that codes more cheaply takes at best this share of another's step time, when both send alike."""
 
 FLOOR = 0.4
