@@ -19,7 +19,7 @@ from gravac.lab.outcome import Comparison, Outcome
 from gravac.lab.rates import format_rate, parse_rate
 from gravac.lab.record import Point
 from gravac.lab.run import Run, Settings
-from gravac.lab.worker import Leg
+from gravac.lab.session import Leg
 
 METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "goodput:ladder@2-1000"}
 """What is compared, by the name it is shown with; see ``gravac.lab.methods``."""

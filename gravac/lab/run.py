@@ -22,7 +22,7 @@ from typing import Any
 from gravac.lab.links import INTERFACE, Network
 from gravac.lab.owner import mark, orphaned
 from gravac.lab.schedule import Schedule
-from gravac.lab.worker import Leg, Spec
+from gravac.lab.session import Leg, Spec
 
 PATIENCE = 120.0
 """Seconds without news after which a session counts as stuck, besides the time its link needs for ten dense steps."""

@@ -21,17 +21,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from gravac.lab import record
+from gravac.lab.factored import efficiency, factored, refactored
 from gravac.lab.link import UNTHROTTLED, Link, parse_link
 from gravac.lab.links import MOST_WORKERS, Network
 from gravac.lab.methods import Method
 from gravac.lab.record import Point, RunRecord, Split, Turn, first_reached
 from gravac.lab.run import Event, Run, RunFailed, Settings
+from gravac.lab.session import ALONE, WARM_UP, Leg
 from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Task
-from gravac.lab.worker import ALONE, WARM_UP, Leg
 
 REFERENCE = "fp32"
 """The method whose unthrottled run sets target and limit."""
@@ -356,7 +357,7 @@ class _Bench:
             steps=end["step"],
             step_s=end["step_s"],
             samples_per_s=samples,
-            efficiency=_efficiency(samples, reference),
+            efficiency=efficiency(samples, reference),
             wire_bytes=end["wire_bytes"],
             interface_bytes=end["interface_bytes"],
             cpu_seconds=end["cpu_seconds"],
@@ -394,57 +395,3 @@ def target_of(curve: Sequence[Point], budget: int) -> float:
     if not near:
         near = [min(curve, key=lambda point: abs(point.step - at)).metric]
     return statistics.fmean(near)
-
-
-def factored(
-    unthrottled: RunRecord, link: str, probes: Sequence[Event], limit_s: float, reference: RunRecord
-) -> RunRecord:
-    """A static method's record on a link from its unthrottled one and short runs on that link."""
-    steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
-    step_s = statistics.median(steps_s)
-    samples = unthrottled.samples_per_s * unthrottled.step_s / step_s
-    done = sum(probe["step"] for probe in probes)
-    share = unthrottled.steps / done
-    split: dict[str, Any] = probes[-1]["split"]
-    interface = [probe["interface_bytes"] for probe in probes]
-    timed = _timed(unthrottled, step_s, limit_s)
-    return timed.model_copy(
-        update={
-            "link": link,
-            "samples_per_s": samples,
-            "efficiency": _efficiency(samples, reference),
-            "interface_bytes": None if None in interface else round(share * sum(interface)),
-            "split": Split(**split),
-        }
-    )
-
-
-def refactored(unthrottled: RunRecord, known: RunRecord, limit_s: float) -> RunRecord:
-    """The same for another seed: a step takes as long."""
-    update = {name: getattr(known, name) for name in ("link", "samples_per_s", "efficiency", "split")}
-    interface = known.interface_bytes
-    share = unthrottled.steps / known.steps
-    update["interface_bytes"] = None if interface is None else round(share * interface)
-    return _timed(unthrottled, known.step_s, limit_s).model_copy(update=update)
-
-
-def _timed(unthrottled: RunRecord, step_s: float, limit_s: float) -> RunRecord:
-    reached = first_reached(unthrottled.curve, unthrottled.target, unthrottled.higher_is_better)
-    tta = reached[1] * step_s if reached else None
-    return unthrottled.model_copy(
-        update={
-            "step_s": step_s,
-            "seconds": unthrottled.steps * step_s,
-            "limit_s": limit_s,
-            "tta_s": tta,
-            "curve": tuple(point.model_copy(update={"seconds": point.step * step_s}) for point in unthrottled.curve),
-            "turns": tuple(turn.model_copy(update={"seconds": turn.step * step_s}) for turn in unthrottled.turns),
-            "factored": True,
-        }
-    )
-
-
-def _efficiency(samples_per_s: float, reference: RunRecord | None) -> float | None:
-    if reference is None or reference.efficiency is None:
-        return None
-    return samples_per_s * reference.efficiency / reference.samples_per_s

@@ -19,8 +19,8 @@ from gravac.lab.display import PACED, PLAIN_SECONDS
 from gravac.lab.links import available
 from gravac.lab.record import RunRecord
 from gravac.lab.run import Event, RunFailed
+from gravac.lab.session import Leg
 from gravac.lab.tta import Matrix, run_matrix
-from gravac.lab.worker import Leg
 
 
 class Live:

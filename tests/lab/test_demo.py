@@ -15,7 +15,7 @@ import pytest
 from gravac.lab.links import available
 from gravac.lab.owner import started
 from gravac.lab.run import Run, RunFailed, Settings
-from gravac.lab.worker import Leg
+from gravac.lab.session import Leg
 
 pytestmark = pytest.mark.timeout(170)
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from gravac.lab import record
+from gravac.lab.factored import factored, refactored
 from gravac.lab.links import available
 from gravac.lab.record import Point, RunRecord, first_reached
 from gravac.lab.run import RunFailed
-from gravac.lab.tta import Matrix, factored, refactored, run_matrix, target_of
-from gravac.lab.worker import ALONE, Leg, Spec
+from gravac.lab.session import ALONE, Leg, Spec
+from gravac.lab.tta import Matrix, run_matrix, target_of
 
 pytestmark = pytest.mark.timeout(170)
 
