@@ -146,7 +146,7 @@ class Goodput(Settings):
             if state.off < 2 and moved <= 2 * self.change:
                 return state, f"{said}, not the {1000 * entry.seconds:.4g} it was: wait for another window"
             said += f", not the {1000 * entry.seconds:.4g} it was: the link or the machine changed"
-            return self._anew(replace(state, entries=(), off=0, spent=0.0, elapsed=0.0).enter(seconds), said)
+            return self._anew(state.changed(seconds), said)
         return self._go_on(replace(state, off=0).enter(0.5 * (seconds + entry.seconds)), f"{said} holds")
 
     def _anew(self, state: State, said: str) -> tuple[State, str]:

@@ -55,6 +55,7 @@ class State:
         steps: observed.
         elapsed: seconds of all steps.
         spent: seconds that probes took more than the best would have for the same progress.
+        floors: ``(position, seconds)``: what candidates measured before the link changed take at least now.
         off: windows on end in which the chosen candidate's step time was not what it had been.
     """
 
@@ -68,6 +69,7 @@ class State:
     steps: int = 0
     elapsed: float = 0.0
     spent: float = 0.0
+    floors: tuple[tuple[int, float], ...] = ()
     off: int = 0
 
     @property
@@ -88,6 +90,27 @@ class State:
         """Enter what the running candidate came to, over an older entry."""
         others = tuple(entry for entry in self.entries if entry.position != self.position)
         return replace(self, entries=(*others, Entry(self.position, seconds, self.windows)))
+
+    def changed(self, seconds: float) -> State:
+        """The held candidate's step takes ``seconds`` now: forget what was measured, but for what follows from it.
+
+        With exchange hidden behind backward up to a point, the change of a step's time over the share of dense bytes
+        that it sends does not fall with that share. So when steps became slower by d where a share x is sent, where y
+        is sent they are slower by at least d y / x if y > x, and no faster otherwise; when they became faster by d,
+        they are faster by at most d y / x if y < x, and nothing follows otherwise.
+        """
+        held = self.entry(self.position)
+        assert held is not None
+        here, slower = 1 / self.running.wire_ratio, seconds - held.seconds
+        floors = {}
+        for entry in self.entries:
+            share = 1 / self.candidates[entry.position].wire_ratio
+            if entry.position == self.position or (slower <= 0 and share > here):
+                continue
+            moved = slower * share / here if (share > here) == (slower > 0) else 0.0
+            floors[entry.position] = (1 - NOISE) * max(0.0, entry.seconds + moved)
+        cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0)
+        return cleared.enter(seconds)
 
     def goodput(self, entry: Entry) -> float:
         """Steps per second, each counted as what it is worth of a dense one."""
@@ -116,7 +139,8 @@ class State:
         own = self.entry(position)
         if own is not None:
             return own.seconds * 0.5 ** ((self.windows - own.window) // expire)
-        bounds = [FLOOR * min((entry.seconds for entry in self.entries), default=0.0)]
+        bounds = [floor for at, floor in self.floors if at == position]
+        bounds += [FLOOR * min((entry.seconds for entry in self.entries), default=0.0)]
         for entry in self.entries:
             other = self.candidates[entry.position]
             least = entry.seconds if mine.family == other.family else LIGHTER * entry.seconds
@@ -159,6 +183,7 @@ class State:
         plain = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
         }
+        plain["floors"] = [list(floor) for floor in self.floors]
         return {**plain, "window": self.window.dump(), "entries": [asdict(entry) for entry in self.entries]}
 
     @classmethod
@@ -168,6 +193,7 @@ class State:
             **plain,
             "candidates": tuple(candidates),
             "entries": tuple(Entry(**entry) for entry in plain["entries"]),
+            "floors": tuple((at, floor) for at, floor in plain["floors"]),
             "window": Window.restore(candidates[plain["position"]], plain["window"]),
         }
         return cls(**fields)

@@ -15,6 +15,8 @@ from gravac import Goodput
 from gravac.candidate import Candidate
 from gravac.controllers import Decision, Measurement, conformance
 from gravac.controllers.conformance import Step, drive
+from gravac.controllers.goodput_state import Entry, State
+from gravac.controllers.window import Window
 
 LADDER = (
     Candidate("dense", 1.0, 1.0, 1.0, "float32"),
@@ -109,6 +111,33 @@ def test_it_follows_a_link_that_changes_within_three_windows(before: float, afte
     if cluster.goodput(held, 599) < cluster.best(599) / 1.031:
         assert moved is not None and moved - 200 <= 3 * Goodput().window + 2
     assert cluster.goodput(steps[-1].ran.candidate, 599) >= cluster.best(599) / 1.031
+
+
+def test_on_a_slower_link_what_sends_more_is_not_tried_again() -> None:
+    """16 bit was measured on the fast link; how much slower the held one became tells that it is hopeless now."""
+    cluster = Cluster(0.08, lambda step: 0.35 if step < 200 else 4.0, CODING)
+    steps = played(cluster, 600)
+    assert any(s.ran.candidate.family == "bfloat16" for s in steps[:200])
+    later = {s.ran.candidate.wire_ratio for s in steps[230:]}
+    assert min(later) > 5, later
+
+
+@given(
+    compute=st.floats(0.05, 0.5),
+    before=st.floats(0.01, 10.0),
+    after=st.floats(0.01, 10.0),
+    hidden=st.floats(0.0, 0.7),
+    held=st.integers(0, len(LADDER) - 1),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_follows_from_a_change_is_true(
+    compute: float, before: float, after: float, hidden: float, held: int
+) -> None:
+    old, new = (Cluster(compute, lambda step, link=link: link, CODING, hidden) for link in (before, after))
+    entries = tuple(Entry(at, old.seconds(candidate, 0), 1) for at, candidate in enumerate(LADDER))
+    state = State(LADDER, "hold", held, held, Window(LADDER[held]), entries)
+    for at, floor in state.changed(new.seconds(LADDER[held], 0)).floors:
+        assert floor <= new.seconds(LADDER[at], 0) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("dense", [0.0, 0.05, 0.5, 3.0, 20.0])
