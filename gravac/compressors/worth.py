@@ -32,8 +32,8 @@ def expected(name: str, cf: float) -> float:
     """Worth of a step of a compressor at a CF, in (0, 1].
 
     Example:
-        >>> round(expected("topk", 10), 2), round(expected("topk", 1000), 2)
-        (0.72, 0.12)
+        >>> round(expected("topk", 10), 2), round(expected("topk", 100), 2)
+        (0.72, 0.3)
     """
     points = POINTS.get(name, UNKNOWN)
     if len(points) == 1 or cf <= points[0][0]:

@@ -84,7 +84,10 @@ def test_gradients_differ_by_rank_are_repeatable_and_heavy_tailed() -> None:
     [
         (["--only", "topk", "topq"], "only: 'topq' is unknown; known: 'dense', 'topk'"),
         (["--only", "topq"], "'torch fp16', 'torch.topk', 'torch PowerSGD'"),
-        (["--shapes", "alexnet"], "shapes: 'alexnet' is unknown; known: resnet101, vgg16, vgg19, lstm, bert-large"),
+        (
+            ["--shapes", "alexnet"],
+            "shapes: 'alexnet' is unknown; known: resnet50, resnet101, vgg16, vgg19, lstm, bert-base, bert-large",
+        ),
         (["--elements", "0"], "elements: 0 is below 1"),
         (["--cf", "0.5"], "cf: 0.5 is outside 1 to"),
         (["--cf", "nan"], "cf: nan is outside 1 to"),

@@ -50,6 +50,15 @@ class Notes:
         self.failures.append(leg.method)
 
 
+def workers_of(pid: int) -> list[int]:
+    children = [
+        int(child)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+    return sorted(child for child in children if b"gravac.lab.worker" in Path(f"/proc/{child}/cmdline").read_bytes())
+
+
 def matrix(tmp_path: Path, **changes: object) -> Matrix:
     settings: dict[str, object] = {
         "tasks": ("digits",),
@@ -144,15 +153,14 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notes = Notes()
-    unfit = matrix(tmp_path, paced=True, methods=("fp16", "topk@10", "topkc@10"), budget=20)
+    unfit = matrix(tmp_path, paced=True, methods=("fp16", "topk@10", "topkc@10"), budget=60, scale=2.0)
     killed: list[str] = []
     original = Notes.event
 
     def kill_once(self: Notes, cell: str, leg: Leg, event: dict[str, object]) -> None:
         if leg.method == "topk@10" and not killed:
             killed.append(leg.method)
-            children = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=False)
-            os.kill(int(children.stdout.split()[1]), signal.SIGKILL)
+            os.kill(workers_of(os.getpid())[-1], signal.SIGKILL)
         original(self, cell, leg, event)
 
     monkeypatch.setattr(Notes, "event", kill_once)
