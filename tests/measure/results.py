@@ -15,11 +15,24 @@ import torch
 
 def write(rows: list[dict[str, Any]], path: str | None) -> None:
     """Print rows, and keep them with what they were measured on."""
-    text = json.dumps({"torch": torch.__version__, "python": platform.python_version(), "rows": rows}, indent=2)
-    print(text)
+    print(_text(rows))
     if path:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text + "\n")
+        keep(rows, path)
+
+
+def keep(rows: list[dict[str, Any]], path: str) -> None:
+    """Write rows to a file, with what they were measured on; what was there stays until all is written."""
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(_text(rows) + "\n")
+    partial.replace(file)
+
+
+def _text(rows: list[dict[str, Any]]) -> str:
+    own = {"torch": torch.__version__, "python": platform.python_version()}
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    return json.dumps(own)[:-1] + f', "rows": [\n{lines}\n]}}'
 
 
 def interval(values: Sequence[float], resamples: int = 5000) -> tuple[float, float]:

@@ -6,14 +6,16 @@ A character transformer of 0.6 M parameters on the standard library's source tex
 with the compressors as they run over a network. The learning rate is the best of a few for *dense* training with the
 same optimizer. Validation loss in nats; less is better. An interrupted run goes on where it was.
 
-    python -m tests.measure.worth [--json FILE] [--steps N] [--quick]
+    python -m tests.measure.worth [--json FILE] [--steps N] [--seeds N] [--minutes N]
 """
 
 import argparse
 import json
+import math
 import multiprocessing
 import statistics
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +24,13 @@ import torch
 from gravac.compressors import COMPRESSORS, Compressor
 from gravac.lab.tasks.charlm import CharLM
 from tests.measure import steps
-from tests.measure.results import write
+from tests.measure.results import keep
 
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.03, 0.1, 0.3)}
 """Learning rates tried for dense training."""
+
+FEEDBACKS = (0.0, 0.5, 1.0)
+"""Strengths of error feedback."""
 
 
 class Case(NamedTuple):
@@ -87,92 +92,90 @@ def train(case: Case) -> dict[str, Any]:
     }
 
 
-def cases(count: int, rates: dict[str, float], quick: bool) -> Iterable[Case]:
+ONCE: tuple[tuple[str, float, tuple[float, ...]], ...] = (
+    ("quantize(8)", 4, (0.0,)),
+    ("quantize(3)", 32 / 3, (0.0,)),
+    ("quantize(2, levels='uniform')", 16, (0.0,)),
+    ("topk", 100, (1.0,)),
+    ("topkc", 50, (1.0,)),
+    ("topkc", 500, (1.0,)),
+    ("topkc(values=quantize(4))", 10, (1.0,)),
+    ("topkc(values=quantize(2))", 8, (1.0,)),
+    ("topkc(values=quantize(1))", 2, (0.0, 1.0)),
+    ("topkc(values=quantize(1))", 16, (1.0,)),
+    ("topkc(values=quantize(1))", 64, (1.0,)),
+    ("powersgd", 64, (1.0,)),
+    ("powersgd(alternating=True)", 16, (1.0,)),
+)
+"""Further labels, CFs and feedbacks: AdamW, two ranks, one seed."""
+
+THROUGHOUT: tuple[tuple[str, float], ...] = (
+    ("quantize(2)", 16),
+    ("quantize(1)", 32),
+    ("topk", 10),
+    ("topkc", 10),
+    ("topkc(values=quantize(1))", 4),
+    ("powersgd", 16),
+    ("quantize(4)", 8),
+    ("thc", 8),
+    ("signsgd", 32),
+    ("randomk(block=64)", 10),
+    ("artopk", 10),
+)
+"""One of every family: with both optimizers, three strengths of feedback, two and eight ranks, three seeds."""
+
+SECOND = (("quantize(2, back_bits=4)", 16.0), ("quantize(1, back_bits=4)", 32.0))
+"""What more bits in the second coding bring, between eight ranks."""
+
+
+def cases(count: int, rates: dict[str, float], seeds: Sequence[int]) -> Iterable[Case]:
     """What is run, most telling first."""
-    choices: list[tuple[str, float | None, tuple[float, ...]]] = [
-        ("dense", None, (0.0,)),
-        ("quantize(2)", 16, (0.0, 0.5, 1.0)),
-        ("quantize(1)", 32, (0.0, 0.5, 1.0)),
-        ("topk", 10, (0.0, 0.5, 1.0)),
-        ("topkc", 10, (0.0, 0.5, 1.0)),
-        ("powersgd", 16, (0.0, 0.5, 1.0)),
-        ("quantize(8)", 4, (0.0,)),
-        ("quantize(4)", 8, (0.0, 1.0)),
-        ("quantize(3)", 32 / 3, (0.0,)),
-        ("quantize(2, levels='uniform')", 16, (0.0,)),
-        ("thc", 8, (0.0, 1.0)),
-        ("signsgd", 32, (0.0, 1.0)),
-        ("topk", 100, (1.0,)),
-        ("topkc", 50, (1.0,)),
-        ("topkc", 500, (1.0,)),
-        ("topkc(values=quantize(4))", 10, (1.0,)),
-        ("topkc(values=quantize(1))", 2, (0.0, 1.0)),
-        ("topkc(values=quantize(1))", 4, (0.0, 1.0)),
-        ("topkc(values=quantize(1))", 16, (1.0,)),
-        ("topkc(values=quantize(1))", 64, (1.0,)),
-        ("topkc(values=quantize(2))", 8, (1.0,)),
-        ("randomk(block=64)", 10, (1.0,)),
-        ("artopk", 10, (1.0,)),
-        ("powersgd", 64, (1.0,)),
-        ("powersgd(alternating=True)", 16, (1.0,)),
-    ]
-    for label, cf, feedbacks in choices:
+    for optimizer, ranks, some in (("adamw", 2, seeds), ("adamw", 8, seeds[:1]), ("sgd", 2, seeds), ("adamw", 8, seeds)):
+        for seed in some:
+            for label, cf, feedback in (
+                ("dense", None, 0.0),
+                *((label, cf, feedback) for label, cf in THROUGHOUT for feedback in FEEDBACKS),
+            ):
+                yield Case(label, cf, feedback, optimizer, ranks, seed, rates[optimizer], count)
+    for label, cf, feedbacks in ONCE:
         for feedback in feedbacks:
-            yield Case(label, cf, feedback, "adamw", 2, 0, rates["adamw"], count)
-    for label, cf, feedbacks in choices[:8]:
-        for feedback in feedbacks:
-            yield Case(label, cf, feedback, "sgd", 2, 0, rates["sgd"], count)
-    for label, cf in (
-        ("dense", None),
-        ("quantize(2)", 16.0),
-        ("quantize(2, back_bits=4)", 16.0),
-        ("quantize(1)", 32.0),
-        ("quantize(1, back_bits=4)", 32.0),
-    ):
-        yield Case(label, cf, 0.0, "adamw", 8, 0, rates["adamw"], count)
-    for seed in () if quick else (1, 2):
-        for label, cf, feedback in (
-            ("dense", None, 0.0),
-            ("quantize(2)", 16, 0.0),
-            ("quantize(1)", 32, 0.0),
-            ("quantize(1)", 32, 0.5),
-            ("topk", 10, 1.0),
-            ("topkc", 10, 1.0),
-            ("powersgd", 16, 1.0),
-            ("topkc(values=quantize(1))", 4, 1.0),
-        ):
-            yield Case(label, cf, feedback, "adamw", 2, seed, rates["adamw"], count)
+            yield Case(label, cf, feedback, "adamw", 2, seeds[0], rates["adamw"], count)
+    for label, cf in SECOND:
+        yield Case(label, cf, 0.0, "adamw", 8, seeds[0], rates["adamw"], count)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
     arguments = parser.parse_args()
-    done = Path(arguments.json).with_suffix(".partial") if arguments.json else None
-    rows: list[dict[str, Any]] = json.loads(done.read_text()) if done and done.exists() else []
+    until = time.monotonic() + 60 * arguments.minutes
+    file = Path(arguments.json) if arguments.json else None
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file and file.exists() else []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
 
         def run(wanted: Iterable[Case]) -> list[dict[str, Any]]:
-            """Rows of these cases; those of an interrupted run are not run again."""
-            wanted = list(wanted)
+            """Rows of these cases; those that an earlier run left in the file are not run again."""
+            wanted = list(dict.fromkeys(wanted))
             ran = {key(row): row for row in rows}
             missing = [case for case in wanted if case not in ran]
             for position, row in enumerate(pool.imap(train, missing), 1):
                 rows.append(row)
                 ran[key(row)] = row
                 print(f"{position} of {len(missing)}:", json.dumps(row), flush=True)
-                if done:
-                    done.write_text(json.dumps(rows))
-            return [ran[case] for case in wanted]
+                if file:
+                    keep(rows, arguments.json)
+                if time.monotonic() > until:
+                    pool.terminate()
+                    break
+            return [ran[case] for case in wanted if case in ran]
 
         tried = run(Case("dense", None, 0.0, o, 2, 0, r, arguments.steps) for o, rs in RATES.items() for r in rs)
         rates = {o: min((row["loss"], row["rate"]) for row in tried if row["optimizer"] == o)[1] for o in RATES}
-        finished = run(cases(arguments.steps, rates, arguments.quick))
-    write(summary(finished), arguments.json)
-    if done:
-        done.unlink(missing_ok=True)
+        run(cases(arguments.steps, rates, range(arguments.seeds)))
+    print(table(rows))
 
 
 def key(row: dict[str, Any]) -> Case:
@@ -180,29 +183,37 @@ def key(row: dict[str, Any]) -> Case:
     return Case(**{field: row[field] for field in Case._fields})
 
 
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Seeds of one case together: the median, and what there is on either side of it."""
-    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        same = tuple(row[k] for k in ("optimizer", "ranks", "label", "cf", "feedback", "rate", "steps"))
-        together.setdefault(same, []).append(row)
-    return [
-        {
-            "optimizer": key[0],
-            "ranks": key[1],
-            "compressor": key[2],
-            "cf": key[3],
-            "error_feedback": key[4],
-            "learning_rate": key[5],
-            "steps": key[6],
-            "seeds": len(same),
-            "loss": round(statistics.median(row["loss"] for row in same), 4),
-            "losses": [round(row["loss"], 4) for row in same],
-            "gain": round(statistics.median(row["gain"] for row in same), 4),
-            "wire_ratio": round(same[0]["wire_ratio"], 2),
-        }
-        for key, same in together.items()
-    ]
+def table(rows: list[dict[str, Any]]) -> str:
+    """The runs as Markdown tables: by optimizer and ranks; seeds as median and range, feedbacks side by side."""
+    lines = []
+    settings = dict.fromkeys((row["optimizer"], row["ranks"]) for row in rows)
+    tuned = {o: min((row["loss"], row["rate"]) for row in rows if row["optimizer"] == o)[1] for o, _ in settings}
+    for optimizer, ranks in settings:
+        lines += [
+            "",
+            f"{optimizer}, learning rate {tuned[optimizer]:g}, {ranks} ranks:",
+            "",
+            "| compressor | CF | wire ratio | no feedback | half | full | gain |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        own = [row for row in rows if (row["optimizer"], row["ranks"], row["rate"]) == (optimizer, ranks, tuned[optimizer])]
+        for label, cf in dict.fromkeys((row["label"], row["cf"]) for row in own):
+            of = {f: [r for r in own if (r["label"], r["cf"], r["feedback"]) == (label, cf, f)] for f in FEEDBACKS}
+            best = min((statistics.median(r["loss"] for r in some), f) for f, some in of.items() if some)[1]
+            cells = [_cell([r["loss"] for r in of[f]], f == best and cf is not None) for f in FEEDBACKS]
+            gains = "/".join(f"{statistics.median(r['gain'] for r in some):.2f}" for some in of.values() if some)
+            ratio = next(r["wire_ratio"] for some in of.values() for r in some)
+            asked = "" if cf is None else f"{cf:.4g}"
+            lines.append(f"| `{label}` | {asked} | {ratio:.1f} | {' | '.join(cells)} | {gains} |")
+    return "\n".join(lines)
+
+
+def _cell(losses: list[float], bold: bool) -> str:
+    if not losses:
+        return ""
+    spread = f" ({min(losses):.3f}-{max(losses):.3f})" if len(losses) > 1 else ""
+    said = f"{statistics.median(losses):.3f}{spread}"
+    return f"**{said}**" if bold else said
 
 
 if __name__ == "__main__":
