@@ -336,7 +336,9 @@ class AdaptiveCompressor:
         def wire_bytes(cf: float | None) -> int:
             return sum(traffic.wire_bytes(world) for traffic in self._averager.traffic(forms, cf))
 
-        return admit(self.policy, wire_bytes, sum(torch.Size(shape).numel() for shape, _ in forms), world)
+        elements = sum(torch.Size(shape).numel() for shape, _ in forms)
+        compressed = [shape for shape, _ in forms if self._averager.compresses(shape)]
+        return admit(self.policy, wire_bytes, elements, compressed, world)
 
     def _totals(self) -> dict[str, float]:
         steps = self._steps

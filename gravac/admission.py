@@ -2,19 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which candidates a controller may choose from, once the model and the number of ranks are known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Dense
 from gravac.policy import Policy
 
+SAME = 1.01
+"""Two candidates whose wire ratios differ by less, relatively, are one."""
+
 WireBytes = Callable[[float | None], int]
 """Predicted wire bytes of a step at a CF of the base compressor; ``None`` is dense."""
 
 
 def admit(
-    policy: Policy, wire_bytes: WireBytes, elements: int, world: int
+    policy: Policy, wire_bytes: WireBytes, elements: int, compressed: Sequence[tuple[int, ...]], world: int
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """The candidates, and in words those dropped because they would send no less than dense.
 
@@ -24,6 +27,7 @@ def admit(
         policy: gives controller, base and range.
         wire_bytes: see ``WireBytes``.
         elements: of the model.
+        compressed: shapes of its tensors that are not always sent dense.
         world: ranks.
 
     Returns:
@@ -33,7 +37,8 @@ def admit(
 
     def candidate(compressor: Compressor, cf: float, sent: int) -> Candidate:
         ratio = full / sent if sent else 1.0
-        return Candidate(compressor.name, cf, ratio, compressor.worth(cf), compressor.family(cf))
+        worth = round(compressor.worth(cf, compressed), 4)
+        return Candidate(compressor.name, cf, ratio, worth, compressor.family(cf), compressor.worth_by_gain(cf))
 
     dense = candidate(policy.dense_format, policy.dense_format.cf, wire_bytes(None))
     if isinstance(policy.base, Dense):
@@ -42,10 +47,20 @@ def admit(
     wanted = [candidate(policy.base, cf, wire_bytes(cf)) for cf in policy.controller.propose(policy.cf_range, reach)]
     if policy.controller.insists:
         return (dense, *wanted), ()
-    worth = sorted((c for c in wanted if c.wire_ratio > dense.wire_ratio), key=lambda c: c.wire_ratio)
-    dropped = tuple(
-        f"{c}: would send {dense.wire_ratio / c.wire_ratio:.2f} times the bytes of {dense} over {world} ranks"
-        for c in wanted
-        if c.wire_ratio <= dense.wire_ratio
-    )
-    return (dense, *worth), dropped
+    admitted: list[Candidate] = []
+    dropped = []
+    for one in sorted(wanted, key=lambda c: (c.wire_ratio, c.cf)):
+        twin = next((other for other in admitted if alike(one, other)), None)
+        if one.wire_ratio <= dense.wire_ratio:
+            times = dense.wire_ratio / one.wire_ratio
+            dropped.append(f"{one}: would send {times:.2f} times the bytes of {dense} over {world} ranks")
+        elif twin is not None:
+            dropped.append(f"{one}: would send what {twin} does")
+        else:
+            admitted.append(one)
+    return (dense, *admitted), tuple(dropped)
+
+
+def alike(one: Candidate, other: Candidate) -> bool:
+    """Whether two candidates send the same on this model: it is too small for the higher CF."""
+    return one.family == other.family and one.wire_ratio <= SAME * other.wire_ratio

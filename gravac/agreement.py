@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks tell each other about a step: at most eight float64, summed, so that all decide from the same numbers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,13 @@ import torch
 
 from gravac.average import Tally
 from gravac.candidate import Candidate
+from gravac.clock import Booked
 from gravac.controllers.base import SHADOWS, Measurement
 
 SIZE = 3 + SHADOWS
+
+TIMES = 2
+"""Further seconds, which travel where shadows leave them room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,8 @@ class Report:
         step: counted from 0.
         candidate: what ran.
         shadow: CFs evaluated.
-        numbers: seconds, error, energy, and the error of each shadow CF; as long as ``SIZE``.
+        numbers: seconds, error, energy, the error of each shadow CF, and last, where there is room, the seconds
+            waited and coded; as long as ``SIZE``.
     """
 
     step: int
@@ -31,12 +37,14 @@ class Report:
     numbers: tuple[float, ...]
 
     @classmethod
-    def of(cls, step: int, candidate: Candidate, shadow: Sequence[float], seconds: float, tally: Tally) -> "Report":
-        """A step's numbers from its tally; ``seconds`` is the end-to-end step time."""
+    def of(cls, step: int, candidate: Candidate, shadow: Sequence[float], booked: Booked, tally: Tally) -> "Report":
+        """A step's numbers from its clock and its tally."""
         error = float(tally.error) if tally.finite else float("nan")
         errors = [float(value) for value in tally.shadow] or [0.0] * len(shadow)
-        numbers = [seconds, error, float(tally.energy), *errors]
-        return cls(step, candidate, tuple(shadow), tuple(numbers + [0.0] * (SIZE - len(numbers))))
+        numbers = [booked.seconds, error, float(tally.energy), *errors]
+        room = SIZE - len(numbers)
+        times = [0.0] * (room - TIMES) + [booked.waited, booked.compress] if room >= TIMES else [0.0] * room
+        return cls(step, candidate, tuple(shadow), (*numbers, *times))
 
     def vector(self) -> torch.Tensor:
         """``[SIZE]`` float64, to be summed over ranks."""
@@ -51,6 +59,8 @@ class Report:
             samples: processed in the step, over all ranks.
         """
         seconds, error, energy, *errors = total.tolist()
+        timed = len(errors) - len(self.shadow) >= TIMES
+        waited, coded = errors[-TIMES:] if timed else (math.nan, math.nan)
         return Measurement(
             step=self.step,
             candidate=self.candidate,
@@ -59,6 +69,8 @@ class Report:
             error=error,
             energy=energy,
             shadow=tuple(zip(self.shadow, errors, strict=False)),
+            waited=waited / world,
+            coded=coded / world,
         )
 
 

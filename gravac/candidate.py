@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a controller may choose: a compressor at a compression factor (CF)."""
 
+import bisect
+import math
 from dataclasses import dataclass
 
 DENSE = "dense"
@@ -17,6 +19,7 @@ class Candidate:
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model over those of this candidate.
         worth: share of a dense step's progress that one of its steps makes, expected before training.
         family: candidates of one family differ in what they send and not in how they code.
+        by_gain: what a gain measured while training makes of ``worth``: ``(gain, worth)``, ascending; empty: nothing.
     """
 
     compressor: str
@@ -24,11 +27,22 @@ class Candidate:
     wire_ratio: float
     worth: float = 1.0
     family: str = ""
+    by_gain: tuple[tuple[float, float], ...] = ()
 
     @property
     def dense(self) -> bool:
         """Whether nothing is compressed but the number format."""
         return self.compressor == DENSE
+
+    def worth_at(self, gain: float) -> float:
+        """Worth of a step, now that its gain is known: between the points of ``by_gain``; ``worth`` without any."""
+        if not self.by_gain or not math.isfinite(gain):
+            return self.worth
+        gains = [at for at, _ in self.by_gain]
+        right = min(max(1, bisect.bisect_left(gains, gain)), len(gains) - 1)
+        (low, least), (high, most) = self.by_gain[right - 1], self.by_gain[right]
+        share = min(1.0, max(0.0, (gain - low) / (high - low)))
+        return least + share * (most - least)
 
     def __str__(self) -> str:
         return f"{self.compressor} {self.cf:g}x"

@@ -27,7 +27,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """A step's numbers on this rank. Seconds and bytes; see ``StepRecord`` for what each means."""
+    """A step's numbers on this rank. Seconds and bytes; see ``StepRecord`` and, of ``waited``, ``Measurement``."""
 
     achieved_cf: float
     payload_bytes: int
@@ -38,6 +38,7 @@ class Booked:
     compress: float
     exchange: float
     input_wait: float
+    waited: float
 
 
 class StepClock:
@@ -72,6 +73,7 @@ class StepClock:
             compress=compress,
             exchange=exchange,
             input_wait=max(0.0, waited),
+            waited=min(exposed, exchange) if marks.backward is not None else float("nan"),
         )
 
 

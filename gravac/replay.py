@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gravac.admission import alike
 from gravac.candidate import DENSE, Candidate
 from gravac.compressors import Dense
 from gravac.controllers.base import Decision, Measurement
@@ -45,7 +46,10 @@ NEAREST = 9
 SAME_CF = 1e-5
 """Relative difference under which two CFs are one: records write them with six digits."""
 
-_ADMITTED = re.compile(r"^(?P<name>\S+) (?P<cf>[0-9.e+-]+)x \(predicted wire ratio (?P<ratio>[0-9.e+-]+)\)")
+_ADMITTED = re.compile(
+    r"^(?P<name>\S+) (?P<cf>[0-9.e+-]+)x "
+    r"\(predicted wire ratio (?P<ratio>[0-9.e+-]+)(?:, worth (?P<worth>[0-9.e+-]+))?\)"
+)
 _DROPPED = re.compile(r"^(?P<name>\S+) (?P<cf>[0-9.e+-]+)x: would send (?P<times>[0-9.e+-]+) times")
 
 
@@ -210,27 +214,37 @@ def admit_recorded(run: RunRecord, policy: Policy) -> tuple[tuple[Candidate, ...
     words, with two digits after the point; where it holds none, see the module's text.
     """
     known, admitted, dense_ratio = _ratios(run)
-    dense = Candidate(DENSE, policy.dense_format.cf, dense_ratio.get(policy.dense_format.cf, policy.dense_format.cf))
+    form = policy.dense_format
+    dense = Candidate(DENSE, form.cf, dense_ratio.get(form.cf, form.cf), form.worth(form.cf), form.family(form.cf))
     if isinstance(policy.base, Dense):
         return (dense,), ()
     reach = policy.base.candidates(policy.cf_range, ())
     name = policy.base.name
     proposed = policy.controller.propose(policy.cf_range, reach)
-    wanted = [Candidate(name, cf, _ratio_at(known.get(name, []), cf)) for cf in proposed]
+    worth = _worths(run)
+
+    def candidate(cf: float) -> Candidate:
+        base, ratio = policy.base, _ratio_at(known.get(name, []), cf)
+        expected = worth.get((name, cf), base.worth(cf))
+        return Candidate(name, cf, ratio, expected, base.family(cf), base.worth_by_gain(cf))
+
+    wanted = [candidate(cf) for cf in proposed]
     if policy.controller.insists:
         return (dense, *wanted), ()
 
     before = admitted.get(name, ()) if dense.cf in dense_ratio else ()  # two digits may not tell it from dense
-
-    def worth(one: Candidate) -> bool:
-        return one.wire_ratio > dense.wire_ratio or any(_same(one.cf, cf) for cf in before)
-
-    dropped = tuple(
-        f"{one}: would send {dense.wire_ratio / one.wire_ratio:.2f} times the bytes of {dense}"
-        for one in wanted
-        if not worth(one)
-    )
-    return (dense, *sorted(filter(worth, wanted), key=lambda one: one.wire_ratio)), dropped
+    stay: list[Candidate] = []
+    dropped = []
+    for one in sorted(wanted, key=lambda one: (one.wire_ratio, one.cf)):
+        recorded = any(_same(one.cf, cf) for cf in before)
+        twin = next((other for other in stay if alike(one, other)), None)
+        if not recorded and one.wire_ratio <= dense.wire_ratio:
+            dropped.append(f"{one}: would send {dense.wire_ratio / one.wire_ratio:.2f} times the bytes of {dense}")
+        elif not recorded and twin is not None:
+            dropped.append(f"{one}: would send what {twin} does")
+        else:
+            stay.append(one)
+    return (dense, *stay), tuple(dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +325,8 @@ class _Recording:
             error=math.nan if gain is None else energy * (1 - gain),
             energy=energy,
             shadow=tuple(shadow),
+            waited=record.waited_seconds if as_recorded else math.nan,
+            coded=record.coded_seconds if as_recorded else math.nan,
         )
         return measured, not as_recorded or guessed_time or guessed_shadow
 
@@ -378,6 +394,12 @@ def _ratios(run: RunRecord) -> tuple[dict[str, list[tuple[float, float]]], dict[
             ratio = next(iter(dense.values())) / float(found["times"])
             known.setdefault(found["name"], []).append((float(found["cf"]), ratio))
     return {name: sorted(pairs) for name, pairs in known.items()}, admitted, dense
+
+
+def _worths(run: RunRecord) -> dict[tuple[str, float], float]:
+    """By compressor and CF: what a step was expected to be worth on the recorded model."""
+    found = [it for it in map(_ADMITTED.match, run.candidates) if it is not None and it["worth"] is not None]
+    return {(it["name"], float(it["cf"])): float(it["worth"]) for it in found}
 
 
 def _ratio_at(known: Sequence[tuple[float, float]], cf: float) -> float:

@@ -21,6 +21,7 @@ from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport, Pending
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.words import candidate_words
 
 Fail = Callable[[BaseException], None]
 
@@ -165,7 +166,7 @@ class Steps:
             self.state, self.decision = self.controller.restore(self._restored, self.candidates)
         else:
             self.state, self.decision = self.controller.start(self.candidates)
-        words = tuple(f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f})" for candidate in self.candidates)
+        words = tuple(candidate_words(candidate) for candidate in self.candidates)
         self._emit(RunRecord({}, self.averager.world, words, dropped))
 
     def _end(self, marks: Marks) -> None:
@@ -178,7 +179,7 @@ class Steps:
         if self._agreeing is not None:
             self._observe(self._thread.transport.finish(self._agreeing)[0])
             self._agreeing = None
-        self.report = Report.of(self.step, self.ran, self._plan.shadow, booked.seconds, tally)
+        self.report = Report.of(self.step, self.ran, self._plan.shadow, booked, tally)
         self._booked = booked
         self.steps_at[self.ran] = self.steps_at.get(self.ran, 0) + 1
         self.step += 1
@@ -245,5 +246,7 @@ class Steps:
                 t_compression=None if self.gain is None else t_system * max(self.gain, 0.0),
                 shadow=shadow,
                 energy=measured.energy,
+                waited_seconds=measured.waited,
+                coded_seconds=measured.coded,
             )
         )

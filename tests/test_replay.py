@@ -5,7 +5,7 @@
 import argparse
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gravac.replay import Replay, Trace, admit_recorded, read_trace, replay
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import JSONLSink
 from gravac.telemetry.records import DecisionRecord, EndRecord, RunRecord, StepRecord
+from gravac.telemetry.words import candidate_words
 from tests.controllers.script import DENSE_CANDIDATE, Curve, Script
 
 pytestmark = pytest.mark.timeout(60)
@@ -48,9 +49,16 @@ def record_run(
     """Run a controller over scripted measurements and record it as ``gravac.steps`` does, energy 4 in every step."""
     script = Script(gain, seconds, optimism=1.1, samples=64.0, shadow_seconds=0.01)
     proposed = policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range, ()))
-    candidates = (DENSE_CANDIDATE, *(Candidate(policy.base.name, cf, wire_ratio(cf)) for cf in proposed))
+    base = policy.base
+
+    def candidate(cf: float) -> Candidate:
+        worth = round(base.worth(cf), 4)
+        return Candidate(base.name, cf, wire_ratio(cf), worth, base.family(cf), base.worth_by_gain(cf))
+
+    dense = replace(DENSE_CANDIDATE, family=policy.dense_format.family(1.0))
+    candidates = (dense, *(candidate(cf) for cf in proposed))
     sink = JSONLSink(path)
-    words = tuple(f"{one} (predicted wire ratio {one.wire_ratio:.2f})" for one in candidates)
+    words = tuple(candidate_words(one) for one in candidates)
     sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, words))
     state, coming = policy.controller.start(candidates)
     holds = coming

@@ -21,7 +21,7 @@ import torch
 
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
-from gravac.compressors.worth import expected
+from gravac.compressors.worth import BY_GAIN, expected
 from gravac.settings import Settings
 
 
@@ -161,9 +161,18 @@ class Compressor(Settings):
         """Share of what is not sent that is kept at a CF, unless the user says otherwise."""
         return self.error_feedback
 
-    def worth(self, cf: float) -> float:
-        """Share of a dense step's progress that a step at a CF makes: what is expected before training, in (0, 1]."""
+    def worth(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
+        """Share of a dense step's progress that a step at a CF makes: what is expected before training, in (0, 1].
+
+        Args:
+            cf: compression factor.
+            shapes: of the tensors that are compressed, for whom it depends on them; empty when not known.
+        """
         return expected(self.name, cf)
+
+    def worth_by_gain(self, cf: float) -> tuple[tuple[float, float], ...]:
+        """What a gain measured while training makes of the worth: ``(gain, worth)``, ascending; empty: nothing."""
+        return BY_GAIN.get(self.name, ())
 
     def family(self, cf: float) -> str:
         """What at other CFs of the same name codes as cheaply: a controller compares step times within it."""

@@ -5,11 +5,16 @@
 Gain does not tell which of two families trains better (``docs/compressors.md``), so the order is not measured here but
 given: members stand by what a step with them is worth, best first, and a ratio is served by the first that reaches it.
 The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
+
+Which member is best also depends on the model: low rank is far ahead on wide fully connected layers, and behind on a
+transformer. So each member has rungs of its own, ratios at which it is taken and no other, and a controller that
+compares worths tries those: worth by the model's shapes, and corrected by the gain that is measured.
 """
 
 import functools
+import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
 from pydantic import Field, field_validator
@@ -18,6 +23,7 @@ from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dense import dense
+from gravac.compressors.powersgd import powersgd
 from gravac.compressors.quantize import quantize
 from gravac.compressors.topkc import topkc
 
@@ -70,10 +76,15 @@ class Ladder(Compressor):
         member, at = self.at(cf)
         return member.feedback_at(at)
 
-    def worth(self, cf: float) -> float:
+    def worth(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
         """The member's."""
         member, at = self.at(cf)
-        return member.worth(at)
+        return member.worth(at, shapes)
+
+    def worth_by_gain(self, cf: float) -> tuple[tuple[float, float], ...]:
+        """The member's."""
+        member, at = self.at(cf)
+        return member.worth_by_gain(at)
 
     def family(self, cf: float) -> str:
         """The member's."""
@@ -81,25 +92,13 @@ class Ladder(Compressor):
         return member.family(at)
 
     def at(self, ratio: float) -> tuple[Compressor, float]:
-        """The member that serves a wire ratio, and its CF."""
-        return _serving(self.members, ratio)
+        """The member that serves a wire ratio, and its CF: the one whose rung it is, or the first that reaches it."""
+        own = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)
+        return (own.member, own.cf) if own else _serving(self.members, ratio)
 
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
-        """Wire ratios: what members of fixed CFs reach, then doubled again and again where another can do any."""
-        fixed, anything = set(), False
-        for member in self.members:
-            reach = member.candidates((1.0, HIGHEST), shapes)
-            if isinstance(reach, Span):
-                anything = True
-            else:
-                fixed |= {wire_ratio(member, cf) for cf in reach}
-        ratios = sorted(fixed)
-        if anything:
-            last = ratios[-1] if ratios else 1.0
-            while last * STEP <= cf_range[1]:
-                last *= STEP
-                ratios.append(last)
-        return tuple(ratio for ratio in ratios if cf_range[0] <= ratio <= cf_range[1])
+        """Wire ratios: the members' rungs."""
+        return tuple(rung.ratio for rung in _rungs(self.members) if cf_range[0] <= rung.ratio <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """The member's."""
@@ -126,6 +125,34 @@ class Ladder(Compressor):
         return next((aside for aside in kept if aside is not None), None)
 
 
+class Rung(NamedTuple):
+    """A wire ratio that is one member's own, and the member's CF there."""
+
+    ratio: float
+    member: Compressor
+    cf: float
+
+
+@functools.cache
+def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
+    """What members of fixed CFs reach; of one that can do any, ratios doubled from the best of those before it on.
+
+    Ascending. Of two members at one ratio the first has it.
+    """
+    rungs: list[Rung] = []
+    for member in members:
+        reach = member.candidates((1.0, HIGHEST), ())
+        if isinstance(reach, Span):
+            last = max((rung.ratio for rung in rungs), default=1.0)
+            own = [(last * STEP**more) for more in range(1, math.ceil(math.log(HIGHEST / last, STEP)))]
+            found = [Rung(ratio, member, cf) for ratio in own if (cf := _lowest(member, reach, ratio)) is not None]
+        else:
+            found = [Rung(wire_ratio(member, cf), member, cf) for cf in reach]
+        taken = {round(rung.ratio, 6) for rung in rungs}
+        rungs += [rung for rung in found if round(rung.ratio, 6) not in taken]
+    return tuple(sorted(rungs, key=lambda rung: rung.ratio))
+
+
 def wire_ratio(compressor: Compressor, cf: float) -> float:
     """Wire bytes of a dense float32 all-reduce of ``SHAPE`` over those of a compressor, two ranks."""
     sent = sum(traffic.wire_bytes(2) for traffic in compressor.traffic(SHAPE, cf, torch.float32, 2))
@@ -134,22 +161,30 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
 
 @functools.cache
 def _serving(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
-    """The first member that reaches the ratio, at the lowest CF that does; the last member at its utmost, if none."""
+    """The first member that reaches the ratio, at the lowest CF that does; the highest rung, if none does."""
     for member in members:
         reach = member.candidates((1.0, HIGHEST), ())
         if isinstance(reach, Span):
-            low, high = reach.low, reach.high
-            if wire_ratio(member, high) < ratio:
+            cf = _lowest(member, reach, ratio)
+            if cf is None:
                 continue
-            while high / low > 1.001:
-                middle = (low * high) ** 0.5
-                low, high = (low, middle) if wire_ratio(member, middle) >= ratio else (middle, high)
-            return member, high
+            return member, cf
         able = [cf for cf in reach if wire_ratio(member, cf) >= ratio * 0.999]
         if able:
             return member, min(able)
-    reach = members[-1].candidates((1.0, HIGHEST), ())
-    return members[-1], reach.high if isinstance(reach, Span) else max(reach)
+    last = _rungs(members)[-1]
+    return last.member, last.cf
+
+
+def _lowest(member: Compressor, reach: Span, ratio: float) -> float | None:
+    """The lowest CF at which a member that can do any reaches a ratio, within 0.1 %; ``None`` if none does."""
+    low, high = reach.low, reach.high
+    if wire_ratio(member, high) < ratio:
+        return None
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if wire_ratio(member, middle) >= ratio else (middle, high)
+    return high
 
 
 ladder = Ladder(
@@ -161,6 +196,10 @@ ladder = Ladder(
         quantize(2),
         quantize(1),
         topkc(values=quantize(1)),
+        *(powersgd(rank) for rank in (16, 8, 4, 2, 1)),
     )
 )
-"""16 bit, then 8, 4, 3, 2 and 1, then chunks of which 1 bit is sent; ``ladder(quantize(2), topkc)`` is another."""
+"""16 bit, then 8, 4, 3, 2 and 1, then chunks of which 1 bit is sent; low rank for models that it suits.
+
+``ladder(quantize(2), topkc)`` is another.
+"""

@@ -11,7 +11,7 @@ x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the 
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -21,6 +21,10 @@ from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import unit_roundoff, working
+from gravac.compressors.worth import by_rank
+
+SIDE = 1024
+"""Rows and columns of the matrix by whose CF a fixed rank is called."""
 
 
 class LowRank(NamedTuple):
@@ -36,6 +40,8 @@ class PowerSGD(Compressor):
     """Low rank, exchanged by all-reduce: of P and of Q; or of one of them, in turn. Factors travel in x's dtype.
 
     Attributes:
+        rank: of every matrix, as in the paper; ``None``: from the CF, matrix by matrix. One CF for all leaves small
+            matrices with rank 1, which held a whole net back (``docs/results.md``); one rank for all does not.
         iterations: power iterations a step, each with one all-reduce of P and one of Q; they count against the CF.
         warm_start: start from the factor of the last step, also when the rank has changed; otherwise from a drawn one.
         alternating: one all-reduce a step, of P and Q in turn (ACP-SGD), at about twice the rank for the same CF. The
@@ -48,6 +54,7 @@ class PowerSGD(Compressor):
     exact_cf: ClassVar[bool] = False
     error_feedback: ClassVar[float] = 1.0
 
+    rank: Annotated[int, Field(ge=1)] | None = None
     iterations: int = Field(default=1, ge=1, le=4)
     warm_start: bool = True
     alternating: bool = False
@@ -59,21 +66,35 @@ class PowerSGD(Compressor):
         return self
 
     def plan(self, shape: tuple[int, ...], cf: float) -> LowRank | None:
-        """The largest rank that achieves ``cf``, at least 1; ``None`` where the tensor is sent dense."""
+        """The rank set, or the largest that achieves ``cf``, at least 1; ``None`` where the tensor is sent dense."""
         if len(shape) < 2 or 0 in shape:
             return None
         n, m = shape[0], torch.Size(shape[1:]).numel()
         columns = (n + m) / 2 if self.alternating else (n + m) * self.iterations
         # a CF that was achieved gives its rank again, whatever the division's rounding
-        rank = min(n, m, max(1, int(n * m / (cf * columns) * (1 + 1e-9))))
+        rank = min(n, m, self.rank or max(1, int(n * m / (cf * columns) * (1 + 1e-9))))
         most = max(n, m) if self.alternating else columns
         if min(n, m) == 1 or rank * most >= n * m:
             return None
         return LowRank(n, m, rank, n * m / (rank * columns))
 
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
-        """Any CF; each tensor comes as close as a whole rank can."""
-        return Span(*cf_range)
+        """Any CF, each tensor coming as close as a whole rank can; of a rank that is set, its CF on a square matrix."""
+        if self.rank is None:
+            return Span(*cf_range)
+        square = self.plan((SIDE, SIDE), 1.0)
+        return (square.cf,) if square and cf_range[0] <= square.cf <= cf_range[1] else ()
+
+    def __call__(self, rank: int | None = None, **changes: Any) -> Self:
+        """The same settings but for ``rank`` and other changes."""
+        return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
+
+    def worth(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
+        """By the rank that a CF comes to, where shapes are known: it tells more than the CF does."""
+        plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
+        low = [(elements, by_rank(plan.rank)) for elements, plan in plans if plan]
+        elements = sum(elements for elements, _ in low)
+        return sum(elements * worth for elements, worth in low) / elements if elements else super().worth(cf)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """P and Q, as often as there are iterations; the larger of them, when alternating; or x."""

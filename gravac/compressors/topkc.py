@@ -42,9 +42,9 @@ class TopKC(Compressor):
     chunk: Annotated[int, Field(ge=1)] | None = None
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
-    def worth(self, cf: float) -> float:
+    def worth(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
         """That of the chunks, times that of how their values are sent."""
-        own = super().worth(cf)
+        own = super().worth(cf, shapes)
         return own * self.values.worth(self.values.finest) if isinstance(self.values, Quantize) else own
 
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:

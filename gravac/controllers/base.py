@@ -10,6 +10,7 @@ Time runs in steps. ``observe`` is called once for every step, in order, with th
 takes effect two steps later (the measurement of step t travels with step t+1).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -33,6 +34,9 @@ class Measurement:
             a gradient was not.
         energy: squared norm of what was to be sent, ``Σ‖g_ef‖²``, over the model and the ranks.
         shadow: for CFs that were evaluated but not run, ``(cf, error)`` pairs; ``error`` as above, of the same energy.
+        waited: seconds in which the step waited for bytes: what sending less can save at most; mean over ranks, nan
+            when not known.
+        coded: seconds of encode, decode and error feedback, hidden or not; as above.
     """
 
     step: int
@@ -42,6 +46,8 @@ class Measurement:
     error: float
     energy: float
     shadow: tuple[tuple[float, float], ...] = ()
+    waited: float = math.nan
+    coded: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,17 +121,17 @@ class Goodput(Settings):
         seconds = (*state.window.rough[1:], *state.window.seconds)
         if best is None or state.position == state.best or state.window.steps < SOON or not seconds:
             return False
-        return statistics.median(seconds) > self.hopeless * state.running.worth / state.goodput(best)
+        return statistics.median(seconds) > self.hopeless * state.worth(state.position) / state.goodput(best)
 
     def _tried(self, state: State, seconds: float, given_up: bool) -> tuple[State, str]:
         """A trial ended."""
         best, ran = state.entry(state.best), state.running
         if best is not None and state.position != state.best:
             steps = state.window.steps
-            more = steps * (seconds - ran.worth / state.goodput(best))
+            more = steps * (seconds - ran.worth_at(state.window.gain) / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
         state = state.enter(seconds)
-        said = f"{1000 * seconds:.4g} ms a step at {ran}, worth {ran.worth:.2f}"
+        said = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.worth(state.position):.2f}"
         return self._go_on(state, f"{said}: given up early" if given_up else said)
 
     def _held(self, state: State, seconds: float) -> tuple[State, str]:
@@ -163,7 +163,7 @@ class Goodput(Settings):
         state = replace(state, best=best.position)
         own, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
         promising = [
-            (state.candidates[at].worth / state.fastest(at, self.expire), at)
+            (state.worth(at) / state.fastest(at, self.expire), at)
             for at in range(len(state.candidates))
             if at != best.position and (SOON + 1) * (state.slowest(at) - best.seconds) <= left
         ]
@@ -174,7 +174,7 @@ class Goodput(Settings):
         state = replace(state, phase=HOLD, position=best.position)
         return (
             state,
-            f"{said}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {state.running.worth:.2f}",
+            f"{said}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.worth:.2f}",
         )
 
     def _best(self, state: State) -> Entry:

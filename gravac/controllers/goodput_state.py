@@ -33,11 +33,24 @@ class Entry:
         position: in the list of candidates.
         seconds: median of its steps.
         window: number of the window, to let it expire.
+        worth: of its steps, corrected by the gain that was measured.
+        saved: seconds of a step that sending nothing, and coding nothing, would save at most; ``None``: not known.
     """
 
     position: int
     seconds: float
     window: int
+    worth: float
+    saved: tuple[float, float] | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "saved": None if self.saved is None else list(self.saved)}
+
+    @classmethod
+    def restore(cls, plain: dict[str, Any]) -> Entry:
+        """The inverse of ``dump``."""
+        return cls(**{**plain, "saved": None if plain["saved"] is None else (plain["saved"][0], plain["saved"][1])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +100,15 @@ class State:
         return next((entry for entry in self.entries if entry.position == position), None)
 
     def enter(self, seconds: float) -> State:
-        """Enter what the running candidate came to, over an older entry."""
+        """Enter what the running candidate came to in the window that ends, over an older entry."""
         others = tuple(entry for entry in self.entries if entry.position != self.position)
-        return replace(self, entries=(*others, Entry(self.position, seconds, self.windows)))
+        worth, saved = self.running.worth_at(self.window.gain), self.window.savings
+        return replace(self, entries=(*others, Entry(self.position, seconds, self.windows, worth, saved)))
+
+    def worth(self, position: int) -> float:
+        """Of a candidate's steps: as measured, or as expected."""
+        own = self.entry(position)
+        return own.worth if own else self.candidates[position].worth
 
     def changed(self, seconds: float) -> State:
         """The held candidate's step takes ``seconds`` now: forget what was measured, but for what follows from it.
@@ -114,7 +133,7 @@ class State:
 
     def goodput(self, entry: Entry) -> float:
         """Steps per second, each counted as what it is worth of a dense one."""
-        return self.candidates[entry.position].worth / entry.seconds
+        return entry.worth / entry.seconds
 
     def slowest(self, position: int) -> float:
         """The most a step of a candidate may take, by what is measured: if its bytes were all that counted, seconds."""
@@ -131,7 +150,8 @@ class State:
     def fastest(self, position: int, expire: int) -> float:
         """The least time a step of a candidate may take, by what is measured: a lower bound, in seconds.
 
-        What was measured itself is believed, half of it after ``expire`` windows, a quarter after twice as many.
+        What was measured itself is believed, half of it after ``expire`` windows, a quarter after twice as many. Of a
+        step that was measured, sending less saves the time it waited at most; another family may save its coding too.
         Step time is convex in the bytes sent: flat while the exchange hides behind backward, then linear. So a slope
         measured between two amounts of bytes is a lower bound of that above them, and an upper bound of that below.
         """
@@ -143,8 +163,12 @@ class State:
         bounds += [FLOOR * min((entry.seconds for entry in self.entries), default=0.0)]
         for entry in self.entries:
             other = self.candidates[entry.position]
-            least = entry.seconds if mine.family == other.family else LIGHTER * entry.seconds
+            waited, coded = entry.saved or (entry.seconds, entry.seconds)
+            coded = 0.0 if mine.family == other.family else min(coded, (1 - LIGHTER) * entry.seconds)
+            least = entry.seconds - coded
             more = 1 / mine.wire_ratio - 1 / other.wire_ratio
+            if more < 0:
+                bounds.append(least - waited)
             if more >= 0:
                 bounds.append(least + more * self._slope(entry.position, above=False))
             elif (high := self._slope(entry.position, above=True)) is not None:
@@ -184,7 +208,7 @@ class State:
             name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
         }
         plain["floors"] = [list(floor) for floor in self.floors]
-        return {**plain, "window": self.window.dump(), "entries": [asdict(entry) for entry in self.entries]}
+        return {**plain, "window": self.window.dump(), "entries": [entry.dump() for entry in self.entries]}
 
     @classmethod
     def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> State:
@@ -192,7 +216,7 @@ class State:
         fields = {
             **plain,
             "candidates": tuple(candidates),
-            "entries": tuple(Entry(**entry) for entry in plain["entries"]),
+            "entries": tuple(Entry.restore(entry) for entry in plain["entries"]),
             "floors": tuple((at, floor) for at, floor in plain["floors"]),
             "window": Window.restore(candidates[plain["position"]], plain["window"]),
         }

@@ -26,6 +26,7 @@ class Window:
         settling: steps still to be left out of gain and time (when there are others).
         seconds: of each clean step so far (no shadow step, not settling).
         rough: of the others, used when there is no clean one.
+        saved: ``(waited, coded)`` of each clean step in which they are known, seconds.
         samples: of the last step.
         gains: ``(error, energy)`` of each settled step.
         early: the same of settling steps, used when there is nothing else.
@@ -37,6 +38,7 @@ class Window:
     settling: int = SETTLING
     seconds: tuple[float, ...] = ()
     rough: tuple[float, ...] = ()
+    saved: tuple[tuple[float, float], ...] = ()
     samples: float = 0.0
     gains: tuple[tuple[float, float], ...] = ()
     early: tuple[tuple[float, float], ...] = ()
@@ -55,11 +57,13 @@ class Window:
                 shadow[cf] = (before[0] + error, before[1] + measured.energy)
         timed = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
         clean = not self.settling and not measured.shadow
+        known = math.isfinite(measured.waited + measured.coded)
         return replace(
             self,
             settling=max(0, self.settling - 1),
             seconds=(*self.seconds, *timed) if clean else self.seconds,
             rough=self.rough if clean else (*self.rough, *timed),
+            saved=(*self.saved, (measured.waited, measured.coded)) if clean and known else self.saved,
             samples=measured.samples,
             gains=self.gains if self.settling else (*self.gains, pair),
             early=(*self.early, pair) if self.settling else self.early,
@@ -82,6 +86,14 @@ class Window:
         middle = statistics.median(seconds)
         return self.samples / statistics.median(s for s in seconds if s <= GAP * middle)
 
+    @property
+    def savings(self) -> tuple[float, float] | None:
+        """What sending nothing and coding nothing would save of a step at most: medians, seconds; ``None`` unknown."""
+        if not self.saved:
+            return None
+        waited, coded = zip(*self.saved, strict=True)
+        return statistics.median(waited), statistics.median(coded)
+
     def shadow_gain(self, cf: float) -> float | None:
         """Gain of a CF that was evaluated and not run; ``None`` when it was not."""
         return next((_gain(error, energy) for at, error, energy in self.shadow if at == cf), None)
@@ -99,6 +111,7 @@ class Window:
             "settling": self.settling,
             "seconds": list(self.seconds),
             "rough": list(self.rough),
+            "saved": [list(pair) for pair in self.saved],
             "samples": self.samples,
             "gains": [list(pair) for pair in self.gains],
             "early": [list(pair) for pair in self.early],
@@ -114,6 +127,7 @@ class Window:
             plain["settling"],
             tuple(plain["seconds"]),
             tuple(plain["rough"]),
+            tuple((waited, coded) for waited, coded in plain["saved"]),
             plain["samples"],
             tuple((error, energy) for error, energy in plain["gains"]),
             tuple((error, energy) for error, energy in plain["early"]),

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run tells the outside: plain, frozen records, handed to any callable."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -47,6 +48,8 @@ class StepRecord:
         t_compression: ``t_system * max(gain, 0)``; ``None`` when the gain is not known.
         shadow: for CFs evaluated but not run, ``(cf, gain)``.
         energy: ``Σ‖g_ef‖²`` over the model and the ranks: what a window weighs its steps' gains with.
+        waited_seconds: in which the step waited for bytes, mean over ranks; nan when not known.
+        coded_seconds: ``compress_seconds``, mean over ranks; nan when not known.
     """
 
     step: int
@@ -67,6 +70,8 @@ class StepRecord:
     t_compression: float | None
     shadow: tuple[tuple[float, float], ...] = ()
     energy: float | None = None
+    waited_seconds: float = math.nan
+    coded_seconds: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 import math
 from collections.abc import Iterable
 
+from gravac.candidate import Candidate
 from gravac.telemetry.records import DecisionRecord, RunRecord
 
 
@@ -18,6 +19,11 @@ def run_words(run: RunRecord) -> str:
     if run.settings:
         parts.append("**Settings**\n\n" + _table(("setting", "value"), run.settings.items()))
     return "\n\n".join(parts)
+
+
+def candidate_words(candidate: Candidate) -> str:
+    """One candidate, as run records hold it: the CF, what it is predicted to send, and what its steps are worth."""
+    return f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f}, worth {candidate.worth:g})"
 
 
 def decision_words(decision: DecisionRecord, before: float | None) -> str:

@@ -262,7 +262,7 @@ def test_where_low_rank_is_no_saving_it_is_dense(shape: tuple[int, ...]) -> None
         assert compressor.plan(shape, 2.0) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(2, 40),
     m=st.integers(2, 40),

@@ -81,7 +81,7 @@ def test_an_exact_count_achieves_the_cf(compressor: ThresholdK, kind: str) -> No
         assert conformance.exchange(compressor, [x], cf)[0].cf == pytest.approx(cf, rel=0.02)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     compressor=st.sampled_from(EXACT),
     kind=st.sampled_from(KINDS),
@@ -101,7 +101,7 @@ def test_an_exact_count_keeps_the_largest(
     assert torch.equal(chosen.values, x[chosen.indices])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     compressor=st.sampled_from(AS_PUBLISHED),
     kind=st.sampled_from(KINDS),

@@ -130,7 +130,12 @@ SECOND = (("quantize(2, back_bits=4)", 16.0), ("quantize(1, back_bits=4)", 32.0)
 
 def cases(count: int, rates: dict[str, float], seeds: Sequence[int]) -> Iterable[Case]:
     """What is run, most telling first."""
-    for optimizer, ranks, some in (("adamw", 2, seeds), ("adamw", 8, seeds[:1]), ("sgd", 2, seeds), ("adamw", 8, seeds)):
+    for optimizer, ranks, some in (
+        ("adamw", 2, seeds),
+        ("adamw", 8, seeds[:1]),
+        ("sgd", 2, seeds),
+        ("adamw", 8, seeds),
+    ):
         for seed in some:
             for label, cf, feedback in (
                 ("dense", None, 0.0),
@@ -196,7 +201,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             "| compressor | CF | wire ratio | no feedback | half | full | gain |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
-        own = [row for row in rows if (row["optimizer"], row["ranks"], row["rate"]) == (optimizer, ranks, tuned[optimizer])]
+        own = [
+            row for row in rows if (row["optimizer"], row["ranks"], row["rate"]) == (optimizer, ranks, tuned[optimizer])
+        ]
         for label, cf in dict.fromkeys((row["label"], row["cf"]) for row in own):
             of = {f: [r for r in own if (r["label"], r["cf"], r["feedback"]) == (label, cf, f)] for f in FEEDBACKS}
             best = min((statistics.median(r["loss"] for r in some), f) for f, some in of.items() if some)[1]
