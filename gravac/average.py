@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, blocks, energy
+from gravac.compressors.base import Addend, Compressor, Context, Reduced, Rounds, Sparse, blocks, energy
 from gravac.compressors.dense import Dense
 from gravac.compressors.dtypes import working
 from gravac.exchange.fuse import fuse
@@ -312,10 +312,12 @@ def _energy(flat: torch.Tensor) -> torch.Tensor:
     return norm.square()
 
 
-def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Sparse) -> torch.Tensor:
+def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
     """``‖x - sent‖²``; ``size`` is ``‖x‖²``."""
-    if not isinstance(sent, Sparse):
+    if isinstance(sent, torch.Tensor):
         return energy(x - sent)
+    if not isinstance(sent, Sparse):
+        return energy(sent.add_to(x.clone(), alpha=-1.0))
     left = size
     for indices, values in sent.parts:
         before = blocks(x, values)[indices]
@@ -323,8 +325,8 @@ def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Sparse) -> 
     return left.clamp(min=0)
 
 
-def _write(flat: torch.Tensor, mean: torch.Tensor | Sparse) -> None:
-    if not isinstance(mean, Sparse):
+def _write(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:
+    if isinstance(mean, torch.Tensor):
         flat.copy_(mean)
     elif flat.element_size() >= 4:
         mean.add_to(flat.zero_())

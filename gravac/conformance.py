@@ -19,7 +19,7 @@ import torch
 from gravac.average import Averager, Piece, Plan
 from gravac.candidate import Span
 from gravac.collectives import Ledger
-from gravac.compressors import Compressor, Context, Reduced, Sparse, dense
+from gravac.compressors import Addend, Compressor, Context, Reduced, dense
 from gravac.compressors.base import energy
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
@@ -56,9 +56,11 @@ def exchange(
     return [one[0] for one in reduced if one is not None]
 
 
-def materialize(tensor: torch.Tensor | Sparse, like: torch.Tensor) -> torch.Tensor:
-    """A flat dense tensor of what may be sparse."""
-    return tensor.add_to(torch.zeros_like(like).reshape(-1)) if isinstance(tensor, Sparse) else tensor.reshape(-1)
+def materialize(tensor: torch.Tensor | Addend, like: torch.Tensor) -> torch.Tensor:
+    """A flat dense tensor of what may not be one."""
+    if isinstance(tensor, torch.Tensor):
+        return tensor.reshape(-1)
+    return tensor.add_to(torch.zeros_like(like).reshape(-1))
 
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:

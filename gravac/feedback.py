@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gravac.compressors.base import Sparse
+from gravac.compressors.base import Addend
 from gravac.compressors.dtypes import working
 
 Residuals = dict[str, torch.Tensor]
@@ -76,20 +76,18 @@ class Feedback:
         self,
         name: str,
         x: torch.Tensor,
-        sent: torch.Tensor | Sparse,
+        sent: torch.Tensor | Addend,
         strength: float,
         aside: torch.Tensor | None = None,
     ) -> None:
         """Keep ``strength * (x - sent - aside)``; x is what ``fold`` gave and is overwritten."""
         kept: torch.Tensor | None = None
-        if isinstance(sent, Sparse):
-            kept = sent.add_to(x, alpha=-1.0)
-        elif sent is not x:
-            kept = x.sub_(sent)
-        if kept is not None and aside is not None:
-            kept.sub_(aside)
-        if strength < 1.0 and kept is not None:
-            kept = kept.mul_(strength) if strength > 0 else None
+        if strength > 0 and sent is not x:
+            kept = x.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(x, alpha=-1.0)
+            if aside is not None:
+                kept.sub_(aside)
+            if strength < 1.0:
+                kept.mul_(strength)
         if self.safe:
             self._pending[name] = torch.empty(0) if kept is None else kept
         elif kept is None:

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 
 from gravac.average import Averager, Piece, Plan
-from gravac.compressors import Compressor, Dense, dense, randomk, topk
+from gravac.collectives import AllReduce
+from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
+from gravac.compressors.base import Rounds, energy
 from gravac.exchange import memory
 from gravac.feedback import Feedback
 
@@ -150,6 +152,34 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
         error += float(world.averagers[0].tally.error)
         whole += float(world.averagers[0].tally.energy)
     assert 1 - error / whole == pytest.approx(0.1, abs=0.004)
+
+
+@dataclass
+class Half:
+    """Half of a tensor, not laid out."""
+
+    of: torch.Tensor
+
+    def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+        return dense.add_(self.of, alpha=alpha / 2)
+
+
+class Halves(Compressor):
+    """Sends half of what it is given."""
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        total = yield AllReduce(x / ctx.world)
+        return Reduced(Half(total), Half(x.clone()), 2.0)
+
+
+def test_what_is_not_laid_out_is_added_to_the_mean_and_taken_from_the_residual() -> None:
+    world = World(Halves(), ranks=1)
+    (mine,) = gradients(1, 0)
+    (out,) = world.step([mine], 2.0, 0, [["linear"]])
+    x = mine["linear"].view(-1)
+    assert torch.allclose(out["linear"].view(-1), x / 2)
+    assert torch.allclose(world.averagers[0].feedback.residual["linear"], x / 2)
+    assert float(world.averagers[0].tally.error) == pytest.approx(float(energy(x)) / 4)
 
 
 @pytest.mark.parametrize("cf", [None, 10.0])

@@ -3,7 +3,7 @@
 """What goes on the wire, one file per family. Knows tensors and rounds, not process groups."""
 
 from gravac.compressors.artopk import ARTopK, artopk
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse
+from gravac.compressors.base import Addend, Compressor, Context, Reduced, Rounds, Selection, Sparse
 from gravac.compressors.dense import Dense, dense
 from gravac.compressors.dgc import DGC, dgc
 from gravac.compressors.intsgd import IntSGD, intsgd
@@ -53,6 +53,7 @@ __all__ = [
     "QSGD",
     "THC",
     "ARTopK",
+    "Addend",
     "Compressor",
     "Context",
     "Dense",

@@ -15,7 +15,7 @@ import hashlib
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -31,6 +31,13 @@ class Selection:
 
     indices: torch.Tensor
     values: torch.Tensor
+
+
+class Addend(Protocol):
+    """A flat tensor that is not laid out in memory, but can be added to one that is."""
+
+    def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+        """Add ``alpha`` times this to ``dense`` (flat), in place; returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,8 @@ class Reduced:
     """What came of compressing and exchanging one tensor.
 
     Attributes:
-        mean: what is applied, the same on all ranks; flat, as long as x.
+        mean: what is applied, the same on all ranks; flat, as long as x. An ``Addend`` spares memory: the operating
+            system takes many times as long to provide a tensor's worth of it as it takes to fill it.
         sent: what this rank contributed; the residual is ``x - sent``.
         cf: the compression factor achieved.
         aside: part of ``x - sent`` that the compressor keeps itself, in ``ctx.state``: the residual is made without it.
@@ -72,8 +80,8 @@ class Reduced:
             at once counts as if each had made its share.
     """
 
-    mean: torch.Tensor | Sparse
-    sent: torch.Tensor | Sparse
+    mean: torch.Tensor | Addend
+    sent: torch.Tensor | Addend
     cf: float
     aside: torch.Tensor | None = None
     target: torch.Tensor | None = None

@@ -12,6 +12,15 @@ import torch
 from gravac.compressors.base import Sparse
 
 
+def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``."""
+    whole = x.numel() // chunk * chunk
+    norms: torch.Tensor = torch.linalg.vector_norm(x[:whole].view(-1, chunk), dim=1)
+    if whole < x.numel():
+        norms = torch.cat([norms, torch.linalg.vector_norm(x[whole:]).reshape(1)])
+    return norms.square_()
+
+
 class Chosen(NamedTuple):
     """Coordinates that travel, the same on all ranks.
 

@@ -20,64 +20,91 @@ PIECE = 1 << 18
 SEED_STAGES = 16
 """Length of the transform that is done as a matrix product."""
 
+WIDE = 128
+"""From this distance on, three stages are one product with a matrix of 8: rows so long make it cost less than two."""
+
 
 def length(elements: int, block: int = BLOCK) -> int:
     """How many numbers come out: whole blocks."""
     return -(-elements // block) * block
 
 
-def turn(x: torch.Tensor, generator: torch.Generator, block: int = BLOCK) -> torch.Tensor:
-    """Rotate flat x.
+class Rotation:
+    """One rotation, done piece by piece, so that what comes out can be used while it is in a cache.
 
     Args:
-        x: flat, floating.
-        generator: for the signs; ``turn_back`` needs one in the same state.
+        numbers: how many are turned, whole blocks.
+        generator: for the signs; turning back needs one in the same state.
         block: a power of two, 16 or more.
+        like: a tensor of the floating dtype and device to work in.
 
-    Returns:
-        A new tensor, ``[length(x.numel(), block)]``, of the same dtype and norm.
+    Attributes:
+        parts: where the pieces lie, in order.
     """
-    padded = torch.nn.functional.pad(x, (0, length(x.numel(), block) - x.numel()))
-    out = torch.empty_like(padded)
-    signs, scratch = _signs(block, generator, x), torch.empty_like(padded[: max(PIECE, block)])
-    pieces = zip(torch.split(padded, max(PIECE, block)), torch.split(out, max(PIECE, block)), strict=True)
-    for piece, turned in pieces:
-        spare = scratch[: piece.numel()]
-        torch.mul(piece, signs[: piece.numel()], out=spare)
-        _transform(spare, turned, block)
+
+    def __init__(self, numbers: int, generator: torch.Generator, block: int, like: torch.Tensor) -> None:
+        piece = min(max(PIECE, block), numbers)
+        signs = torch.randint(2, (max(PIECE, block) if numbers > block else block,), generator=generator)
+        self.parts = [slice(start, min(start + piece, numbers)) for start in range(0, numbers, max(1, piece))]
+        self._block = block
+        self._signs = signs.mul_(2).sub_(1).to(like)
+        self._scratch = like.new_empty(piece)
+
+    def scratch(self) -> torch.Tensor:
+        """Memory for the largest piece, not initialized: flat."""
+        return torch.empty_like(self._scratch)
+
+    def turn(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Rotate a piece, the last one filled up with zeros to the size of ``out``; returns ``out``."""
+        signed, given = self._scratch[: len(out)], len(piece)
+        torch.mul(piece, self._signs[:given], out=signed[:given])
+        signed[given:] = 0
+        _transform(signed, out, self._block)
+        return out
+
+    def turn_back(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """The inverse: into ``out``, which is as long; returns it. Overwrites ``piece``, too."""
+        _transform(piece, out, self._block)
+        return out.mul_(self._signs[: len(out)])
+
+
+def turn(x: torch.Tensor, generator: torch.Generator, block: int = BLOCK) -> torch.Tensor:
+    """Rotate flat x: a new tensor, ``[length(x.numel(), block)]``, of the same dtype and norm. See ``Rotation``."""
+    out = x.new_empty(length(x.numel(), block))
+    rotation = Rotation(out.numel(), generator, block, x)
+    for part in rotation.parts:
+        rotation.turn(x[part], out[part])
     return out
 
 
 def turn_back(y: torch.Tensor, elements: int, generator: torch.Generator, block: int = BLOCK) -> torch.Tensor:
     """The inverse of ``turn``: a new tensor, ``[elements]``."""
     out = torch.empty_like(y)
-    signs, scratch = _signs(block, generator, y), torch.empty_like(y[: max(PIECE, block)])
-    for piece, turned in zip(torch.split(y, max(PIECE, block)), torch.split(out, max(PIECE, block)), strict=True):
-        spare = scratch[: piece.numel()]
-        spare.copy_(piece)
-        _transform(spare, turned, block)
-        turned.mul_(signs[: piece.numel()])
+    rotation = Rotation(y.numel(), generator, block, y)
+    scratch = rotation.scratch()
+    for part in rotation.parts:
+        piece = y[part]
+        rotation.turn_back(scratch[: len(piece)].copy_(piece), out[part])
     return out[:elements]
-
-
-def _signs(block: int, generator: torch.Generator, like: torch.Tensor) -> torch.Tensor:
-    count = max(PIECE, block) if like.numel() > block else block
-    return torch.randint(2, (count,), generator=generator).mul_(2).sub_(1).to(like)
 
 
 def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
     """Walsh-Hadamard transform of each block, scaled to be orthogonal. Overwrites ``source``, too."""
     first = min(block, SEED_STAGES)
-    matrix = _matrix(first).to(out) * block**-0.5
     here, there = source, out
-    torch.mm(here.view(-1, first), matrix, out=there.view(-1, first))
+    torch.mm(here.view(-1, first), _matrix(first).to(out) * block**-0.5, out=there.view(-1, first))
     half = first
     while half < block:
         here, there = there, here
-        pairs, turned = here.view(-1, 2, half), there.view(-1, 2, half)
-        torch.add(pairs[:, 0], pairs[:, 1], out=turned[:, 0])
-        torch.sub(pairs[:, 0], pairs[:, 1], out=turned[:, 1])
-        half *= 2
+        if half >= WIDE and 8 * half <= block:
+            rows = here.view(-1, 8, half)
+            torch.bmm(_matrix(8).to(out).expand(len(rows), 8, 8), rows, out=there.view(-1, 8, half))
+            half *= 8
+        else:
+            pairs, turned = here.view(-1, 2, half), there.view(-1, 2, half)
+            torch.add(pairs[:, 0], pairs[:, 1], out=turned[:, 0])
+            torch.sub(pairs[:, 0], pairs[:, 1], out=turned[:, 1])
+            half *= 2
     if there is not out:
         out.copy_(there)
 

@@ -10,8 +10,8 @@ gloo's integer sums wrap around, so saturating needs an owner who adds in wider 
 come back by all-gather. Or else codes are summed by all-reduce in lanes of int32 that are too wide to overflow.
 """
 
-import math
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -20,7 +20,43 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllReduce, AllToAll, Traffic
 from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
+from gravac.compressors.chunks import chunk_energies
 from gravac.compressors.packing import pack, packed_bytes, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class OnGrid:
+    """A tensor as integers on its blocks' grids, rotated; turned back piece by piece as it is added.
+
+    Attributes:
+        codes: uint8, packed, flat; with 8 bits, integers of any type. There may be more than the blocks have.
+        bits: per code.
+        zero: the code that stands for 0.
+        step: of each block's grid: float32, ``[blocks]``.
+        block: numbers per block.
+        ctx: gives the rotation's signs.
+    """
+
+    codes: torch.Tensor
+    bits: int
+    zero: int
+    step: torch.Tensor
+    block: int
+    ctx: Context
+
+    def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+        """See ``Addend``."""
+        turning = rotation.Rotation(len(self.step) * self.block, self.ctx.generator(), self.block, self.step)
+        values, turned = turning.scratch(), turning.scratch()
+        for part in turning.parts:
+            count = part.stop - part.start
+            codes = unpack(self.codes[_packed(part, self.bits)], self.bits, count)
+            step = self.step[part.start // self.block : part.stop // self.block]
+            numbers = values[:count].copy_(codes).sub_(self.zero)
+            numbers.view(-1, self.block).mul_(step.unsqueeze(1))
+            into = dense[part]
+            into.add_(turning.turn_back(numbers, turned[:count])[: len(into)], alpha=alpha)
+        return dense
 
 
 class THC(Compressor):
@@ -67,65 +103,88 @@ class THC(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """An all-reduce of the blocks' energies gives the grid; then integers are summed."""
         block = self._block(x.numel())
-        turned = rotation.turn(x.float(), ctx.generator(), block)
-        blocks = turned.view(-1, block)
-        total = yield AllReduce(torch.linalg.vecdot(blocks, blocks) / ctx.world)
-        step = (total / block).sqrt_().mul_(self.reach / self._most).unsqueeze(1)
-        codes = _on_grid(blocks, step, self._most)
-        lost = energy((codes * step - blocks).view(-1))
-        sent = codes.view(-1).clone()
+        x = x.float()
+        total = yield AllReduce(chunk_energies(x, block) / ctx.world)
+        step = (total / block).sqrt_().mul_(self.reach / self._most)
+        packed, lost = self._code(x, step, ctx)
+        sent = OnGrid(packed.view(-1), self.bits, self._most, step, block, ctx)
         if self.exchange == "lanes":
-            summed = yield from self._in_lanes(codes.view(-1), ctx.world)
+            sums = yield from self._in_lanes(unpack(sent.codes, self.bits, len(step) * block), ctx.world)
+            mean = OnGrid(sums, 8, ctx.world * self._most, step / ctx.world, block, ctx)
         else:
-            per = self._shard(codes.numel(), ctx.world)
-            own = slice(ctx.rank * per, min((ctx.rank + 1) * per, codes.numel()))
-            exact, summed = yield from self._by_shards(codes.view(-1), per, ctx.world)
-            # what the sum lost by saturating was lost on behalf of all ranks; its owner remembers it
-            cut = summed[own] - exact[: len(summed[own])]
-            sent[own] += cut
-            lost += energy(cut.view(-1) * step.expand(-1, block).reshape(-1)[own]) / ctx.world
-        return Reduced(
-            mean=self._back(summed.view(-1, block) * (step / ctx.world), x, ctx),
-            sent=self._back(sent.view(-1, block) * step, x, ctx),
-            cf=32 / self.bits,
-            error=lost,
-        )
+            sums, cut = yield from self._by_shards(packed, ctx.world)
+            mean = OnGrid(sums, self.sum_bits, _most(self.sum_bits), step / ctx.world, block, ctx)
+            if cut is not None:
+                # what the sum lost by saturating was lost on behalf of all ranks; its owner remembers it
+                sent, more = self._with_cut(sent, cut, ctx)
+                lost += more / ctx.world
+        return Reduced(mean=mean, sent=sent, cf=32 / self.bits, error=lost)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Of rounding, on this rank's own grid."""
         block = self._block(x.numel())
-        blocks = rotation.turn(x.float(), ctx.generator(), block).view(-1, block)
-        step = torch.linalg.vector_norm(blocks, dim=1, keepdim=True) * (self.reach / self._most / math.sqrt(block))
-        error = energy((_on_grid(blocks, step, self._most) * step - blocks).view(-1)).to(x.dtype)
-        return [error for _ in cfs]
+        step = (chunk_energies(x.float(), block) / block).sqrt_().mul_(self.reach / self._most)
+        _, error = self._code(x.float(), step, ctx)
+        return [error.to(x.dtype) for _ in cfs]
 
-    def _by_shards(self, codes: torch.Tensor, per: int, world: int) -> Generator[Any, Any, tuple[torch.Tensor, ...]]:
-        """This rank's shard of the sum, exact, and the whole of it, saturated; both float32."""
-        padded = torch.nn.functional.pad(codes, (0, per * world - codes.numel()))
-        unsigned = (padded + self._most).to(torch.uint8).view(world, per)
-        arrived = yield AllToAll(pack(unsigned, self.bits))
-        exact = unpack(arrived, self.bits, per).float().sum(0) - world * self._most
-        most = _most(self.sum_bits)
-        (rows,) = yield AllGather(pack((exact.clamp(-most, most) + most).to(torch.uint8), self.sum_bits))
-        summed = unpack(rows, self.sum_bits, per).float().sub_(most)
-        return exact, summed.view(-1)[: codes.numel()]
+    def _code(self, x: torch.Tensor, step: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes of x, rotated, rounded to the grid: packed, ``[world, bytes]`` by shard; and the error this makes."""
+        block = self._block(x.numel())
+        numbers = len(step) * block
+        packed = x.new_zeros(ctx.world, packed_bytes(self._shard(numbers, ctx.world), self.bits), dtype=torch.uint8)
+        inverse = 1 / step
+        inverse = torch.where(inverse.isfinite(), inverse, torch.zeros_like(inverse))
+        lost = x.new_zeros(())
+        turning = rotation.Rotation(numbers, ctx.generator(), block, x)
+        turned, codes = turning.scratch(), turning.scratch()
+        signed = torch.empty_like(codes, dtype=torch.int8)  # float32 becomes int8 four times as fast as uint8
+        for part in turning.parts:
+            count = part.stop - part.start
+            rows = turning.turn(x[part], turned[:count]).view(-1, block)
+            these, code = slice(part.start // block, part.stop // block), codes[:count].view(-1, block)
+            torch.mul(rows, inverse[these, None], out=code).round_().clamp_(-self._most, self._most)
+            lost += energy(rows.addcmul_(code, step[these, None], value=-1).view(-1))
+            unsigned = signed[:count].copy_(code.view(-1)).view(torch.uint8).add_(self._most)
+            packed.view(-1)[_packed(part, self.bits)] = pack(unsigned, self.bits)
+        return packed, lost
+
+    def _by_shards(
+        self, packed: torch.Tensor, world: int
+    ) -> Generator[Any, Any, tuple[torch.Tensor, torch.Tensor | None]]:
+        """All sums, saturated and packed; and what was cut off this rank's shard of them, if they can saturate."""
+        arrived = yield AllToAll(packed)
+        whole, most = world * self._most, _most(self.sum_bits)
+        dtype = next(dtype for dtype in (torch.uint8, torch.int16, torch.int32) if 2 * whole <= torch.iinfo(dtype).max)
+        total = torch.zeros(packed.shape[1] * 8 // self.bits, dtype=dtype, device=packed.device)
+        for row in arrived:
+            total += unpack(row, self.bits, len(total))
+        if whole <= most:
+            sums, cut = total.add_(most - whole), None
+        else:
+            kept = total.clamp(whole - most, whole + most)
+            sums, cut = kept - (whole - most), kept.int() - total
+        (rows,) = yield AllGather(pack(sums.to(torch.uint8), self.sum_bits))
+        return rows.reshape(-1), cut
+
+    def _with_cut(self, sent: "OnGrid", cut: torch.Tensor, ctx: Context) -> tuple["OnGrid", torch.Tensor]:
+        """What was sent together with what was cut off this rank's shard of the sums; and the energy of the latter."""
+        codes = unpack(sent.codes, self.bits, len(cut) * ctx.world).int()
+        own = slice(ctx.rank * len(cut), (ctx.rank + 1) * len(cut))
+        codes[own] += cut
+        steps = sent.step.repeat_interleave(sent.block)[own]
+        return OnGrid(codes, 8, self._most, sent.step, sent.block, ctx), energy(cut[: len(steps)] * steps)
 
     def _in_lanes(self, codes: torch.Tensor, world: int) -> Generator[Any, Any, torch.Tensor]:
-        """The sum, float32. Lane i of all words holds the i-th part of the codes."""
+        """The sums of codes: int32. Lane i of all words holds the i-th part of the codes."""
         lanes, width = self._lanes(world), self._lane_bits(world)
         words = -(-codes.numel() // lanes)
-        parts = torch.nn.functional.pad(codes, (0, words * lanes - codes.numel())).to(torch.int32).view(lanes, words)
+        parts = torch.nn.functional.pad(codes, (0, words * lanes - codes.numel())).view(lanes, words)
         packed = torch.zeros(words, dtype=torch.int32, device=codes.device)
         for lane, part in enumerate(parts):
-            packed |= (part + self._most) << (lane * width)
+            packed |= part.int() << (lane * width)
         total = yield AllReduce(packed)
         mask = (1 << width) - 1
-        sums = torch.stack([(total >> (lane * width)) & mask for lane in range(lanes)])
-        return sums.view(-1)[: codes.numel()].float() - world * self._most
-
-    def _back(self, rows: torch.Tensor, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        block = rows.shape[1]
-        return rotation.turn_back(rows.view(-1), x.numel(), ctx.generator(), block).to(x.dtype)
+        return torch.cat([(total >> (lane * width)) & mask for lane in range(lanes)])
 
     @property
     def _most(self) -> int:
@@ -148,16 +207,14 @@ class THC(Compressor):
         return 32 // self._lane_bits(world)
 
 
+def _packed(part: slice, bits: int) -> slice:
+    """Where codes lie when they are packed."""
+    return slice(part.start * bits // 8, part.stop * bits // 8)
+
+
 def _most(bits: int) -> int:
     """Largest code of so many bits, the smallest being its negative."""
     return (1 << (bits - 1)) - 1
-
-
-def _on_grid(blocks: torch.Tensor, step: torch.Tensor, most: int) -> torch.Tensor:
-    """The nearest integers, cut off at ``most``: float32, like ``blocks``; zeros where step is zero."""
-    inverse = 1 / step
-    inverse = torch.where(inverse.isfinite(), inverse, torch.zeros_like(inverse))
-    return (blocks * inverse).round_().clamp_(-most, most)
 
 
 thc = THC()

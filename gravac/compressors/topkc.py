@@ -17,7 +17,7 @@ from pydantic import Field
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, kept
-from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
+from gravac.compressors.chunks import Chosen, chunk_energies, gather, scatter, whole_but_one
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
@@ -108,15 +108,6 @@ class TopKC(Compressor):
         if isinstance(self.values, Quantize):
             return self.values.rounding
         return unit_roundoff(dtype_of(self.values, torch.float32))
-
-
-def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``."""
-    whole = x.numel() // chunk * chunk
-    norms: torch.Tensor = torch.linalg.vector_norm(x[:whole].view(-1, chunk), dim=1)
-    if whole < x.numel():
-        norms = torch.cat([norms, torch.linalg.vector_norm(x[whole:]).reshape(1)])
-    return norms.square_()
 
 
 def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> Chosen:

@@ -105,7 +105,11 @@ def test_fitted_levels_are_those_of_least_error(bits: int) -> None:
         assert abs(float(x[0][which == code].mean()) - float(level)) < 0.02
 
 
-@given(st.integers(0, 3000), st.sampled_from([16, 64, 1024]), st.integers(0, 10**6))
+@given(
+    st.one_of(st.integers(0, 3000), st.just(rotation.PIECE + 1500)),
+    st.sampled_from([16, 64, 1024, 4096]),
+    st.integers(0, 10**6),
+)
 @settings(max_examples=40)
 def test_rotation_keeps_the_norm_and_turns_back(elements: int, block: int, seed: int) -> None:
     x = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
@@ -116,15 +120,16 @@ def test_rotation_keeps_the_norm_and_turns_back(elements: int, block: int, seed:
     assert torch.allclose(back, x, atol=1e-5)
 
 
-def test_rotation_is_the_hadamard_matrix_after_signs() -> None:
+@pytest.mark.parametrize("block", [16, 64, 1024, 2048])
+def test_rotation_is_the_hadamard_matrix_after_signs(block: int) -> None:
     """Against Sylvester's construction."""
     matrix = torch.ones(1, 1)
-    while len(matrix) < 64:
+    while len(matrix) < block:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    signs = torch.randint(2, (64,), generator=torch.Generator().manual_seed(1)).mul(2).sub(1)
-    x = torch.randn(64)
-    expected = matrix @ (x * signs) / 8
-    assert torch.allclose(rotation.turn(x, torch.Generator().manual_seed(1), 64), expected, atol=1e-5)
+    signs = torch.randint(2, (block,), generator=torch.Generator().manual_seed(1)).mul(2).sub(1)
+    x = torch.randn(block)
+    expected = matrix @ (x * signs) / block**0.5
+    assert torch.allclose(rotation.turn(x, torch.Generator().manual_seed(1), block), expected, atol=1e-5)
 
 
 def test_rotation_makes_an_outlier_normal() -> None:

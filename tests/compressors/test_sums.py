@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gravac import SettingsError, artopk, ladder, qsgd, quantize, randomk, thc, topk, topkc
 from gravac.collectives import AllReduce, Ledger
-from gravac.compressors import Compressor, Context, dense
+from gravac.compressors import Compressor, Context, dense, rotation
 from gravac.compressors.base import energy
 from gravac.compressors.ladder import wire_ratio
 from gravac.conformance import exchange, materialize
@@ -102,6 +102,24 @@ def test_thc_saturates_instead_of_wrapping() -> None:
     mean = materialize(exchange(thc(bits=4, sum_bits=4), xs, 8.0)[0].mean, xs[0])
     assert float(torch.cosine_similarity(mean, xs[0], dim=0)) > 0.7, "sums wrapped around"
     assert float(mean.norm()) < 0.5 * float(xs[0].norm()), "nothing was cut off: the test proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("bits", "sum_bits", "ranks"),
+    [(4, 8, 2), (4, 8, 20), (8, 8, 2), (2, 2, 3)],
+    ids=["bytes hold the sums", "16 bits", "16 bits, cut off", "bytes, cut off"],
+)
+def test_thc_remembers_all_it_lost(bits: int, sum_bits: int, ranks: int) -> None:
+    """Rounded and saturated over several pieces of the rotation: mean and error are those of what was sent."""
+    xs = normal(ranks, rotation.PIECE + 1500)
+    got = exchange(thc(bits=bits, sum_bits=sum_bits), xs, 32 / bits)
+    sent = torch.stack([materialize(r.sent, x) for r, x in zip(got, xs, strict=True)])
+    mean = materialize(got[0].mean, xs[0])
+    assert torch.allclose(mean, sent.mean(0), atol=1e-5)
+    if sum_bits == 8 and bits == 4:
+        for came, x, mine in zip(got, xs, sent, strict=True):
+            assert came.error is not None
+            assert float(came.error) == pytest.approx(float(energy(x - mine)), rel=1e-3)
 
 
 def test_artopk_takes_the_rank_in_turn_or_the_one_with_most() -> None:
