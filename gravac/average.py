@@ -320,8 +320,8 @@ def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> 
         return energy(sent.add_to(x.clone(), alpha=-1.0))
     left = size
     for indices, values in sent.parts:
-        before = blocks(x, values)[indices]
-        left = left - energy(before.view(-1)) + energy((before - values).view(-1))
+        before = blocks(x, values).index_select(0, indices).view(-1)
+        left = left - energy(before) + energy(before.sub_(values.view(-1)))
     return left.clamp(min=0)
 
 

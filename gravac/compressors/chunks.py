@@ -59,9 +59,10 @@ def whole_but_one(rows: torch.Tensor, last: int, k: int, chunk: int, elements: i
 def gather(x: torch.Tensor, chosen: Chosen, chunk: int, k: int) -> torch.Tensor:
     """The chosen coordinates' values, chunks first; filled up with zeros to ``[k]``."""
     whole = x[: x.numel() // chunk * chunk].view(-1, chunk)
-    values = torch.cat([whole.index_select(0, chosen.rows).view(-1), x[chosen.elements]])
-    missing = k - values.numel()
-    return torch.nn.functional.pad(values, (0, missing)) if missing else values
+    values, rows = x.new_zeros(k), len(chosen.rows) * chunk
+    torch.index_select(whole, 0, chosen.rows, out=values[:rows].view(-1, chunk))
+    values[rows : rows + len(chosen.elements)] = x[chosen.elements]
+    return values
 
 
 def scatter(values: torch.Tensor, chosen: Chosen, chunk: int) -> Sparse:

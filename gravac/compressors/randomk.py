@@ -49,11 +49,11 @@ class RandomK(Compressor):
         k = kept(x.numel(), cf)
         chosen = self._drawn(x.numel(), k, ctx.generator(), x.device)
         wire, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
-        mine = (gather(x, chosen, block, k) * (self._scale(x.numel(), k) / ctx.world)).to(wire)
+        mine = gather(x, chosen, block, k).mul_(self._scale(x.numel(), k) / ctx.world).to(wire)
         total = yield AllReduce(mine)
         return Reduced(
             mean=scatter(total.to(x.dtype), chosen, block),
-            sent=scatter(mine.to(x.dtype) * ctx.world, chosen, block),
+            sent=scatter(mine.to(x.dtype).mul_(ctx.world), chosen, block),
             cf=x.numel() / max(1, k),
         )
 

@@ -73,9 +73,9 @@ class TopKC(Compressor):
             assert isinstance(part.sent, torch.Tensor)
             mean, sent = part.mean, part.sent
         else:
-            travels = narrow(mine / ctx.world, dtype_of(self.values, ctx.dtype))
-            sent = travels.to(x.dtype) * ctx.world
+            travels = narrow(mine.div_(ctx.world), dtype_of(self.values, ctx.dtype))
             mean = (yield AllReduce(travels)).to(x.dtype)
+            sent = travels.to(x.dtype).mul_(ctx.world)
         return Reduced(scatter(mean, chosen, chunk), scatter(sent, chosen, chunk), x.numel() / max(1, k))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
