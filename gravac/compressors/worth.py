@@ -24,7 +24,7 @@ POINTS: dict[str, tuple[tuple[float, float], ...]] = {
 }
 """(CF, worth) by name, ascending. Between and beyond them worth is a power of CF."""
 
-BY_RANK = ((1.0, 0.2), (4.0, 0.59), (16.0, 0.95))
+BY_RANK = ((1.0, 0.2), (2.0, 0.36), (4.0, 0.57), (8.0, 0.77), (16.0, 0.87), (32.0, 0.95))
 """(Rank, worth) of low-rank compression, geometric means over the tasks. The CF says less: rank 4 is 25x or 100x,
 as the shapes are."""
 
@@ -45,25 +45,23 @@ def expected(name: str, cf: float) -> float:
         >>> round(expected("topk", 10), 2), round(expected("topk", 100), 2)
         (0.72, 0.3)
     """
-    points = POINTS.get(name, UNKNOWN)
-    if len(points) == 1 or cf <= points[0][0]:
-        return points[0][1]
-    pairs = itertools.pairwise(points)
-    low, high = next((pair for pair in pairs if cf <= pair[1][0]), points[-2:])
-    return min(1.0, _power(low, high, cf))
+    return _at(POINTS.get(name, UNKNOWN), cf)
 
 
 def by_rank(rank: int) -> float:
     """Worth of a step of low-rank compression, in (0, 1].
 
     Example:
-        >>> by_rank(4), by_rank(100)
-        (0.59, 1.0)
+        >>> round(by_rank(4), 2), by_rank(1000)
+        (0.57, 1.0)
     """
-    low, high = BY_RANK[:2] if rank <= BY_RANK[1][0] else BY_RANK[1:]
-    return min(1.0, _power(low, high, rank))
+    return _at(BY_RANK, rank)
 
 
-def _power(low: Sequence[float], high: Sequence[float], cf: float) -> float:
+def _at(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Between and beyond points a power of x; at most 1, and before the first point what is there."""
+    if len(points) == 1 or x <= points[0][0]:
+        return points[0][1]
+    low, high = next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])
     slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
-    return float(low[1] * (cf / low[0]) ** slope)
+    return float(min(1.0, low[1] * (x / low[0]) ** slope))
