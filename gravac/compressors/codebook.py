@@ -14,12 +14,14 @@ times faster than one by one.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from gravac.compressors import fused
 from gravac.compressors.packing import pack, packed_bytes, unpack
 
 Kind = Literal["fitted", "uniform"]
@@ -67,7 +69,9 @@ def levels(bits: int, kind: Kind) -> torch.Tensor:
     return torch.cat([-positive.flip(0), positive])
 
 
-def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> tuple[Coded, torch.Tensor]:
+def encode(
+    x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor, compiled: bool = False
+) -> tuple[Coded, torch.Tensor]:
     """Code blocks.
 
     Args:
@@ -75,6 +79,7 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> tuple[C
         bits: 1, 2, 3, 4 or 8.
         kind: of the levels; 8 bits are always uniform.
         out: like x; overwritten with what ``decode`` will give.
+        compiled: by a compiled kernel, where there is one: for fitted levels of 2, 3 or 4 bits, on CPU.
 
     Returns:
         The codes, and ``‖x - out‖²``, 0-d.
@@ -87,25 +92,52 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -> tuple[C
     error = x.new_zeros(())
     for start in range(0, count, rows):
         part = slice(start, start + rows)
-        piece = x[part]
-        error += _encode_piece(
-            piece, bits, kind, Coded(packed[part], scales[part]), out[part], scratch.rows(len(piece))
-        )
+        piece, into = x[part], Coded(packed[part], scales[part])
+        lost = None
+        if compiled and kind == "fitted" and 1 < bits < 8 and len(piece) == rows and x.device.type == "cpu":
+            lost = _encode_compiled(piece, bits, into, out[part])
+        if lost is None:
+            lost = _encode_piece(piece, bits, kind, into, out[part], scratch.rows(len(piece)))
+        error += lost
     return Coded(packed, scales), error
 
 
-def decode(
-    coded: Coded, bits: int, kind: Kind, out: torch.Tensor, add: bool = False, share: float = 1.0
-) -> torch.Tensor:
+def _encode_compiled(x: torch.Tensor, bits: int, coded: Coded, out: torch.Tensor) -> torch.Tensor | None:
+    """As ``_encode_piece``, but on a threshold itself; ``None`` where it cannot be compiled, and nothing is done."""
+    thresholds = tuple(float(point) for point in _points_between(bits, "fitted") if point > 0)
+    kernel = fused.encoder(FITTED[bits], thresholds, GRID * x.shape[1] ** 0.5)
+    came = None if kernel is None else fused.attempt(kernel, x, out)
+    if came is None:
+        return None
+    codes, scales, error = came
+    coded.packed.copy_(pack(codes, bits))
+    coded.scales.copy_(scales)
+    return error
+
+
+def decode(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
     """The numbers that codes stand for.
 
     Args:
         coded: blocks.
         bits: as they were encoded.
         kind: as they were encoded.
-        out: float32, ``[blocks, block]``, contiguous.
-        add: to what ``out`` holds, instead of overwriting it.
-        share: by which the sum, or the numbers, are multiplied in the end.
+        out: float32, ``[blocks, block]``, contiguous; overwritten.
+
+    Returns:
+        ``out``.
+    """
+    return mean([coded], bits, kind, out)
+
+
+def mean(parts: Sequence[Coded | torch.Tensor], bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
+    """The mean of what codes stand for, added part after part: the same bits whoever knows some of them decoded.
+
+    Args:
+        parts: codes, or the very numbers they stand for, like ``out``; at least one.
+        bits: as they were encoded.
+        kind: as they were encoded.
+        out: float32, ``[blocks, block]``, contiguous; overwritten.
 
     Returns:
         ``out``.
@@ -114,16 +146,21 @@ def decode(
     rows = max(1, PIECE // block)
     scratch = torch.empty_like(out[:rows])
     for start in range(0, count, rows):
-        part = slice(start, start + rows)
-        into = out[part]
-        values = _looked_up(coded.packed[part], bits, kind, scratch[: len(into)])
-        scales = coded.scales[part].float().unsqueeze(1)
-        if add:
-            into.add_(values.mul_(scales))  # rounded before it is added, as whoever encoded it has it
-        else:
-            torch.mul(values, scales, out=into)
-        if share != 1.0:
-            into.mul_(share)
+        at = slice(start, start + rows)
+        into = out[at]
+        total: torch.Tensor | None = None
+        for part in parts:
+            if isinstance(part, Coded):
+                # rounded before it is added, as whoever encoded it has it
+                numbers = into if total is None else scratch[: len(into)]
+                _looked_up(part.packed[at], bits, kind, numbers).mul_(part.scales[at].float().unsqueeze(1))
+            else:
+                numbers = part[at]
+            total = numbers if total is None else torch.add(total, numbers, out=into)
+        if total is not None and len(parts) > 1:
+            torch.mul(total, 1 / len(parts), out=into)
+        elif total is not None and total is not into:
+            into.copy_(total)
     return out
 
 
@@ -150,7 +187,7 @@ def _encode_piece(
         coded.packed.copy_(_signs(x))
     elif kind == "uniform" or bits == 8:
         most = (1 << (bits - 1)) - 1
-        coded.scales.copy_(_up(_largest(x, fine)))
+        coded.scales.copy_(_up(torch.abs(x, out=fine).amax(1)))
         torch.mul(x, _inverse(coded.scales.float(), most).unsqueeze(1), out=fine)
         grid.copy_(fine.round_().clamp_(-most, most))
         coded.packed.copy_(grid.view(torch.uint8) if bits == 8 else _codes(grid, bits, kind))
@@ -162,7 +199,7 @@ def _encode_piece(
     _looked_up(coded.packed, bits, kind, values)
     if bits < 8:
         along = torch.mul(x, values, out=fine).sum(1)
-        size = torch.mul(values, values, out=fine).sum(1)
+        size = torch.full_like(along, x.shape[1]) if bits == 1 else torch.mul(values, values, out=fine).sum(1)
         coded.scales.copy_(torch.where(size > 0, along / size, torch.zeros_like(size)))
     torch.mul(values, coded.scales.float().unsqueeze(1), out=out)
     left = torch.sub(x, out, out=fine).view(-1)
@@ -181,15 +218,6 @@ def _up(reach: torch.Tensor) -> torch.Tensor:
     return torch.where(rounded.float() < reach, torch.nextafter(rounded, rounded.new_tensor(float("inf"))), rounded)
 
 
-def _largest(x: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
-    """Largest magnitude of each row; halves are compared with each other, which is faster than row by row."""
-    magnitudes = torch.abs(x, out=scratch)
-    while magnitudes.shape[1] > 8 and magnitudes.shape[1] % 2 == 0:
-        half = magnitudes.shape[1] // 2
-        magnitudes = torch.maximum(magnitudes[:, :half], magnitudes[:, half:], out=magnitudes[:, :half])
-    return magnitudes.amax(1)
-
-
 def _signs(x: torch.Tensor) -> torch.Tensor:
     if x.device.type != "cpu":
         return pack((x >= 0).to(torch.uint8), 1)
@@ -201,12 +229,16 @@ def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
     if grid.device.type != "cpu":
         table = torch.from_numpy(_code_of_point(bits, kind)).to(grid.device)
         return pack(table[grid.view(torch.uint8).int()], bits)
+    if bits == 2:
+        points = grid.numpy()
+        codes, *higher = (np.greater_equal(points, point).view(np.uint8) for point in _points_between(bits, kind))
+        for above in higher:
+            codes += above
+        return pack(torch.from_numpy(codes), bits)
     pairs = grid.view(torch.int16).numpy().view(np.uint16)
     of_pairs = torch.from_numpy(np.take(_code_of_pair(bits, kind), pairs, mode="clip"))
     if bits == 4:
         return of_pairs
-    if bits == 2:
-        return pack(of_pairs, 4)
     return torch.cat([pack(of_pairs & 15, 4), pack(of_pairs >> 4, 2)], dim=1)
 
 
@@ -221,6 +253,15 @@ def _code_of_point(bits: int, kind: Kind) -> Table:
     thresholds = np.round((every[1:] + every[:-1]) / 2 * GRID)
     codes: Table = np.searchsorted(thresholds, points, side="right").astype(np.uint8)
     return codes
+
+
+@functools.cache
+def _points_between(bits: int, kind: Kind) -> list[int]:
+    """The lowest grid point of every code but the first."""
+    code = _code_of_point(bits, kind)
+    return [
+        next(point for point in range(-128, 128) if code[point] >= above) for above in range(1, int(code.max()) + 1)
+    ]
 
 
 @functools.cache
@@ -243,6 +284,10 @@ def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -
         return out.copy_(packed.view(torch.int8)).mul_(1 / 127)
     if packed.device.type != "cpu":
         return out.copy_(levels(bits, kind).to(packed.device)[unpack(packed, bits, block).int()])
+    if bits == 4:
+        pairs = torch.view_as_complex(out.view(-1, 2))  # torch selects 8 bytes faster than numpy, others slower
+        torch.index_select(_levels_of_nibbles(kind), 0, packed.view(-1).int(), out=pairs)
+        return out
     keys = packed.numpy()
     if bits == 3:
         low, high = keys[:, : block // 4], packed[:, block // 4 :]
@@ -264,3 +309,9 @@ def _levels_of_byte(bits: int, kind: Kind) -> npt.NDArray[np.void]:
         codes = unpack(keys.unsqueeze(1), bits, 8 // bits).long()
     table = levels(bits, kind)[codes].contiguous().numpy()
     return table.view(f"V{table.dtype.itemsize * table.shape[1]}").reshape(-1)
+
+
+@functools.cache
+def _levels_of_nibbles(kind: Kind) -> torch.Tensor:
+    """The levels of both codes in a byte, as one complex number: complex64, ``[256]``."""
+    return torch.from_numpy(_levels_of_byte(4, kind).view(np.complex64))

@@ -20,7 +20,7 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllToAll, Traffic
 from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
-from gravac.compressors.codebook import SCALE, Coded, Kind, decode, encode
+from gravac.compressors.codebook import SCALE, Coded, Kind, decode, encode, mean
 from gravac.compressors.packing import packed_bytes
 
 WIDTHS = (8, 4, 3, 2, 1)
@@ -40,6 +40,8 @@ class Quantize(Compressor):
         back_bits: of the second coding, of the mean; ``None``: as many as of the first.
         exchange: ``"shards"`` as described above, ``"gather"``: everyone's codes to everyone, cheaper for two ranks
             only; ``"auto"`` takes that for two.
+        compiled: encode by a kernel that ``torch.compile`` makes at first use, which takes seconds to a minute and a
+            C++ compiler; without one, as if not set. For fitted levels of 2 to 4 bits on CPU. Ranks may differ in it.
     """
 
     name: ClassVar[str] = "quantize"
@@ -52,6 +54,7 @@ class Quantize(Compressor):
     rotate: bool = False
     back_bits: Literal[8, 4, 3, 2, 1] | None = None
     exchange: Literal["auto", "shards", "gather"] = "auto"
+    compiled: bool = False
 
     def __call__(self, bits: int | None = None, **changes: Any) -> Self:
         """The same settings but for ``bits`` and other changes."""
@@ -90,12 +93,12 @@ class Quantize(Compressor):
         shards = 1 if self.gathers(ctx.world) else ctx.world
         rows = _padded(turned, shards * per, self.block)
         own = torch.empty_like(rows)
-        coded, error = encode(rows, bits, self.levels, own)
+        coded, error = encode(rows, bits, self.levels, own, self.compiled)
         message = _message(coded, shards)
         aside = None
         if shards == 1:
             (messages,) = yield AllGather(message[0])
-            mean, sent = self._mean(messages, bits, own, ctx.rank), own
+            average, sent = self._mean(messages, bits, own, ctx.rank), own
         else:
             arrived = yield AllToAll(message)
             at = slice(ctx.rank * per, (ctx.rank + 1) * per)
@@ -105,10 +108,10 @@ class Quantize(Compressor):
             wanted = exact + kept if kept is not None and fits else exact
             back = self.back_bits or bits
             rounded = torch.empty_like(exact)
-            (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded)[0], 1)[0])
-            mean = torch.empty_like(rows)
+            (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded, self.compiled)[0], 1)[0])
+            average = torch.empty_like(rows)
             for shard, received in enumerate(messages):
-                decode(self._coded(received, per, back), back, self.levels, mean[shard * per : (shard + 1) * per])
+                decode(self._coded(received, per, back), back, self.levels, average[shard * per : (shard + 1) * per])
             off = exact - rounded
             error += ctx.world * energy(off.view(-1)).to(error.dtype)
             if ctx.error_feedback:
@@ -118,7 +121,7 @@ class Quantize(Compressor):
             sent = own
             sent[at] -= off * ctx.world
         return Reduced(
-            mean=self._back(mean, x, ctx),
+            mean=self._back(average, x, ctx),
             sent=self._back(sent, x, ctx),
             cf=32 / bits,
             aside=None if aside is None else self._back(aside, x, ctx),
@@ -164,18 +167,11 @@ class Quantize(Compressor):
 
     def _mean(self, messages: torch.Tensor, bits: int, own: torch.Tensor, rank: int) -> torch.Tensor:
         """Of what all ranks sent, rank after rank; this one's is known already."""
-        mean = torch.zeros_like(own) if rank else own.clone()
-        last = len(messages) - 1
-        for sender, message in enumerate(messages):
-            share = 1 / len(messages) if sender == last else 1.0
-            if sender != rank:
-                coded = self._coded(message, len(own), bits)
-                decode(coded, bits, self.levels, mean, add=sender > 0, share=share)
-            elif sender:
-                mean.add_(own).mul_(share)
-            elif sender == last:
-                mean.mul_(share)
-        return mean
+        average = torch.empty_like(own)
+        parts = [
+            own if sender == rank else self._coded(message, len(own), bits) for sender, message in enumerate(messages)
+        ]
+        return mean(parts, bits, self.levels, average)
 
     def _coded(self, message: torch.Tensor, blocks: int, bits: int) -> Coded:
         codes = blocks * packed_bytes(self.block, bits)

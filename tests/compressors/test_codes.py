@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gravac.compressors import rotation
-from gravac.compressors.codebook import FITTED, GRID, Coded, Kind, decode, encode, levels
+from gravac.compressors.codebook import FITTED, GRID, Coded, Kind, decode, encode, levels, mean
 from gravac.compressors.packing import WIDTHS, pack, packed_bytes, unpack
 
 KINDS: tuple[Kind, ...] = ("fitted", "uniform")
@@ -87,12 +87,15 @@ def test_zeros_and_tiny_blocks_stay_finite(bits: int, kind: Kind) -> None:
     assert not out[0].any()
 
 
-def test_decode_adds() -> None:
+def test_the_mean_is_the_same_of_codes_and_of_what_they_stand_for() -> None:
     x = torch.randn(4, 16)
-    out, total = torch.empty_like(x), torch.ones(4, 16)
+    out, other = torch.empty_like(x), torch.ones(4, 16)
     coded, _ = encode(x, 4, "fitted", out)
     assert isinstance(coded, Coded)
-    assert torch.allclose(decode(coded, 4, "fitted", total, add=True, share=0.5), (out + 1) / 2)
+    expected = (out + other) * 0.5
+    assert torch.equal(mean([coded, other], 4, "fitted", torch.empty_like(x)), expected)
+    assert torch.equal(mean([out, other], 4, "fitted", torch.empty_like(x)), expected)
+    assert torch.equal(mean([out], 4, "fitted", torch.empty_like(x)), out)
 
 
 @pytest.mark.parametrize("bits", FITTED)
