@@ -130,23 +130,23 @@ SECOND = (("quantize(2, back_bits=4)", 16.0), ("quantize(1, back_bits=4)", 32.0)
 
 def cases(count: int, rates: dict[str, float], seeds: Sequence[int]) -> Iterable[Case]:
     """What is run, most telling first."""
-    for optimizer, ranks, some in (
-        ("adamw", 2, seeds),
-        ("adamw", 8, seeds[:1]),
-        ("sgd", 2, seeds),
-        ("adamw", 8, seeds),
-    ):
-        for seed in some:
-            for label, cf, feedback in (
-                ("dense", None, 0.0),
-                *((label, cf, feedback) for label, cf in THROUGHOUT for feedback in FEEDBACKS),
-            ):
+
+    def grid(optimizer: str, ranks: int, seed: int) -> Iterable[Case]:
+        yield Case("dense", None, 0.0, optimizer, ranks, seed, rates[optimizer], count)
+        for label, cf in THROUGHOUT:
+            for feedback in FEEDBACKS:
                 yield Case(label, cf, feedback, optimizer, ranks, seed, rates[optimizer], count)
+
+    for optimizer in RATES:
+        for seed in seeds:
+            yield from grid(optimizer, 2, seed)
     for label, cf, feedbacks in ONCE:
         for feedback in feedbacks:
             yield Case(label, cf, feedback, "adamw", 2, seeds[0], rates["adamw"], count)
     for label, cf in SECOND:
         yield Case(label, cf, 0.0, "adamw", 8, seeds[0], rates["adamw"], count)
+    for seed in seeds:
+        yield from grid("adamw", 8, seed)
 
 
 def main() -> None:
