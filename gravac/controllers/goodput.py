@@ -8,10 +8,11 @@ candidate carries its *worth*, the share of a dense step's progress that one of 
 measurements (``gravac.compressors.worth``); throughput is measured while training.
 
 The search starts at the highest wire ratio whose worth is near dense's: fast on any link. What was measured bounds how
-fast the others can be (``State.fastest``); the one whose bound promises most is tried for a window, and given up early
-when it is clearly slower. When no bound promises more than ``hysteresis``, the best is held. It is held until its step
-time changes (the link did), or until what is known of the others is old: then those that could be better are tried
-again. All trials together cost at most ``explore`` of the run's time, besides the first few.
+fast the others can be (``State.fastest``); the one whose bound promises most is tried for a few steps, and given up
+early when it is clearly slower. When no bound promises more than ``hysteresis``, the best is held. It is held until its
+step time changes (the link did), or until what is known of the others is old: then those that could be better are tried
+again. All trials together cost at most ``explore`` of the run's time, besides the first few. Worth is corrected by the
+gain that is measured, for compressors where gain tells (``Candidate.worth_at``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Goodput(Settings):
     """Maximizes throughput times the worth of a step.
 
     Attributes:
-        window: steps of a trial, and between two looks at what is held.
+        window: steps between two looks at what is held.
+        trial: steps of a trial; the first three after a switch are not timed.
         near: worth, relative to dense, from which on a candidate may be what the search starts with.
         hysteresis: relative gain in goodput below which nothing is tried and nothing changes.
         change: relative change of the held candidate's step time, in two windows on end, that starts a new search;
@@ -57,6 +59,7 @@ class Goodput(Settings):
     insists: ClassVar[bool] = False
 
     window: int = Field(default=12, ge=5)
+    trial: int = Field(default=8, ge=5)
     near: float = Field(default=0.93, gt=0, le=1)
     hysteresis: float = Field(default=0.03, ge=0, lt=1)
     change: float = Field(default=0.25, gt=0)
@@ -83,7 +86,8 @@ class Goodput(Settings):
         """See the module's text."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
         given_up = state.phase == SEARCH and self._hopeless(state)
-        if state.window.steps < self.window and not given_up:
+        steps = self.trial if state.phase == SEARCH else self.window
+        if state.window.steps < steps and not given_up:
             return state, Decision(state.running)
         before, window = state.running, state.window
         summary = window.summary(state.phase)

@@ -43,6 +43,7 @@ class Cluster:
         coding: seconds by family.
         hidden: share of compute that an exchange hides behind.
         jitter: relative, alternating.
+        booked: whether seconds waited and coded are known.
     """
 
     compute: float
@@ -50,6 +51,7 @@ class Cluster:
     coding: dict[str, float]
     hidden: float = 0.5
     jitter: float = 0.0
+    booked: bool = False
 
     def seconds(self, candidate: Candidate, step: int) -> float:
         busy = self.compute + self.coding[candidate.family]
@@ -57,7 +59,9 @@ class Cluster:
 
     def measure(self, step: int, holds: Decision) -> Measurement:
         wobble = 1 + self.jitter * math.sin(12.9898 * step)
-        return Measurement(step, holds.candidate, wobble * self.seconds(holds.candidate, step), 16.0, 1.0, 2.0)
+        seconds, coded = wobble * self.seconds(holds.candidate, step), wobble * self.coding[holds.candidate.family]
+        times = (max(0.0, seconds - wobble * self.compute - coded), coded) if self.booked else (math.nan, math.nan)
+        return Measurement(step, holds.candidate, seconds, 16.0, 1.0, 2.0, (), *times)
 
     def goodput(self, candidate: Candidate, step: int) -> float:
         return candidate.worth / self.seconds(candidate, step)
@@ -80,8 +84,9 @@ def test_laws(law: conformance.Law) -> None:
 
 @pytest.mark.parametrize("dense", [0.0, 0.02, 0.05, 0.2, 0.6, 3.0, 20.0, 100.0], ids="{:g}s".format)
 @pytest.mark.parametrize("jitter", [0.0, 0.02])
-def test_it_ends_at_the_best_goodput_on_any_link(dense: float, jitter: float) -> None:
-    cluster = Cluster(0.08, lambda step: dense, CODING, jitter=jitter)
+@pytest.mark.parametrize("booked", [False, True])
+def test_it_ends_at_the_best_goodput_on_any_link(dense: float, jitter: float, booked: bool) -> None:
+    cluster = Cluster(0.08, lambda step: dense, CODING, jitter=jitter, booked=booked)
     last = played(cluster)[-1].ran.candidate
     assert cluster.goodput(last, 0) >= cluster.best(0) / (1.03 + 3 * jitter), f"ended at {last}"
 
@@ -91,13 +96,15 @@ def test_it_ends_at_the_best_goodput_on_any_link(dense: float, jitter: float) ->
     dense=st.floats(0.0, 50.0),
     hidden=st.floats(0.0, 0.7),
     coding=st.fixed_dictionaries({family: st.floats(0.0, 0.3) for family in CODING}),
+    booked=st.booleans(),
 )
 @settings(max_examples=150)
 def test_a_search_without_noise_ends_near_the_best(
-    compute: float, dense: float, hidden: float, coding: dict[str, float]
+    compute: float, dense: float, hidden: float, coding: dict[str, float], booked: bool
 ) -> None:
     """Coding may cost up to 30 % of compute, as what bounds an untried family assumes."""
-    cluster = Cluster(compute, lambda step: dense, {f: share * compute for f, share in coding.items()}, hidden)
+    costs = {f: share * compute for f, share in coding.items()}
+    cluster = Cluster(compute, lambda step: dense, costs, hidden, booked=booked)
     last = played(cluster, 300)[-1].ran.candidate
     assert cluster.goodput(last, 0) >= cluster.best(0) / 1.0301
 
@@ -162,6 +169,27 @@ def test_a_trial_that_is_clearly_slower_is_given_up_early() -> None:
     trial = [s for s in steps if s.ran.candidate.family == "bfloat16"]
     assert 0 < len(trial) < Goodput().window
     assert any("given up early" in s.decision.reason for s in steps)
+
+
+def test_where_nothing_waits_for_bytes_nothing_that_sends_less_is_tried() -> None:
+    cluster = Cluster(0.08, lambda step: 0.03, CODING, booked=True)
+    steps = played(cluster)
+    assert steps[-1].ran.candidate.dense
+    assert max(s.ran.candidate.wire_ratio for s in steps) == steps[0].ran.candidate.wire_ratio
+
+
+def test_a_gain_that_was_measured_changes_what_is_held() -> None:
+    """Of two candidates as fast, the one whose expected worth its gain does not bear out is left."""
+    points = ((0.0, 0.1), (1.0, 1.0))
+    known = (LADDER[0], Candidate("ladder", 14.0, 14.0, 0.95, "quantize", points), LADDER[4])
+
+    def measure(step: int, holds: Decision) -> Measurement:
+        error = 1.8 if holds.candidate == known[1] else 0.1
+        return Measurement(step, holds.candidate, 1.0 if holds.candidate.dense else 0.1, 16.0, error, 2.0)
+
+    ran = [s.ran.candidate for s in drive(Goodput(), known, measure, 100)]
+    assert known[1] in ran
+    assert ran[-1] == LADDER[4]
 
 
 def test_reasons_tell_times_and_worth() -> None:

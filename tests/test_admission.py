@@ -1,0 +1,95 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller may choose from, what candidates know of the model, and what ranks tell each other of a step."""
+
+import math
+
+import pytest
+import torch
+
+from gravac import Policy, ladder, powersgd, quantize, topk
+from gravac.admission import admit
+from gravac.agreement import SIZE, Report
+from gravac.average import Averager, Tally
+from gravac.candidate import Candidate
+from gravac.clock import Booked
+from gravac.compressors import dense
+from gravac.controllers import Goodput
+from gravac.feedback import Feedback
+
+Shapes = list[tuple[int, ...]]
+
+SQUARE: Shapes = [(512, 512), (512,)]
+WIDE: Shapes = [(16, 1, 3, 3), (768, 768), (768, 768), (768,)]
+
+
+def admitted(policy: Policy, shapes: Shapes, world: int = 2) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    averager = Averager(policy.base, dense, policy.error_feedback, policy.dense_below, Feedback())
+    forms = [(shape, torch.float32) for shape in shapes]
+
+    def wire_bytes(cf: float | None) -> int:
+        return sum(traffic.wire_bytes(world) for traffic in averager.traffic(forms, cf))
+
+    elements = sum(torch.Size(shape).numel() for shape in shapes)
+    return admit(policy, wire_bytes, elements, [shape for shape in shapes if averager.compresses(shape)], world)
+
+
+def test_dense_is_first_and_the_others_ascend_by_what_they_send() -> None:
+    candidates, _ = admitted(Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000)), WIDE)
+    ratios = [candidate.wire_ratio for candidate in candidates]
+    assert candidates[0].dense
+    assert ratios == sorted(ratios)
+
+
+def test_what_would_send_more_than_dense_is_dropped_and_said() -> None:
+    candidates, dropped = admitted(Policy(base=topk, cf_range=(2, 64)), SQUARE, world=16)
+    assert all(candidate.wire_ratio > 1 for candidate in candidates[1:])
+    assert any("times the bytes of dense" in words for words in dropped)
+
+
+def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
+    """Rank 1 is the least there is: higher CFs of PowerSGD send the same."""
+    candidates, dropped = admitted(Policy(base=powersgd, controller=Goodput(), cf_range=(64, 4096)), SQUARE)
+    assert [candidate.cf for candidate in candidates[1:]] == [64, 128, 256]
+    assert dropped and all("would send what powersgd 256x does" in words for words in dropped)
+
+
+def test_low_rank_is_worth_what_its_rank_is_whatever_the_cf() -> None:
+    small, large = ([(side, side)] for side in (128, 2048))
+    assert powersgd(4).worth(128.0, small) == powersgd(4).worth(128.0, large) == powersgd.worth(16.0, small)
+    assert powersgd(1).worth(512.0, small) < powersgd(8).worth(64.0, small) < 1
+
+
+def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
+    """On wide layers rank 4 sends a hundredth; on narrow ones a twelfth, and is worth no more."""
+    policy = Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000))
+    (wide, _), (narrow, _) = admitted(policy, WIDE), admitted(policy, [(96, 96)] * 8)
+    four = [next(c for c in found if c.cf == 128) for found in (wide, narrow)]
+    assert four[0].worth == four[1].worth
+    assert four[0].wire_ratio > 50 and four[1].wire_ratio < 15
+
+
+def test_a_gain_that_was_measured_corrects_the_worth() -> None:
+    points = quantize.worth_by_gain(32.0)
+    one = Candidate("quantize", 32.0, 28.0, 0.81, "quantize", points)
+    assert one.worth_at(1.0) == 1.0
+    assert one.worth_at(0.39) < one.worth_at(0.64) < one.worth_at(0.88)
+    assert one.worth_at(-3.0) == points[0][1]
+    assert one.worth_at(math.nan) == 0.81
+    assert Candidate("topk", 10.0, 5.0, 0.7).worth_at(0.2) == 0.7
+
+
+@pytest.mark.parametrize("shadow", [(), (10.0, 20.0, 40.0), (10.0, 20.0, 40.0, 80.0, 160.0)])
+def test_seconds_waited_travel_where_shadows_leave_room(shadow: tuple[float, ...]) -> None:
+    tally = Tally()
+    tally.shadow = [torch.tensor(float(at)) for at in range(len(shadow))]
+    booked = Booked(1.0, 0, 0, 0, seconds=0.5, compute=0.3, compress=0.2, exchange=0.1, input_wait=0.0, waited=0.05)
+    report = Report.of(7, Candidate("topk", 10.0, 5.0), shadow, booked, tally)
+    assert len(report.numbers) == SIZE and 8 * SIZE <= 64
+    measured = report.agreed(3 * report.vector(), 3, 16.0)
+    assert measured.seconds == pytest.approx(0.5)
+    assert [cf for cf, _ in measured.shadow] == list(shadow)
+    if len(shadow) <= 3:
+        assert (measured.waited, measured.coded) == (pytest.approx(0.05), pytest.approx(0.2))
+    else:
+        assert math.isnan(measured.waited) and math.isnan(measured.coded)
