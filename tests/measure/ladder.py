@@ -17,7 +17,7 @@ import torch
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 from gravac.candidate import Span
-from gravac.compressors import Compressor, dense, ladder, powersgd, quantize, topk, topkc
+from gravac.compressors import Compressor, Ladder, dense, ladder, powersgd, quantize, topk, topkc
 from gravac.compressors.ladder import HIGHEST, wire_ratio
 from tests.measure import steps
 from tests.measure.results import write
@@ -32,8 +32,15 @@ FAMILIES: dict[str, Compressor] = {
     "topkc(values=quantize(4))": topkc(values=quantize(4)),
     "topkc(values=quantize(1))": topkc(values=quantize(1)),
     "powersgd": powersgd,
+    "powersgd(rank)": ladder(*(powersgd(rank) for rank in (16, 8, 4, 2, 1))),
     "ladder": ladder,
 }
+
+MEMBERS = ("bfloat16", "quantize", "topkc(values=quantize(1))", "powersgd(rank)")
+"""Families that the ladder is made of."""
+
+REACHED = 0.9
+"""A member that comes to less than this share of the ladder's wire ratio on this net does not compete with it."""
 
 RATES = (0.01, 0.03, 0.1)
 """Learning rates tried for dense training."""
@@ -41,8 +48,9 @@ RATES = (0.01, 0.03, 0.1)
 
 def lowest(compressor: Compressor, ratio: float) -> float | None:
     """The lowest CF that reaches a wire ratio; None when none does, or when a much lower one would do."""
-    if compressor.name == "ladder":
-        return ratio
+    if isinstance(compressor, Ladder):
+        rungs = compressor.candidates((1.0, HIGHEST), ())
+        return ratio if rungs[0] <= ratio * 1.15 and ratio <= rungs[-1] else None
     reach = compressor.candidates((1.0, HIGHEST), ())
     if not isinstance(reach, Span):
         able = [cf for cf in reach if wire_ratio(compressor, cf) >= ratio * 0.999]
@@ -127,6 +135,23 @@ def main() -> None:
             }
         )
     write(rows, arguments.json)
+    print(table(rows))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """As Markdown: families side by side, what each came to in brackets, and the ladder against its best member."""
+    families = list(FAMILIES)
+    lines = [
+        "| wire ratio asked for | " + " | ".join(f"`{family}`" for family in families) + " | ladder - best member |",
+        "| --- " * (len(families) + 2) + "|",
+    ]
+    for ratio in RATIOS[1:]:
+        own = {row["family"]: row for row in rows if row["ratio"] == ratio}
+        cells = [f"{own[f]['loss']:.3f} ({own[f]['wire_ratio']:.0f}x)" if f in own else "-" for f in families]
+        able = [own[f] for f in MEMBERS if f in own and own[f]["wire_ratio"] >= REACHED * own["ladder"]["wire_ratio"]]
+        off = own["ladder"]["loss"] - min(row["loss"] for row in able)
+        lines.append(f"| {ratio:g} | {' | '.join(cells)} | {off:+.3f} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
