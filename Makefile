@@ -9,7 +9,7 @@ ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test lint docs check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
-	measure-worth measure-ladder measure-links measure-tta measure-factored \
+	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors
 
 help:  ## what there is
@@ -50,6 +50,14 @@ measure-worth: $(VENV)/.test  ## what a compressed step is worth, every compress
 
 measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json
+
+LOWRANK = $(BIN)/gravac bench tta --link unthrottled --seeds 1 --json docs/measurements/lowrank.json \
+	--methods fp32 'powersgd(16)@32' 'powersgd(8)@64' 'powersgd(4)@128' 'powersgd(2)@256'
+
+measure-lowrank: $(VENV)/.lab  ## steps that low rank needs, by rank and by CF, three tasks; resumable (12 minutes)
+	$(LOWRANK) powersgd@512 powersgd@256 powersgd@128 powersgd@64 --task denoise --scale 1 --budget 300 --limit 8
+	$(LOWRANK) powersgd@64 powersgd@32 powersgd@16 powersgd@8 --task charlm --scale 0.4 --budget 200
+	$(LOWRANK) --task lstm --scale 1 --budget 200
 
 measure-links: $(VENV)/.test  ## emulated links: rate, bytes, schedules; needs root (7 minutes)
 	$(BIN)/python -m tests.measure.links --json docs/measurements/links.json

@@ -105,6 +105,7 @@ ONCE: tuple[tuple[str, float, tuple[float, ...]], ...] = (
     ("topkc(values=quantize(1))", 16, (1.0,)),
     ("topkc(values=quantize(1))", 64, (1.0,)),
     ("powersgd", 64, (1.0,)),
+    *((f"powersgd({rank})", 512 / rank, (1.0,)) for rank in (4, 2, 1)),
     ("powersgd(alternating=True)", 16, (1.0,)),
 )
 """Further labels, CFs and feedbacks: AdamW, two ranks, one seed."""
