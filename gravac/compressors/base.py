@@ -40,6 +40,11 @@ class Addend(Protocol):
         """Add ``alpha`` times this to ``dense`` (flat), in place; returns it."""
 
 
+def laid_out(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
+    """A flat tensor in memory, of the size and dtype of ``like``; itself, if it is one."""
+    return numbers if isinstance(numbers, torch.Tensor) else numbers.add_to(torch.zeros_like(like))
+
+
 @dataclass(frozen=True, slots=True)
 class Sparse:
     """A flat tensor that is zero but for some coordinates: the sum of ``parts``, added in order.

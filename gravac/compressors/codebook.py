@@ -15,6 +15,7 @@ times faster than one by one.
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -70,7 +71,7 @@ def levels(bits: int, kind: Kind) -> torch.Tensor:
 
 
 def encode(
-    x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor, compiled: bool = False
+    x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = None, compiled: bool = False
 ) -> tuple[Coded, torch.Tensor]:
     """Code blocks.
 
@@ -78,11 +79,11 @@ def encode(
         x: float32, ``[blocks, block]``, contiguous, finite; ``block`` a multiple of 8.
         bits: 1, 2, 3, 4 or 8.
         kind: of the levels; 8 bits are always uniform.
-        out: like x; overwritten with what ``decode`` will give.
+        out: like x; overwritten with what ``decode`` will give. ``None``: that is not kept.
         compiled: by a compiled kernel, where there is one: for fitted levels of 2, 3 or 4 bits, on CPU.
 
     Returns:
-        The codes, and ``‖x - out‖²``, 0-d.
+        The codes, and ``‖x - decoded‖²``, 0-d.
     """
     count, block = x.shape
     packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8, device=x.device)
@@ -93,11 +94,12 @@ def encode(
     for start in range(0, count, rows):
         part = slice(start, start + rows)
         piece, into = x[part], Coded(packed[part], scales[part])
+        decoded = None if out is None else out[part]
         lost = None
         if compiled and kind == "fitted" and 1 < bits < 8 and len(piece) == rows and x.device.type == "cpu":
-            lost = _encode_compiled(piece, bits, into, out[part])
+            lost = _encode_compiled(piece, bits, into, scratch.values if decoded is None else decoded)
         if lost is None:
-            lost = _encode_piece(piece, bits, kind, into, out[part], scratch.rows(len(piece)))
+            lost = _encode_piece(piece, bits, kind, into, decoded, scratch.rows(len(piece)))
         error += lost
     return Coded(packed, scales), error
 
@@ -115,26 +117,11 @@ def _encode_compiled(x: torch.Tensor, bits: int, coded: Coded, out: torch.Tensor
     return error
 
 
-def decode(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
-    """The numbers that codes stand for.
+def mean(parts: Sequence[Coded], bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
+    """The mean of what codes stand for, added part after part: the same bits on all ranks.
 
     Args:
-        coded: blocks.
-        bits: as they were encoded.
-        kind: as they were encoded.
-        out: float32, ``[blocks, block]``, contiguous; overwritten.
-
-    Returns:
-        ``out``.
-    """
-    return mean([coded], bits, kind, out)
-
-
-def mean(parts: Sequence[Coded | torch.Tensor], bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
-    """The mean of what codes stand for, added part after part: the same bits whoever knows some of them decoded.
-
-    Args:
-        parts: codes, or the very numbers they stand for, like ``out``; at least one.
+        parts: at least one, all of as many blocks.
         bits: as they were encoded.
         kind: as they were encoded.
         out: float32, ``[blocks, block]``, contiguous; overwritten.
@@ -148,20 +135,55 @@ def mean(parts: Sequence[Coded | torch.Tensor], bits: int, kind: Kind, out: torc
     for start in range(0, count, rows):
         at = slice(start, start + rows)
         into = out[at]
-        total: torch.Tensor | None = None
-        for part in parts:
-            if isinstance(part, Coded):
-                # rounded before it is added, as whoever encoded it has it
-                numbers = into if total is None else scratch[: len(into)]
-                _looked_up(part.packed[at], bits, kind, numbers).mul_(part.scales[at].float().unsqueeze(1))
-            else:
-                numbers = part[at]
-            total = numbers if total is None else torch.add(total, numbers, out=into)
-        if total is not None and len(parts) > 1:
-            torch.mul(total, 1 / len(parts), out=into)
-        elif total is not None and total is not into:
-            into.copy_(total)
+        for position, part in enumerate(parts):
+            numbers = scratch[: len(into)] if position else into
+            # rounded before it is added, as whoever encoded it has it
+            _looked_up(part.packed[at], bits, kind, numbers).mul_(part.scales[at].float().unsqueeze(1))
+            if position:
+                into.add_(numbers)
+        if len(parts) > 1:
+            into.mul_(1 / len(parts))
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What codes stand for, decoded piece by piece as it is added: nothing as large as the tensor is made.
+
+    Attributes:
+        shards: of equally many blocks, one after the other; of each the mean of its parts is meant.
+        bits: as they were encoded.
+        kind: as they were encoded.
+        block: numbers per block.
+        more: added to the numbers from a position on: that, and flat float32.
+    """
+
+    shards: tuple[tuple[Coded, ...], ...]
+    bits: int
+    kind: Kind
+    block: int
+    more: tuple[int, torch.Tensor] | None = None
+
+    def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+        """Add ``alpha`` times this to ``dense`` (flat; what is beyond its end is left out), in place; returns it."""
+        rows = max(1, PIECE // self.block)
+        scratch = self.shards[0][0].scales.new_empty(rows, self.block, dtype=torch.float32)
+        position = 0
+        for parts in self.shards:
+            count = len(parts[0].scales)
+            for start in range(0, count, rows):
+                piece = [Coded(part.packed[start : start + rows], part.scales[start : start + rows]) for part in parts]
+                numbers = mean(piece, self.bits, self.kind, scratch[: len(piece[0].scales)]).view(-1)
+                _add(dense, position, numbers, alpha)
+                position += numbers.numel()
+        if self.more is not None:
+            _add(dense, *self.more, alpha)
+        return dense
+
+
+def _add(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: float) -> None:
+    into = dense[position : position + numbers.numel()]
+    into.add_(numbers[: into.numel()], alpha=alpha)
 
 
 class _Scratch(NamedTuple):
@@ -180,9 +202,10 @@ class _Scratch(NamedTuple):
 
 
 def _encode_piece(
-    x: torch.Tensor, bits: int, kind: Kind, coded: Coded, out: torch.Tensor, scratch: _Scratch
+    x: torch.Tensor, bits: int, kind: Kind, coded: Coded, out: torch.Tensor | None, scratch: _Scratch
 ) -> torch.Tensor:
     fine, grid, values = scratch
+    norms: torch.Tensor | None = None
     if bits == 1:
         coded.packed.copy_(_signs(x))
     elif kind == "uniform" or bits == 8:
@@ -192,8 +215,8 @@ def _encode_piece(
         grid.copy_(fine.round_().clamp_(-most, most))
         coded.packed.copy_(grid.view(torch.uint8) if bits == 8 else _codes(grid, bits, kind))
     else:
-        size = torch.linalg.vector_norm(x, dim=1)
-        torch.mul(x, _inverse(size, GRID * x.shape[1] ** 0.5).unsqueeze(1), out=fine)
+        norms = torch.linalg.vector_norm(x, dim=1)
+        torch.mul(x, _inverse(norms, GRID * x.shape[1] ** 0.5).unsqueeze(1), out=fine)
         grid.copy_(fine.clamp_(-127, 127).floor_())
         coded.packed.copy_(_codes(grid, bits, kind))
     _looked_up(coded.packed, bits, kind, values)
@@ -201,8 +224,11 @@ def _encode_piece(
         along = torch.mul(x, values, out=fine).sum(1)
         size = torch.full_like(along, x.shape[1]) if bits == 1 else torch.mul(values, values, out=fine).sum(1)
         coded.scales.copy_(torch.where(size > 0, along / size, torch.zeros_like(size)))
-    torch.mul(values, coded.scales.float().unsqueeze(1), out=out)
-    left = torch.sub(x, out, out=fine).view(-1)
+        if out is None:
+            scale, whole = coded.scales.float(), torch.linalg.vecdot(x, x) if norms is None else norms.square_()
+            return (whole - scale * (2 * along - scale * size)).clamp_(min=0).sum()
+    decoded = torch.mul(values, coded.scales.float().unsqueeze(1), out=values if out is None else out)
+    left = torch.sub(x, decoded, out=fine).view(-1)
     return torch.dot(left, left)
 
 

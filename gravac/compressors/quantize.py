@@ -12,6 +12,7 @@ swap their codes: as many bytes, and no second coding.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -20,7 +21,7 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllToAll, Traffic
 from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
-from gravac.compressors.codebook import SCALE, Coded, Kind, decode, encode, mean
+from gravac.compressors.codebook import SCALE, Coded, Decoded, Kind, encode, mean
 from gravac.compressors.packing import packed_bytes
 
 WIDTHS = (8, 4, 3, 2, 1)
@@ -92,39 +93,36 @@ class Quantize(Compressor):
         per = self._shard_blocks(turned.numel(), ctx.world)
         shards = 1 if self.gathers(ctx.world) else ctx.world
         rows = _padded(turned, shards * per, self.block)
-        own = torch.empty_like(rows)
-        coded, error = encode(rows, bits, self.levels, own, self.compiled)
+        coded, error = encode(rows, bits, self.levels, compiled=self.compiled)
         message = _message(coded, shards)
-        aside = None
+        sent, aside = self._decoded([[coded]], bits), None
         if shards == 1:
             (messages,) = yield AllGather(message[0])
-            average, sent = self._mean(messages, bits, own, ctx.rank), own
+            average = self._decoded([[self._coded(received, per, bits) for received in messages]], bits)
         else:
             arrived = yield AllToAll(message)
-            at = slice(ctx.rank * per, (ctx.rank + 1) * per)
-            exact = self._mean(arrived, bits, own[at], ctx.rank)
+            exact = rows.new_empty(per, self.block)
+            mean([self._coded(received, per, bits) for received in arrived], bits, self.levels, exact)
             kept = ctx.state.get("second")
             fits = ctx.error_feedback > 0 and kept is not None and kept.shape == exact.shape
             wanted = exact + kept if kept is not None and fits else exact
             back = self.back_bits or bits
             rounded = torch.empty_like(exact)
             (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded, self.compiled)[0], 1)[0])
-            average = torch.empty_like(rows)
-            for shard, received in enumerate(messages):
-                decode(self._coded(received, per, back), back, self.levels, average[shard * per : (shard + 1) * per])
-            off = exact - rounded
-            error += ctx.world * energy(off.view(-1)).to(error.dtype)
+            average = self._decoded([[self._coded(received, per, back)] for received in messages], back)
+            off = (exact - rounded).view(-1).mul_(ctx.world)
+            error += energy(off).to(error.dtype) / ctx.world
+            start = ctx.rank * per * self.block
             if ctx.error_feedback:
                 ctx.state["second"] = (wanted - rounded).mul_(ctx.error_feedback)
-                aside = torch.zeros_like(own)
-                aside[at] = off * ctx.world
-            sent = own
-            sent[at] -= off * ctx.world
+                aside = rows.new_zeros(rows.numel())
+                aside[start : start + off.numel()] = off
+            sent = replace(sent, more=(start, off.neg_()))
         return Reduced(
             mean=self._back(average, x, ctx),
             sent=self._back(sent, x, ctx),
             cf=32 / bits,
-            aside=None if aside is None else self._back(aside, x, ctx),
+            aside=None if aside is None else self._turned_back(aside, x.numel(), ctx).to(x.dtype),
             error=error,
         )
 
@@ -136,8 +134,7 @@ class Quantize(Compressor):
         whole, looked_at = energy(x), energy(some.view(-1)).clamp(min=torch.finfo(torch.float32).tiny)
         errors = []
         for cf in cfs:
-            out = torch.empty_like(some)
-            _, lost = encode(some, self.bits_at(cf), self.levels, out)
+            _, lost = encode(some, self.bits_at(cf), self.levels)
             errors.append(whole * (lost / looked_at).to(x.dtype))
         return errors
 
@@ -148,7 +145,7 @@ class Quantize(Compressor):
             return None
         rows = torch.zeros(len(second) * ctx.world, self.block)
         rows[ctx.rank * len(second) : (ctx.rank + 1) * len(second)] = second * ctx.world
-        return self._back(rows, rows.new_zeros(elements), ctx)
+        return self._turned_back(rows.view(-1), elements, ctx)
 
     def gathers(self, world: int) -> bool:
         """Whether ranks just swap their codes."""
@@ -165,13 +162,8 @@ class Quantize(Compressor):
     def _block_bytes(self, bits: int) -> int:
         return packed_bytes(self.block, bits) + SCALE.itemsize
 
-    def _mean(self, messages: torch.Tensor, bits: int, own: torch.Tensor, rank: int) -> torch.Tensor:
-        """Of what all ranks sent, rank after rank; this one's is known already."""
-        average = torch.empty_like(own)
-        parts = [
-            own if sender == rank else self._coded(message, len(own), bits) for sender, message in enumerate(messages)
-        ]
-        return mean(parts, bits, self.levels, average)
+    def _decoded(self, shards: Sequence[Sequence[Coded]], bits: int) -> Decoded:
+        return Decoded(tuple(tuple(parts) for parts in shards), bits, self.levels, self.block)
 
     def _coded(self, message: torch.Tensor, blocks: int, bits: int) -> Coded:
         codes = blocks * packed_bytes(self.block, bits)
@@ -181,11 +173,17 @@ class Quantize(Compressor):
     def _turned(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         return rotation.turn(x.float(), _signs(ctx)) if self.rotate else x.float()
 
-    def _back(self, rows: torch.Tensor, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        flat = rows.view(-1)
-        if self.rotate:
-            return rotation.turn_back(flat[: rotation.length(x.numel())], x.numel(), _signs(ctx)).to(x.dtype)
-        return flat[: x.numel()].to(x.dtype)
+    def _back(self, decoded: Decoded, x: torch.Tensor, ctx: Context) -> torch.Tensor | Decoded:
+        """As coordinates of x: of what was rotated, turned back."""
+        if not self.rotate:
+            return decoded
+        turned = decoded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
+        return self._turned_back(turned, x.numel(), ctx).to(x.dtype)
+
+    def _turned_back(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:
+        if not self.rotate:
+            return numbers[:elements]
+        return rotation.turn_back(numbers[: rotation.length(elements)], elements, _signs(ctx))
 
 
 def _signs(ctx: Context) -> torch.Generator:

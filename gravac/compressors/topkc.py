@@ -16,7 +16,7 @@ from pydantic import Field
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, kept
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, kept, laid_out
 from gravac.compressors.chunks import Chosen, chunk_energies, gather, scatter, whole_but_one
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
 from gravac.compressors.quantize import Quantize
@@ -69,9 +69,7 @@ class TopKC(Compressor):
         mine = gather(x, chosen, chunk, k)
         if isinstance(self.values, Quantize):
             part = yield from self.values.rounds(mine, self.values.finest, ctx.part(k))
-            assert isinstance(part.mean, torch.Tensor)
-            assert isinstance(part.sent, torch.Tensor)
-            mean, sent = part.mean, part.sent
+            mean, sent = laid_out(part.mean, mine), laid_out(part.sent, mine)
         else:
             travels = narrow(mine.div_(ctx.world), dtype_of(self.values, ctx.dtype))
             mean = (yield AllReduce(travels)).to(x.dtype)

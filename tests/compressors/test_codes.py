@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gravac.compressors import rotation
-from gravac.compressors.codebook import FITTED, GRID, Coded, Kind, decode, encode, levels, mean
+from gravac.compressors.codebook import FITTED, GRID, Coded, Decoded, Kind, encode, levels, mean
 from gravac.compressors.packing import WIDTHS, pack, packed_bytes, unpack
 
 KINDS: tuple[Kind, ...] = ("fitted", "uniform")
@@ -55,7 +55,7 @@ def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int
     scale = (x[0].double() @ values) / (values @ values)
     off = (out[0].double() - values * scale).abs() > 0.01 * float(scale)
     assert int(off.sum()) <= 1, "more than one number on a threshold"
-    assert torch.equal(decode(coded, bits, kind, torch.empty_like(x)), out)
+    assert torch.equal(mean([coded], bits, kind, torch.empty_like(x)), out)
 
 
 @settings(max_examples=60)
@@ -87,15 +87,37 @@ def test_zeros_and_tiny_blocks_stay_finite(bits: int, kind: Kind) -> None:
     assert not out[0].any()
 
 
-def test_the_mean_is_the_same_of_codes_and_of_what_they_stand_for() -> None:
-    x = torch.randn(4, 16)
-    out, other = torch.empty_like(x), torch.ones(4, 16)
-    coded, _ = encode(x, 4, "fitted", out)
-    assert isinstance(coded, Coded)
-    expected = (out + other) * 0.5
-    assert torch.equal(mean([coded, other], 4, "fitted", torch.empty_like(x)), expected)
-    assert torch.equal(mean([out, other], 4, "fitted", torch.empty_like(x)), expected)
-    assert torch.equal(mean([out], 4, "fitted", torch.empty_like(x)), out)
+def test_a_mean_is_rounded_part_after_part() -> None:
+    """As whoever knows some of the numbers already would add them."""
+    ours, theirs = torch.randn(4, 16), torch.randn(4, 16)
+    parts = [encode(x, 4, "fitted", x)[0] for x in (ours, theirs)]
+    assert all(isinstance(part, Coded) for part in parts)
+    assert torch.equal(mean(parts, 4, "fitted", torch.empty_like(ours)), (ours + theirs) * 0.5)
+
+
+@given(blocks=st.integers(1, 40), bits=st.sampled_from([1, 2, 3, 4, 8]), kind=st.sampled_from(["fitted", "uniform"]))
+def test_what_is_not_laid_out_adds_what_decoding_gives(blocks: int, bits: int, kind: Kind) -> None:
+    """Also cut off at the tensor's end, and with numbers on top from some position on."""
+    drawn = torch.Generator().manual_seed(blocks)
+    x = torch.randn(2 * blocks, 16, generator=drawn)
+    halves = [x[:blocks], x[blocks:]]
+    parts = [encode(half, bits, kind)[0] for half in halves]
+    expected = torch.cat([mean([part], bits, kind, torch.empty(blocks, 16)) for part in parts]).view(-1)
+    more = torch.randn(8, generator=drawn)
+    expected[16:24] += more
+    start = torch.randn(32 * blocks - 5, generator=drawn)
+    lazily = Decoded(((parts[0],), (parts[1],)), bits, kind, 16, (16, more))
+    assert torch.allclose(lazily.add_to(start.clone(), -2.0), start - 2 * expected[:-5], atol=1e-5)
+
+
+@given(seed=st.integers(0, 10**6), bits=st.sampled_from([1, 2, 3, 4, 8]), scale=st.sampled_from([1e-12, 1.0, 1e12]))
+def test_the_error_is_the_same_whether_what_is_decoded_is_kept(seed: int, bits: int, scale: float) -> None:
+    x = scale * torch.randn(32, 16, generator=torch.Generator().manual_seed(seed))
+    x[0], x[1, 1:] = 0, 0
+    kept, exact = encode(x, bits, "fitted", torch.empty_like(x))
+    dropped, quick = encode(x, bits, "fitted")
+    assert torch.equal(kept.packed, dropped.packed) and torch.equal(kept.scales, dropped.scales)
+    assert float(quick) == pytest.approx(float(exact), rel=1e-3)
 
 
 @pytest.mark.parametrize("bits", FITTED)
