@@ -80,7 +80,8 @@ measure-factored: $(VENV)/.lab $(VENV)/.test  ## six of the matrix's factored ti
 	$(BIN)/python -m tests.measure.factored --json docs/measurements/factored.json
 
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
-	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json
+	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json \
+		--also 'randomk(block=64)' 'quantize(4, compiled=True)' 'quantize(3, compiled=True)' 'quantize(2, compiled=True)'
 
 # One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
 # that the pinned build is there before anything else asks for one.

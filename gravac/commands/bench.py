@@ -35,7 +35,10 @@ def _add_compressors(benches: Commands) -> None:
     parser.add_argument("--cf", type=float, nargs="+", default=[10, 100, 1000], help="factors (10 100 1000)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="ranks, 2 to 64 (2); rank 0 is timed")
     parser.add_argument("--repeats", type=int, default=7, metavar="R", help="timed calls of each (7)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these alone")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these alone, as in Python: randomk(block=64)"
+    )
+    parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="these besides")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     parser.set_defaults(run=_compressors)
 
@@ -54,6 +57,7 @@ def _compressors(options: argparse.Namespace) -> int:
             workers=options.workers,
             repeats=options.repeats,
             only=tuple(options.only),
+            also=tuple(options.also),
             json=options.json,
         )
     except ValueError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor
 from gravac.lab.bench_ranks import TORCH, MakeRank, OurRank, Rank, Shape
+from gravac.lab.expression import compressor
 from gravac.lab.shapes import MODELS
 
 SMALL = 1024
@@ -34,7 +35,8 @@ class Bench:
         cfs: compression factors for what can do any.
         workers: ranks, 2 to 64.
         repeats: timed calls.
-        only: names of what is measured; empty for all.
+        only: what is measured, by name or, with settings, as in Python (``"randomk(block=64)"``); empty for all.
+        also: the same, measured besides.
         json: file for the rows; ``None`` writes none.
 
     Raises:
@@ -47,6 +49,7 @@ class Bench:
     workers: int = 2
     repeats: int = 7
     only: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     json: Path | None = None
 
     def __post_init__(self) -> None:
@@ -61,10 +64,9 @@ class Bench:
             raise ValueError(f"workers: {self.workers} is outside 2 to 64; use 2")
         if self.repeats < 1:
             raise ValueError(f"repeats: {self.repeats} is below 1; use 7")
-        known = [*COMPRESSORS, *TORCH]
-        for name in self.only:
-            if name not in known:
-                raise ValueError(f"only: {name!r} is unknown; known: {', '.join(map(repr, known))}")
+        for argument, names in (("only", self.only), ("also", self.also)):
+            for name in names:
+                _check(argument, name)
         if self.json is not None:
             folder = self.json.absolute().parent
             if self.json.is_dir():
@@ -92,13 +94,28 @@ class Contender:
 
 def contenders(bench: Bench) -> list[Contender]:
     """All that is asked for, ours first."""
+    wanted = {*(bench.only or (*COMPRESSORS, *TORCH)), *bench.also}
+    known = [*COMPRESSORS, *(name for name in (*bench.only, *bench.also) if name not in TORCH), *TORCH]
     found = []
-    for name, compressor in COMPRESSORS.items():
-        found += [Contender(name, cf, _ours(compressor, cf)) for cf in _cfs(compressor, bench)]
-    for name, make in TORCH.items():
-        for cf in (2.0,) if name == "torch fp16" else bench.cfs:
-            found.append(Contender(name, cf, _theirs(make, cf)))
-    return [contender for contender in found if not bench.only or contender.name in bench.only]
+    for name in dict.fromkeys(name for name in known if name in wanted):
+        if name in TORCH:
+            cfs = (2.0,) if name == "torch fp16" else bench.cfs
+            found += [Contender(name, cf, _theirs(TORCH[name], cf)) for cf in cfs]
+        else:
+            ours = compressor(name)
+            found += [Contender(name, cf, _ours(ours, cf)) for cf in _cfs(ours, bench)]
+    return found
+
+
+def _check(argument: str, name: str) -> None:
+    if name in TORCH:
+        return
+    try:
+        compressor(name)
+    except ValueError as error:
+        known = ", ".join(map(repr, (*COMPRESSORS, *TORCH)))
+        why = f": {error}" if "(" in name else ""
+        raise ValueError(f"{argument}: {name!r} is unknown{why}; known: {known}") from None
 
 
 def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:

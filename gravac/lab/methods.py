@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 import statistics
@@ -32,9 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import AdaptiveCompressor, Static
 from gravac.candidate import DENSE, Span
 from gravac.collectives import AllReduce
-from gravac.compressors import COMPRESSORS, Compressor, dense
+from gravac.compressors import Compressor, dense
 from gravac.controllers import CONTROLLERS
-from gravac.settings import SettingsError
+from gravac.lab.expression import compressor
 from gravac.telemetry.records import DecisionRecord, Record, StepRecord
 
 RANGE = (10.0, 1000.0)
@@ -135,39 +134,6 @@ class Method:
         return AdaptiveCompressor(
             self.base, (min(self.cf, 2.0), max(self.cf, 2.0)), controller=Static(cf=self.cf), **run
         )
-
-
-def compressor(text: str) -> Compressor:
-    """A compressor from an expression in Python's notation: ``topkc(values=quantize(4), chunk=64)``.
-
-    Nothing is evaluated but names of compressors, numbers, strings, ``True``, ``False``, ``None``.
-
-    Raises:
-        ValueError: no such compressor, or a setting it does not have.
-    """
-    try:
-        return _compressor(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError:
-        raise ValueError(f"{text!r} is no compressor; use its name, such as topk, or topkc(chunk=64)") from None
-    except SettingsError as error:
-        raise ValueError(f"{text!r}: {error}") from None
-
-
-def _compressor(node: ast.expr) -> Compressor:
-    if isinstance(node, ast.Name):
-        if node.id not in COMPRESSORS:
-            raise ValueError(f"there is no compressor {node.id!r}; there are {', '.join(sorted(COMPRESSORS))}")
-        return COMPRESSORS[node.id]()
-    if isinstance(node, ast.Call):
-        settings = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg}
-        return _compressor(node.func)(*(_value(value) for value in node.args), **settings)
-    raise ValueError(f"{ast.unparse(node)!r} is no compressor; use its name, such as topk, or topkc(chunk=64)")
-
-
-def _value(node: ast.expr) -> Any:
-    if isinstance(node, (ast.Name, ast.Call)):
-        return _compressor(node)
-    return ast.literal_eval(node)
 
 
 def _only_cf(base: Compressor) -> float:

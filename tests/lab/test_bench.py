@@ -71,6 +71,12 @@ def test_a_model_is_the_sum_of_its_tensors(tmp_path: Path, monkeypatch: pytest.M
     assert rows[0]["achieved_cf"] == pytest.approx(16)
 
 
+def test_settings_are_written_as_in_python(tmp_path: Path) -> None:
+    wanted = ["--only", "randomk(block=64)", "--also", "topk"]
+    rows = _run(tmp_path / "rows.json", "--elements", "4096", "--cf", "10", *wanted)
+    assert [row["compressor"] for row in rows] == ["topk", "randomk(block=64)"]
+
+
 def test_gradients_differ_by_rank_are_repeatable_and_heavy_tailed() -> None:
     shape = (200, 20, 5)
     first, other = Gradients(2)(shape)
@@ -83,6 +89,7 @@ def test_gradients_differ_by_rank_are_repeatable_and_heavy_tailed() -> None:
     ("arguments", "words"),
     [
         (["--only", "topk", "topq"], "only: 'topq' is unknown; known: 'dense', 'topk'"),
+        (["--also", "topk(chunk=3)"], "also: 'topk(chunk=3)' is unknown: "),
         (["--only", "topq"], "'torch fp16', 'torch.topk', 'torch PowerSGD'"),
         (
             ["--shapes", "alexnet"],

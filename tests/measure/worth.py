@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gravac.compressors import COMPRESSORS, Compressor
+from gravac.lab.expression import compressor
 from gravac.lab.tasks.charlm import CharLM
 from tests.measure import steps
 from tests.measure.results import keep
@@ -55,13 +55,6 @@ class Case(NamedTuple):
     seed: int
     rate: float
     steps: int
-
-
-def compressor(label: str) -> Compressor:
-    """The compressor that a label writes."""
-    made = eval(label, {"__builtins__": {}}, dict(COMPRESSORS))  # noqa: S307 -- labels are this file's own
-    assert isinstance(made, Compressor)
-    return made
 
 
 def train(case: Case) -> dict[str, Any]:

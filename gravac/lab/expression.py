@@ -1,0 +1,44 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A compressor as one writes it in Python, read from a command line."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from gravac.compressors import COMPRESSORS, Compressor
+from gravac.settings import SettingsError
+
+
+def compressor(text: str) -> Compressor:
+    """A compressor from an expression in Python's notation: ``topkc(values=quantize(4), chunk=64)``.
+
+    Nothing is evaluated but names of compressors, numbers, strings, ``True``, ``False``, ``None``.
+
+    Raises:
+        ValueError: no such compressor, or a setting it does not have.
+    """
+    try:
+        return _compressor(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError:
+        raise ValueError(f"{text!r} is no compressor; use its name, such as topk, or topkc(chunk=64)") from None
+    except SettingsError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+
+
+def _compressor(node: ast.expr) -> Compressor:
+    if isinstance(node, ast.Name):
+        if node.id not in COMPRESSORS:
+            raise ValueError(f"there is no compressor {node.id!r}; there are {', '.join(sorted(COMPRESSORS))}")
+        return COMPRESSORS[node.id]()
+    if isinstance(node, ast.Call):
+        settings = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg}
+        return _compressor(node.func)(*(_value(value) for value in node.args), **settings)
+    raise ValueError(f"{ast.unparse(node)!r} is no compressor; use its name, such as topk, or topkc(chunk=64)")
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, (ast.Name, ast.Call)):
+        return _compressor(node)
+    return ast.literal_eval(node)
