@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint docs check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
+.PHONY: help demo test lint docs tables check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors
 
@@ -32,6 +32,9 @@ docs: $(VENV)/.docs  ## the documentation as a site, in site/
 
 check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it
 	bash tests/packaging/check_wheel.sh $(BIN)/python
+
+tables: $(VENV)/.lab $(VENV)/.test  ## what measurements came to, into docs/measurements.md
+	$(BIN)/python -m tests.measure.tables
 
 measure-multilevel: $(VENV)/.test  ## multi-level compression against direct, real shapes (2 minutes)
 	$(BIN)/python -m tests.measure.multilevel --json docs/measurements/multilevel.json
