@@ -48,6 +48,7 @@ class AdaptiveCompressor:
         step: how candidates are spaced: ``"exponential"`` or ``"geometric"``.
         error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
         dense: number format of what is sent dense: ``"float32"``, ``"float16"``, ``"bfloat16"``.
+        sixteen_bit: with ``dense`` in float32, let the controller choose to send everything in bfloat16 too.
         release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
             norm; ``inf`` lets all go at once.
         overflow_safety: a step with a non-finite gradient anywhere leaves residuals unchanged; ``None`` is on for
@@ -83,6 +84,7 @@ class AdaptiveCompressor:
         step: str | None = None,
         error_feedback: float | None = None,
         dense: str = "float32",
+        sixteen_bit: bool = True,
         release: float = 1.0,
         overflow_safety: bool | None = None,
         dense_below: int = 1024,
@@ -101,6 +103,7 @@ class AdaptiveCompressor:
             "controller": _controller(controller, {name: value for name, value in chosen.items() if value is not None}),
             "error_feedback": error_feedback,
             "dense": dense,
+            "sixteen_bit": sixteen_bit,
             "release": release,
             "overflow_safety": overflow_safety,
             "dense_below": dense_below,
@@ -333,8 +336,8 @@ class AdaptiveCompressor:
         if self.policy.overflow_safety is None and any(dtype == torch.float16 for _, dtype in forms):
             self._feedback.safe = True
 
-        def wire_bytes(cf: float | None) -> int:
-            return sum(traffic.wire_bytes(world) for traffic in self._averager.traffic(forms, cf))
+        def wire_bytes(compressor: Compressor, cf: float) -> int:
+            return sum(traffic.wire_bytes(world) for traffic in self._averager.traffic(forms, compressor, cf))
 
         elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         compressed = [shape for shape, _ in forms if self._averager.compresses(shape)]
@@ -351,9 +354,11 @@ class AdaptiveCompressor:
         def share(candidates: Sequence[Candidate]) -> float:
             return sum(steps.steps_at.get(candidate, 0) for candidate in candidates) / made
 
-        totals["share_dense"] = share(steps.candidates[:1])
-        totals["share_lowest_cf"] = share(steps.candidates[1:2])
-        totals["share_higher_cf"] = share(steps.candidates[2:])
+        dense = [candidate for candidate in steps.candidates if candidate.dense]
+        lowest = len(dense)
+        totals["share_dense"] = share(dense)
+        totals["share_lowest_cf"] = share(steps.candidates[lowest : lowest + 1])
+        totals["share_higher_cf"] = share(steps.candidates[lowest + 1 :])
         return totals
 
 

@@ -12,8 +12,8 @@ from gravac.policy import Policy
 SAME = 1.01
 """Two candidates whose wire ratios differ by less, relatively, are one."""
 
-WireBytes = Callable[[float | None], int]
-"""Predicted wire bytes of a step at a CF of the base compressor; ``None`` is dense."""
+WireBytes = Callable[[Compressor, float], int]
+"""Predicted wire bytes of a step with the base compressor, or with all in a dense format, at a CF."""
 
 
 def admit(
@@ -21,7 +21,8 @@ def admit(
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """The candidates, and in words those dropped because they would send no less than dense.
 
-    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense.
+    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense. Where 16 bit is a
+    candidate, less than that is what counts.
 
     Args:
         policy: gives controller, base and range.
@@ -31,34 +32,36 @@ def admit(
         world: ranks.
 
     Returns:
-        Candidates ascending by predicted wire ratio, dense first; and the dropped ones.
+        Candidates ascending by predicted wire ratio, dense first, then 16 bit; and the dropped ones.
     """
     full = AllReduce.wire_bytes(4 * elements, world)
 
-    def candidate(compressor: Compressor, cf: float, sent: int) -> Candidate:
+    def candidate(compressor: Compressor, cf: float) -> Candidate:
+        sent = wire_bytes(compressor, cf)
         ratio = full / sent if sent else 1.0
         worth = round(compressor.worth(cf, compressed), 4)
         return Candidate(compressor.name, cf, ratio, worth, compressor.family(cf), compressor.worth_by_gain(cf))
 
-    dense = candidate(policy.dense_format, policy.dense_format.cf, wire_bytes(None))
+    dense, *sixteen = (candidate(form, form.cf) for form in policy.dense_formats)
     if isinstance(policy.base, Dense):
         return (dense,), ()
     reach = policy.base.candidates(policy.cf_range, ())
-    wanted = [candidate(policy.base, cf, wire_bytes(cf)) for cf in policy.controller.propose(policy.cf_range, reach)]
+    wanted = [candidate(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, reach)]
     if policy.controller.insists:
         return (dense, *wanted), ()
-    admitted: list[Candidate] = []
+    admitted = [dense]
     dropped = []
-    for one in sorted(wanted, key=lambda c: (c.wire_ratio, c.cf)):
+    for one in (*sixteen, *sorted(wanted, key=lambda c: (c.wire_ratio, c.cf))):
         twin = next((other for other in admitted if alike(one, other)), None)
-        if one.wire_ratio <= dense.wire_ratio:
-            times = dense.wire_ratio / one.wire_ratio
-            dropped.append(f"{one}: would send {times:.2f} times the bytes of {dense} over {world} ranks")
+        least = next(other for other in reversed(admitted) if other.dense)
+        if one.wire_ratio <= least.wire_ratio:
+            times = least.wire_ratio / one.wire_ratio
+            dropped.append(f"{one}: would send {times:.2f} times the bytes of {least} over {world} ranks")
         elif twin is not None:
             dropped.append(f"{one}: would send what {twin} does")
         else:
             admitted.append(one)
-    return (dense, *admitted), tuple(dropped)
+    return tuple(admitted), tuple(dropped)
 
 
 def alike(one: Candidate, other: Candidate) -> bool:

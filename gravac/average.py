@@ -49,11 +49,13 @@ class Plan:
         step: counted from 0.
         cf: of the base compressor; ``None`` for dense.
         shadow: CFs of the base compressor to evaluate without sending, ascending.
+        dense: format in which all is sent where ``cf`` is ``None``; ``None`` is the averager's.
     """
 
     step: int
     cf: float | None
     shadow: tuple[float, ...] = ()
+    dense: Dense | None = None
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Averager:
 
     Args:
         base: compresses what is large enough.
-        dense: averages the rest, and everything when a plan says so.
+        dense: averages the rest, and everything when a plan says so and names no other format.
         strength: of error feedback for ``base``, in [0, 1]; ``None`` is its own at each CF.
         dense_below: tensors with fewer elements are never compressed.
         feedback: where residuals are kept.
@@ -121,15 +123,15 @@ class Averager:
         """Whether a tensor of that shape is compressed at all."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
-    def traffic(self, forms: Sequence[Form], cf: float | None) -> list[Traffic]:
-        """What one step will hand to collectives at a CF of the base compressor (``None``: dense)."""
+    def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
+        """What one step will hand to collectives with the base compressor at a CF, or with all in a dense format."""
         return [
             traffic
             for shape, dtype in forms
             for traffic in (
-                self.dense.traffic(shape, self.dense.cf, dtype, self.world)
-                if cf is None or not self.compresses(shape)
-                else self.base.traffic(shape, cf, dtype, self.world)
+                compressor.traffic(shape, cf, dtype, self.world)
+                if isinstance(compressor, Dense) or self.compresses(shape)
+                else self.dense.traffic(shape, self.dense.cf, dtype, self.world)
             )
         ]
 
@@ -235,7 +237,7 @@ class Averager:
             flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(folded, pieces, strict=True)])
         else:
             flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
-        wire = self.dense.wire_dtype(flat.dtype)
+        wire = (plan.dense or self.dense).wire_dtype(flat.dtype)
         if wire == flat.dtype:
             (flat,) = yield [AllReduce(flat)]
             flat.mul_(1 / self.world)

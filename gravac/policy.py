@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_val
 
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, topk
+from gravac.compressors.dtypes import SIXTEEN_BIT
 from gravac.controllers import CONTROLLERS, GraVAC
 from gravac.settings import Settings, SettingsError
 
@@ -27,6 +28,8 @@ class Policy(Settings):
         controller: decides, or its name.
         error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
         dense: number format of what is sent dense: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        sixteen_bit: with ``dense`` in float32, 16 bit (bfloat16) is a candidate too, where the base has none of its own
+            and the controller weighs it.
         release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
             norm; ``inf`` lets all go at once, as the paper does.
         overflow_safety: keep residuals unchanged by a step in which any gradient was not finite; ``None`` is on for
@@ -40,6 +43,7 @@ class Policy(Settings):
     controller: Any = GraVAC()
     error_feedback: float | None = Field(default=None, ge=0, le=1)
     dense: Dense = dense
+    sixteen_bit: bool = True
     release: float = Field(default=1.0, gt=0)
     overflow_safety: bool | None = None
     dense_below: int = Field(default=1024, ge=0)
@@ -102,6 +106,16 @@ class Policy(Settings):
     def dense_format(self) -> Dense:
         """How what is not compressed is sent: a dense base's own format, or ``dense``."""
         return self.base if isinstance(self.base, Dense) else self.dense
+
+    @property
+    def dense_formats(self) -> tuple[Dense, ...]:
+        """The formats a controller may choose to send everything in: ``dense_format``, and 16 bit beside it."""
+        first = self.dense_format
+        reach = self.base.candidates(self.cf_range, ())
+        own = not isinstance(reach, Span) and any(self.base.family(cf) in SIXTEEN_BIT for cf in reach)
+        if own or first.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
+            return (first,)
+        return first, first.at(2)
 
     def plain(self) -> dict[str, str | int | float | bool]:
         """Every setting by dotted name, for hparams and logs; unset ones as ``"auto"``."""

@@ -50,7 +50,10 @@ _ADMITTED = re.compile(
     r"^(?P<name>\S+) (?P<cf>[0-9.e+-]+)x "
     r"\(predicted wire ratio (?P<ratio>[0-9.e+-]+)(?:, worth (?P<worth>[0-9.e+-]+))?\)"
 )
-_DROPPED = re.compile(r"^(?P<name>\S+) (?P<cf>[0-9.e+-]+)x: would send (?P<times>[0-9.e+-]+) times")
+_DROPPED = re.compile(
+    r"^(?P<name>\S+) (?P<cf>[0-9.e+-]+)x: "
+    r"would send (?P<times>[0-9.e+-]+) times the bytes of dense (?P<other>[0-9.e+-]+)x"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +217,10 @@ def admit_recorded(run: RunRecord, policy: Policy) -> tuple[tuple[Candidate, ...
     words, with two digits after the point; where it holds none, see the module's text.
     """
     known, admitted, dense_ratio = _ratios(run)
-    form = policy.dense_format
-    dense = Candidate(DENSE, form.cf, dense_ratio.get(form.cf, form.cf), form.worth(form.cf), form.family(form.cf))
+    dense, *sixteen = (
+        Candidate(DENSE, form.cf, dense_ratio.get(form.cf, form.cf), form.worth(form.cf), form.family(form.cf))
+        for form in policy.dense_formats
+    )
     if isinstance(policy.base, Dense):
         return (dense,), ()
     reach = policy.base.candidates(policy.cf_range, ())
@@ -233,18 +238,19 @@ def admit_recorded(run: RunRecord, policy: Policy) -> tuple[tuple[Candidate, ...
         return (dense, *wanted), ()
 
     before = admitted.get(name, ()) if dense.cf in dense_ratio else ()  # two digits may not tell it from dense
-    stay: list[Candidate] = []
+    stay = [dense]
     dropped = []
-    for one in sorted(wanted, key=lambda one: (one.wire_ratio, one.cf)):
-        recorded = any(_same(one.cf, cf) for cf in before)
+    for one in (*sixteen, *sorted(wanted, key=lambda one: (one.wire_ratio, one.cf))):
+        recorded = not one.dense and any(_same(one.cf, cf) for cf in before)
         twin = next((other for other in stay if alike(one, other)), None)
-        if not recorded and one.wire_ratio <= dense.wire_ratio:
-            dropped.append(f"{one}: would send {dense.wire_ratio / one.wire_ratio:.2f} times the bytes of {dense}")
+        least = next(other for other in reversed(stay) if other.dense)
+        if not recorded and one.wire_ratio <= least.wire_ratio:
+            dropped.append(f"{one}: would send {least.wire_ratio / one.wire_ratio:.2f} times the bytes of {least}")
         elif not recorded and twin is not None:
             dropped.append(f"{one}: would send what {twin} does")
         else:
             stay.append(one)
-    return (dense, *stay), tuple(dropped)
+    return tuple(stay), tuple(dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,9 +396,13 @@ def _ratios(run: RunRecord) -> tuple[dict[str, list[tuple[float, float]]], dict[
             admitted.setdefault(name, []).append(cf)
     for words in run.dropped:
         found = _DROPPED.match(words)
-        if found is not None and dense and float(found["times"]) > 0:
-            ratio = next(iter(dense.values())) / float(found["times"])
-            known.setdefault(found["name"], []).append((float(found["cf"]), ratio))
+        if found is None or float(found["other"]) not in dense or not float(found["times"]) > 0:
+            continue
+        name, cf, ratio = found["name"], float(found["cf"]), dense[float(found["other"])] / float(found["times"])
+        if name == DENSE:
+            dense[cf] = ratio
+        else:
+            known.setdefault(name, []).append((cf, ratio))
     return {name: sorted(pairs) for name, pairs in known.items()}, admitted, dense
 
 

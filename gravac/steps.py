@@ -32,7 +32,7 @@ class Steps:
     Args:
         averager: the core operation.
         controller: decides which candidate runs.
-        admit: gives the candidates for (forms, world), ascending by wire ratio, dense first; and those dropped, in
+        admit: gives the candidates for (forms, world), ascending by wire ratio, dense ones first; and those dropped, in
             words.
         emit: takes records; called on the exchange thread.
         samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
@@ -155,7 +155,11 @@ class Steps:
         if self.ran is not None and candidate.wire_ratio < self.ran.wire_ratio:
             self.averager.feedback.hold()
         self.ran = candidate
-        self._plan = Plan(self.step, None if candidate.dense else candidate.cf, self.decision.shadow)
+        self._plan = (
+            Plan(self.step, None, self.decision.shadow, self.averager.dense.at(candidate.cf))
+            if candidate.dense
+            else Plan(self.step, candidate.cf, self.decision.shadow)
+        )
         self.averager.begin()
         self._clock.begin(self._thread)
 

@@ -13,8 +13,8 @@ from gravac.agreement import SIZE, Report
 from gravac.average import Averager, Tally
 from gravac.candidate import Candidate
 from gravac.clock import Booked
-from gravac.compressors import dense
-from gravac.controllers import Goodput
+from gravac.compressors import Compressor, dense
+from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.feedback import Feedback
 
 Shapes = list[tuple[int, ...]]
@@ -23,12 +23,15 @@ SQUARE: Shapes = [(512, 512), (512,)]
 WIDE: Shapes = [(16, 1, 3, 3), (768, 768), (768, 768), (768,)]
 
 
-def admitted(policy: Policy, shapes: Shapes, world: int = 2) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-    averager = Averager(policy.base, dense, policy.error_feedback, policy.dense_below, Feedback())
-    forms = [(shape, torch.float32) for shape in shapes]
+def admitted(
+    policy: Policy, shapes: Shapes, world: int = 2, dtype: torch.dtype = torch.float32
+) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
+    averager.world = world
+    forms = [(shape, dtype) for shape in shapes]
 
-    def wire_bytes(cf: float | None) -> int:
-        return sum(traffic.wire_bytes(world) for traffic in averager.traffic(forms, cf))
+    def wire_bytes(compressor: Compressor, cf: float) -> int:
+        return sum(traffic.wire_bytes(world) for traffic in averager.traffic(forms, compressor, cf))
 
     elements = sum(torch.Size(shape).numel() for shape in shapes)
     return admit(policy, wire_bytes, elements, [shape for shape in shapes if averager.compresses(shape)], world)
@@ -50,7 +53,7 @@ def test_what_would_send_more_than_dense_is_dropped_and_said() -> None:
 def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
     """Rank 1 is the least there is: higher CFs of PowerSGD send the same."""
     candidates, dropped = admitted(Policy(base=powersgd, controller=Goodput(), cf_range=(64, 4096)), SQUARE)
-    assert [candidate.cf for candidate in candidates[1:]] == [64, 128, 256]
+    assert [candidate.cf for candidate in candidates] == [1, 2, 64, 128, 256]
     assert dropped and all("would send what powersgd 256x does" in words for words in dropped)
 
 
@@ -93,3 +96,51 @@ def test_seconds_waited_travel_where_shadows_leave_room(shadow: tuple[float, ...
         assert (measured.waited, measured.coded) == (pytest.approx(0.05), pytest.approx(0.2))
     else:
         assert math.isnan(measured.waited) and math.isnan(measured.coded)
+
+
+def names(policy: Policy, shapes: Shapes = SQUARE, world: int = 2, dtype: torch.dtype = torch.float32) -> list[str]:
+    return [str(candidate) for candidate in admitted(policy, shapes, world, dtype)[0]]
+
+
+@pytest.mark.parametrize("controller", [GraVAC(), Goodput()], ids=str)
+def test_16_bit_stands_between_dense_and_the_base(controller: GraVAC | Goodput) -> None:
+    candidates, _ = admitted(Policy(base=topk, controller=controller), SQUARE)
+    assert [str(candidate) for candidate in candidates[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
+    half = candidates[1]
+    assert half.dense
+    assert (half.wire_ratio, half.worth, half.family) == (2.0, 1.0, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(base=topk, sixteen_bit=False),
+        Policy(base=topk, controller=GraVAC(paper_literal=True)),
+        Policy(base=topk, controller=Static(cf=10)),
+        Policy(base=topk, controller=Warmup()),
+        Policy(base=topk, dense="bfloat16"),  # type: ignore[arg-type]
+        Policy(base=topk, dense="float16"),  # type: ignore[arg-type]
+        Policy(base=dense, cf_range=(1, 2)),
+        Policy(base=ladder, cf_range=(2, 1000)),
+    ],
+    ids=["off", "as printed", "static", "by a clock", "bfloat16", "float16", "dense base", "ladder"],
+)
+def test_there_is_no_16_bit_beside_the_base(policy: Policy) -> None:
+    assert "dense 2x" not in names(policy)[1:]
+
+
+def test_a_ladder_without_16_bit_in_its_range_gets_it() -> None:
+    assert names(Policy(base=ladder, controller=Goodput(), cf_range=(8, 1000)))[:2] == ["dense 1x", "dense 2x"]
+
+
+def test_gradients_of_16_bit_have_no_other_16_bit_beside_them() -> None:
+    candidates, dropped = admitted(Policy(base=topk), SQUARE, dtype=torch.bfloat16)
+    assert [candidate.cf for candidate in candidates[:2]] == [1, 10]
+    assert "dense 2x: would send 1.00 times the bytes of dense 1x over 2 ranks" in dropped
+
+
+def test_what_sends_no_less_than_16_bit_is_dropped() -> None:
+    """Over six ranks top-k 10x, of values and indices, sends 0.6 of what float32 does."""
+    words = "topk 10x: would send 1.20 times the bytes of dense 2x over 6 ranks"
+    assert words in admitted(Policy(base=topk), SQUARE, world=6)[1]
+    assert "topk 10x" in names(Policy(base=topk, sixteen_bit=False), world=6)

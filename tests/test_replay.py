@@ -55,8 +55,11 @@ def record_run(
         worth = round(base.worth(cf), 4)
         return Candidate(base.name, cf, wire_ratio(cf), worth, base.family(cf), base.worth_by_gain(cf))
 
-    dense = replace(DENSE_CANDIDATE, family=policy.dense_format.family(1.0))
-    candidates = (dense, *(candidate(cf) for cf in proposed))
+    dense = [
+        replace(DENSE_CANDIDATE, cf=form.cf, wire_ratio=form.cf, family=form.family(form.cf))
+        for form in policy.dense_formats
+    ]
+    candidates = (*dense, *(candidate(cf) for cf in proposed))
     sink = JSONLSink(path)
     words = tuple(candidate_words(one) for one in candidates)
     sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, words))
@@ -215,11 +218,27 @@ def test_candidates_are_those_recorded_and_others_are_interpolated() -> None:
     words = ("dense 1x (predicted wire ratio 1.00)", "topk 10x (predicted wire ratio 2.50)")
     more = "topk 1000x (predicted wire ratio 250.00)"
     run = RunRecord({}, 4, (*words, more), ("topk 2x: would send 2.00 times the bytes of dense 1x over 4 ranks",))
-    candidates, dropped = admit_recorded(run, Policy(cf_range=(2, 1000), controller=GraVAC(step="geometric")))
+    candidates, dropped = admit_recorded(
+        run, Policy(cf_range=(2, 1000), controller=GraVAC(step="geometric"), sixteen_bit=False)
+    )
     ratios = {one.cf: one.wire_ratio for one in candidates}
     assert (ratios[1], ratios[1000]) == (1, 250)
     assert ratios[32] == pytest.approx(8)
     assert [words.split(":")[0] for words in dropped] == ["topk 2x", "topk 4x"]
+
+
+def test_16_bit_that_a_run_did_not_have_is_admitted_unless_the_run_says_why_not() -> None:
+    words = ("dense 1x (predicted wire ratio 1.00)", "topk 10x (predicted wire ratio 2.50)")
+    more = "topk 4x: would send 2.00 times the bytes of dense 2x over 4 ranks"
+    none = "dense 2x: would send 1.00 times the bytes of dense 1x over 4 ranks"
+    policy = Policy(cf_range=(10, 20))
+    assert [str(one) for one in admit_recorded(RunRecord({}, 4, words), policy)[0]][:2] == ["dense 1x", "dense 2x"]
+    candidates, dropped = admit_recorded(RunRecord({}, 4, words, (none,)), policy)
+    assert [one.cf for one in candidates] == [1, 10, 20]
+    assert len(dropped) == 1
+    half = "dense 2x (predicted wire ratio 2.00)"
+    known = admit_recorded(RunRecord({}, 4, (*words, half), (more,)), policy(cf_range=(4, 4)))
+    assert known[1] == ("topk 4x: would send 2.00 times the bytes of dense 2x",)
 
 
 def test_a_trace_of_another_base_is_refused(trace: Path) -> None:

@@ -35,6 +35,10 @@ class Dense(Compressor):
         """Its format: converting costs time."""
         return self.dtype
 
+    def at(self, cf: float) -> "Dense":
+        """The format of a CF, 1 or 2: itself where it has that, otherwise bfloat16 for 2 and float32 for 1."""
+        return self if cf == self.cf else self(dtype="float32" if cf == 1 else "bfloat16")
+
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
         """What travels for a gradient of that dtype."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)

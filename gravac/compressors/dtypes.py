@@ -4,6 +4,9 @@
 
 import torch
 
+SIXTEEN_BIT = ("float16", "bfloat16")
+"""Number formats that send half of float32's bytes."""
+
 
 def dtype_of(name: str | None, default: torch.dtype) -> torch.dtype:
     """The torch dtype called ``name``, or ``default`` for ``None``."""

@@ -106,6 +106,11 @@ class Controller(Protocol[StateT]):
         """Whether its candidates are admitted even when they would send no less than dense (a static choice)."""
         ...
 
+    @property
+    def sixteen_bit(self) -> bool:
+        """Whether 16 bit may be the second of its candidates, dense too, beside a base that has none of its own."""
+        ...
+
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         """The CFs it wants to choose from, ascending.
 
@@ -119,7 +124,8 @@ class Controller(Protocol[StateT]):
         """The first decision.
 
         Args:
-            candidates: what may be chosen, ascending by wire ratio; the first is dense.
+            candidates: what may be chosen, ascending by wire ratio; the first is dense, and so may be the second, in
+                16 bit.
         """
         ...
 

@@ -269,7 +269,10 @@ LAWS: tuple[Law, ...] = (
 
 
 def _cases(controller: Controller[Any]) -> list[tuple[tuple[Candidate, ...], Measure]]:
-    """Candidates of several ranges, 16-bit dense among them, each with kind and with broken measurements."""
+    """Candidates of several ranges, dense in 16 bit or also in 16 bit, each with kind and with broken measurements."""
     wide, narrow = candidates_of(controller), candidates_of(controller, (1.0, 100.0))
-    half = (Candidate(DENSE, 2.0, 2.0), *wide[1:])
-    return [(candidates, measure) for candidates in (wide, narrow, half) for measure in (turbulent, broken)]
+    half = Candidate(DENSE, 2.0, 2.0)
+    cases = [wide, narrow, (half, *wide[1:])]
+    if controller.sixteen_bit:
+        cases += [(wide[0], half, *wide[1:]), (wide[0], half)]
+    return [(candidates, measure) for candidates in cases for measure in (turbulent, broken)]

@@ -57,6 +57,7 @@ class Goodput(Settings):
 
     name: ClassVar[str] = "goodput"
     insists: ClassVar[bool] = False
+    sixteen_bit: ClassVar[bool] = True
 
     window: int = Field(default=12, ge=5)
     trial: int = Field(default=8, ge=5)

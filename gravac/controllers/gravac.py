@@ -12,6 +12,8 @@ The states, and what leads from one to the next:
   ones; one whose shadow gain is below ε is refused without running. Two throughputs within ω end the search. Then
   exploit.
 - exploit: the chosen CF runs. Gain below ε: down to θ_min, then to dense. Gain out of its band: explore again.
+
+16 bit, where it is a candidate, has gain 1: it is tried right after the lowest CF, and is the dense to fall back to.
 """
 
 from collections.abc import Sequence
@@ -65,6 +67,11 @@ class GraVAC(Settings):
     paper_literal: bool = False
     ewma: float = Field(default=0.32, gt=0, le=1)
 
+    @property
+    def sixteen_bit(self) -> bool:
+        """Not as printed."""
+        return not self.paper_literal
+
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         """The paper's candidates, as far as they can be reached."""
         spaced = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
@@ -74,13 +81,13 @@ class GraVAC(Settings):
         """Warm-up at the lowest CF; dense for good when there is nothing else."""
         if self.paper_literal:
             return self._literal.start(candidates)
-        position = 1 if len(candidates) > 1 else 0
-        phase = WARM_UP if position else EXPLOIT
-        state = State(
-            tuple(candidates), phase, position, Window(candidates[position]), floor=position, dwell=self.dwell
-        )
-        reason = f"warm-up at {candidates[1]}" if position else "no candidate sends less than dense: dense for good"
-        return state, Decision(candidates[position], changed=True, reason=reason)
+        state = State(tuple(candidates), EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
+        position = state.lowest if state.compresses else state.home
+        running = candidates[position]
+        reason = f"warm-up at {running}" if state.compresses else f"no candidate sends less than {running}: it stays"
+        phase = WARM_UP if state.compresses else EXPLOIT
+        state = replace(state, phase=phase, position=position, floor=position, window=Window(running))
+        return state, Decision(running, changed=True, reason=reason)
 
     def observe(self, state: State | LiteralState, measurement: Measurement) -> tuple[State | LiteralState, Decision]:
         """See the module's text."""
@@ -95,7 +102,7 @@ class GraVAC(Settings):
         before = state.running
         summary = state.window.summary(state.phase)
         state, reason = self._judge(replace(state, windows=state.windows + 1))
-        if 2 * state.dense_steps > state.steps and len(state.candidates) > 1 and state.steps > 5 * self.window:
+        if 2 * state.dense_steps > state.steps and state.compresses and state.steps > 5 * self.window:
             reason += f"; note: {state.dense_steps / state.steps:.0%} of all steps ran dense, so ε may be too high"
         changed = state.running != before
         state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
@@ -129,18 +136,17 @@ class GraVAC(Settings):
         """The CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
         if (state.steps + 1) % self.shadow_every or (state.phase == WARM_UP and state.steps <= self.warmup):
             return ()
-        if state.position == 0:
-            ready = len(state.candidates) > 1 and state.windows + 1 >= state.rest_until
+        if state.resting:
+            ready = state.compresses and state.windows + 1 >= state.rest_until
             return (state.candidates[state.floor].cf,) if ready else ()
-        if state.phase == WARM_UP:
-            return tuple(c.cf for c in state.candidates[2 : 2 + SHADOWS])
-        return tuple(state.candidates[position].cf for position in state.queue[:SHADOWS])
+        ahead = state.others if state.phase == WARM_UP else state.queue
+        return tuple(state.candidates[position].cf for position in ahead if position > state.lowest)[:SHADOWS]
 
     def _judge(self, state: State) -> tuple[State, str]:
         """A window ended."""
         if state.phase == EXPLOIT:
             return self._judge_chosen(state)
-        if state.position == 1:
+        if state.position == state.lowest:
             return self._judge_lowest(state)
         return self._judge_candidate(state)
 
@@ -148,12 +154,10 @@ class GraVAC(Settings):
         """The lowest CF ran: calibrate, and go on to the next."""
         gain, lowest = state.window.gain, state.running
         threshold = self.epsilon * max(gain, 0.0) if self.epsilon_mode == "calibrated" else self.epsilon
-        state = replace(
-            state, phase=EXPLORE, threshold=threshold, floor=1, queue=tuple(range(2, len(state.candidates))), entries=()
-        )
+        state = replace(state, phase=EXPLORE, threshold=threshold, floor=state.lowest, queue=state.others, entries=())
         if gain < threshold:
-            down = state.rest(0, self.dwell)
-            return down, f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}: dense"
+            down = state.rest(self.dwell)
+            return down, f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}: {down.running}"
         said = f"gain {gain:.3g} at {lowest}"
         if self.epsilon_mode == "calibrated":
             said += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
@@ -168,7 +172,7 @@ class GraVAC(Settings):
         floor_gain = next((e.gain for e in state.entries if e.position == state.floor), None)
         state = self._enter(state)
         said = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
-        if floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
+        if not ran.dense and floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
             said += f", and within ω of that at {state.candidates[state.floor]}: θ_min rises to it"
             state = replace(state, floor=state.position)
         return self._go_on(state, said)
@@ -217,15 +221,15 @@ class GraVAC(Settings):
             chosen = max(state.entries, key=lambda e: (e.t_compression, -e.position))
             at = state.candidates[chosen.position]
             said += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
-        floor = min(state.floor, chosen.position)
+        floor = max(state.lowest, min(state.floor, chosen.position))
         settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
         return replace(settled, rest_until=state.windows + state.dwell), said
 
     def _judge_chosen(self, state: State) -> tuple[State, str]:
         """Exploiting: hold, scale down, come back, or search again."""
-        if len(state.candidates) == 1:
-            return state, "no candidate sends less than dense"
-        if state.position == 0:
+        if not state.compresses:
+            return state, f"no candidate sends less than {state.running}"
+        if state.resting:
             return self._judge_dense(state)
         gain, ran = state.window.gain, state.running
         if gain < state.threshold:
@@ -234,17 +238,21 @@ class GraVAC(Settings):
                 return replace(
                     state, position=state.floor, reference=None
                 ), f"{said}: down to {state.candidates[state.floor]}"
-            return state.rest(0, self.dwell), f"{said}: dense"
+            down = state.rest(self.dwell)
+            return down, f"{said}: {down.running}"
         rested = state.windows >= state.rest_until
         moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
-        if moved and rested:
-            said = (
-                "after scaling down"
-                if state.reference is None
-                else f"gain {gain:.3g} left its band around {state.reference:.3g}"
+        if rested and (moved or ran.dense):
+            if state.reference is None:
+                said = "after scaling down"
+            elif ran.dense:
+                said = f"the gain of {ran} tells nothing"
+            else:
+                said = f"gain {gain:.3g} left its band around {state.reference:.3g}"
+            lowest = state.lowest
+            again = replace(
+                state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.others, dwell=2 * state.dwell
             )
-            queue = tuple(range(2, len(state.candidates)))
-            again = replace(state, phase=EXPLORE, position=1, floor=1, queue=queue, dwell=2 * state.dwell)
             return again, f"{said}: search again from {again.running}"
         return state, f"gain {gain:.3g} at {ran} holds"
 

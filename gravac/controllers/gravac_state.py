@@ -40,9 +40,9 @@ class State:
     """Where the search stands.
 
     Attributes:
-        candidates: dense first, then ascending by wire ratio.
+        candidates: dense first, in 16 bit too where that is one; then ascending by wire ratio.
         phase: warm-up, explore or exploit.
-        position: of the candidate that runs; 0 is dense.
+        position: of the candidate that runs.
         window: under way.
         floor: position of θ_min.
         threshold: ε in force, as an absolute gain.
@@ -53,7 +53,7 @@ class State:
         rest_until: window before which there is no new search, and no coming back from dense.
         dwell: windows the next rest lasts.
         steps: observed.
-        dense_steps: of them, dense.
+        dense_steps: of them, dense for lack of gain.
         floor_steps: of them, at θ_min.
     """
 
@@ -78,22 +78,47 @@ class State:
         """What is to run."""
         return self.candidates[self.position]
 
+    @property
+    def home(self) -> int:
+        """Position of the dense candidate to fall back to: the one that sends least."""
+        return sum(candidate.dense for candidate in self.candidates) - 1
+
+    @property
+    def lowest(self) -> int:
+        """Position of the lowest CF; of none, when nothing but dense may be chosen."""
+        return self.home + 1
+
+    @property
+    def compresses(self) -> bool:
+        """Whether there is anything but dense."""
+        return self.lowest < len(self.candidates)
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Positions a search tries after the lowest CF: 16 bit, then higher CFs."""
+        return tuple(position for position in range(1, len(self.candidates)) if position != self.lowest)
+
+    @property
+    def resting(self) -> bool:
+        """Whether it runs dense because no gain was enough, and not because that was fastest."""
+        return self.phase == EXPLOIT and self.running.dense and self.reference is None
+
     def count(self, measured: Measurement) -> "State":
         """One more step, booked as dense, θ_min or candidate."""
         return replace(
             self,
             steps=self.steps + 1,
-            dense_steps=self.dense_steps + (measured.candidate == self.candidates[0]),
-            floor_steps=self.floor_steps + (measured.candidate == self.candidates[self.floor] and self.floor > 0),
+            dense_steps=self.dense_steps + (self.resting and measured.candidate.dense),
+            floor_steps=self.floor_steps + (measured.candidate == self.candidates[self.floor] and self.compresses),
         )
 
-    def rest(self, position: int, dwell: int) -> "State":
-        """Down to ``position`` for the present dwell, or ``dwell`` if longer; the next one lasts twice as long."""
+    def rest(self, dwell: int) -> "State":
+        """Down to dense for the present dwell, or ``dwell`` if longer; the next one lasts twice as long."""
         lasting = max(self.dwell, dwell)
         return replace(
             self,
             phase=EXPLOIT,
-            position=position,
+            position=self.home,
             queue=(),
             reference=None,
             rest_until=self.windows + lasting,
@@ -102,7 +127,7 @@ class State:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of all steps at dense, at θ_min, and at a higher candidate."""
+        """Share of all steps at dense for lack of gain, at θ_min, and at another candidate."""
         total = max(1, self.steps)
         dense, floor = self.dense_steps / total, self.floor_steps / total
         return {"dense": dense, "theta_min": floor, "candidate": 1 - dense - floor}

@@ -33,6 +33,7 @@ class Static(Settings):
 
     name: ClassVar[str] = "static"
     insists: ClassVar[bool] = True
+    sixteen_bit: ClassVar[bool] = False
 
     cf: float = Field(ge=1, allow_inf_nan=False)
     window: int = Field(default=20, ge=1)

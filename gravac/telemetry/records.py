@@ -114,7 +114,7 @@ class EndRecord:
     Attributes:
         steps: steps made.
         metrics: totals and final values by name (``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``,
-            ``share_dense``, ``share_lowest_cf``, ``share_higher_cf``: of all steps).
+            ``share_dense``, 16 bit included, ``share_lowest_cf``, ``share_higher_cf``: of all steps).
     """
 
     steps: int

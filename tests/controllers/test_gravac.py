@@ -4,6 +4,7 @@
 
 import pytest
 
+from gravac.candidate import DENSE, Candidate
 from gravac.controllers import Decision, GraVAC, Summary
 from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, State
 from tests.controllers.script import DENSE_CANDIDATE, PAPER, Curve, Script, by_cf, play, topk
@@ -298,7 +299,7 @@ def test_a_few_dense_steps_are_not_told() -> None:
 def test_dense_for_good_is_not_called_a_matter_of_epsilon() -> None:
     played = play(ABSOLUTE, Script(GOOD, FASTER), 300, (DENSE_CANDIDATE,))
     assert played.path == [1]
-    assert set(played.reasons) == {"no candidate sends less than dense"}
+    assert set(played.reasons) == {"no candidate sends less than dense 1x"}
 
 
 def test_shares_are_of_all_steps() -> None:
@@ -344,6 +345,61 @@ def test_steps_that_were_not_finite_make_the_window_longer() -> None:
     broken = Script(lambda cf, step: float("nan") if 20 <= step < 30 else GOOD(cf, step), FASTER)
     plain = play(ABSOLUTE, Script(GOOD, FASTER), 200)
     assert play(ABSOLUTE, broken, 200).runs[1] == (20, plain.runs[1][1] + 10)
+
+
+# 16 bit
+
+HALF = Candidate(DENSE, 2.0, 2.0)
+BESIDE = (DENSE_CANDIDATE, HALF, *PAPER[1:])
+
+
+def test_16_bit_is_tried_after_the_lowest_cf_and_needs_no_shadow() -> None:
+    seconds = {2: 1.2, **{cf: FASTER(cf, 0) for cf in (1, 10, 20, 40, 160, 1000)}}
+    played = play(ABSOLUTE, Script(GOOD, by_cf(seconds)), 200, BESIDE)
+    assert played.path == [10, 2, 20, 40, 160, 1000]
+    asked = {step.ran.candidate.cf: step.ran.shadow for step in played.steps if step.ran.shadow}
+    assert asked[10] == asked[2] == (20, 40, 160, 1000)
+
+
+def test_16_bit_is_chosen_where_it_is_fastest_for_its_gain_and_compared_again_after_a_dwell() -> None:
+    gain = by_cf({10: 0.6, 20: 0.4, 40: 0.3, 160: 0.2, 1000: 0.1})
+    seconds = by_cf({1: 0.1, 2: 0.09, 10: 0.08, 20: 0.07, 40: 0.06, 160: 0.05, 1000: 0.04})
+    played = play(ABSOLUTE(dwell=3), Script(gain, seconds), 600, BESIDE)
+    assert played.path[:4] == [10, 2, 10, 2]
+    lasted = [steps for cf, steps in played.runs if cf == 2]
+    # a window of the search, then the dwell, twice as long each time
+    assert lasted[:3] == [4 * WINDOW + 1, 7 * WINDOW + 1, 13 * WINDOW + 1]
+    assert any("the gain of dense 2x tells nothing: search again from topk 10x" in reason for reason in played.reasons)
+    assert "ran dense" not in "".join(played.reasons)
+
+
+def test_a_faster_link_or_slower_one_is_noticed_at_16_bit() -> None:
+    fast = by_cf({1: 0.1, 2: 0.09, 10: 0.085, 20: 0.08, 40: 0.08, 160: 0.08, 1000: 0.08})
+    played = play(ABSOLUTE(dwell=3), Script(GOOD, until(80, fast, by_cf({2: 1.0, **SLOW}))), 600, BESIDE)
+    assert played.cfs[79] == 2
+    assert played.path[-1] == 1000
+
+
+SLOW = {1: 2.0, 10: 0.4, 20: 0.2, 40: 0.1, 160: 0.05, 1000: 0.03}
+
+
+def test_where_gain_is_not_enough_16_bit_runs_and_not_dense() -> None:
+    played = play(CALM, Script(until(100, GOOD, FALLEN), by_cf({2: 1.0, **SLOW})), 300, BESIDE)
+    assert played.path == [10, 2, 20, 40, 160, 1000, 10, 2]
+    assert any("fell below ε 0.5: dense 2x" in reason for reason in played.reasons)
+    assert 1 not in played.cfs
+
+
+def test_16_bit_does_not_raise_theta_min() -> None:
+    gain = by_cf({10: 0.999, 20: 0.9, 40: 0.8, 160: 0.7, 1000: 0.6})
+    played = play(ABSOLUTE, Script(gain, by_cf({2: 1.0, **SLOW})), 200, BESIDE)
+    assert {step.state.floor for step in played.steps} == {2}
+
+
+def test_nothing_but_16_bit_is_16_bit_for_good() -> None:
+    played = play(ABSOLUTE, Script(GOOD, by_cf({2: 1.0})), 100, BESIDE[:2])
+    assert played.path == [2]
+    assert set(played.reasons) == {"no candidate sends less than dense 2x"}
 
 
 # checkpoints
