@@ -6,6 +6,7 @@ from gravac.compressors.artopk import ARTopK, artopk
 from gravac.compressors.base import Addend, Compressor, Context, Reduced, Rounds, Selection, Sparse
 from gravac.compressors.dense import Dense, dense
 from gravac.compressors.dgc import DGC, dgc
+from gravac.compressors.hard_threshold import HardThreshold, hard_threshold
 from gravac.compressors.intsgd import IntSGD, intsgd
 from gravac.compressors.ladder import Ladder, ladder
 from gravac.compressors.natural import Natural, natural
@@ -33,6 +34,7 @@ COMPRESSORS: dict[str, Compressor] = {
         dgc,
         redsync,
         sidco,
+        hard_threshold,
         powersgd,
         quantize,
         thc,
@@ -57,6 +59,7 @@ __all__ = [
     "Compressor",
     "Context",
     "Dense",
+    "HardThreshold",
     "IntSGD",
     "Ladder",
     "MajorityVote",
@@ -78,6 +81,7 @@ __all__ = [
     "artopk",
     "dense",
     "dgc",
+    "hard_threshold",
     "intsgd",
     "ladder",
     "majority",

@@ -74,19 +74,7 @@ class ThresholdK(TopK):
 
     def send(self, chosen: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Exchange a selection of x."""
-        mine = chosen.values.to(dtype_of(self.values, ctx.dtype))
-        free = _unused(chosen.indices, self._slots(x.numel(), cf))
-        values, packed = yield AllGather(
-            torch.nn.functional.pad(mine, (0, free.numel())),
-            pack_indices(torch.cat([chosen.indices, free]), x.numel()),
-        )
-        shares = values.to(x.dtype) / ctx.world
-        positions = unpack_indices(packed, x.numel())
-        return Reduced(
-            mean=Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True))),
-            sent=Sparse(((chosen.indices, mine.to(x.dtype)),)),
-            cf=x.numel() / max(1, mine.numel()),
-        )
+        return (yield from in_slots(chosen, self._slots(x.numel(), cf), x, self.values, ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Where the count is corrected, as for top-k; otherwise by selecting for each CF."""
@@ -98,6 +86,31 @@ class ThresholdK(TopK):
     def _slots(self, elements: int, cf: float) -> int:
         k = kept(elements, cf)
         return k if self.keeps_k else min(elements, SLOTS * k)
+
+
+def in_slots(chosen: Selection, slots: int, x: torch.Tensor, values: str | None, ctx: Context) -> Rounds:
+    """Exchange a selection of x in so many slots on every rank, by one all-gather; free slots hold zeros.
+
+    Args:
+        chosen: at most ``slots`` coordinates.
+        slots: the same on every rank; at most ``x.numel()``.
+        x: flat.
+        values: number format on the wire; ``None`` is the gradient's own.
+        ctx: of the tensor.
+    """
+    mine = chosen.values.to(dtype_of(values, ctx.dtype))
+    free = _unused(chosen.indices, slots)
+    gathered, packed = yield AllGather(
+        torch.nn.functional.pad(mine, (0, free.numel())),
+        pack_indices(torch.cat([chosen.indices, free]), x.numel()),
+    )
+    shares = gathered.to(x.dtype) / ctx.world
+    positions = unpack_indices(packed, x.numel())
+    return Reduced(
+        mean=Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True))),
+        sent=Sparse(((chosen.indices, mine.to(x.dtype)),)),
+        cf=x.numel() / max(1, mine.numel()),
+    )
 
 
 def _unused(indices: torch.Tensor, slots: int) -> torch.Tensor:

@@ -1,0 +1,53 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Hard threshold: every coordinate of at least a constant magnitude is sent, as many as there are.
+
+Source: Sahu et al., "Rethinking gradient sparsification as total error minimization", NeurIPS 2021 (arXiv 2108.00951).
+For a budget of the whole run, and not of each step, it is the sparsifier of least total error. Its error is bounded
+absolutely, by threshold² for each coordinate. Contractive only in that it never adds error: when no coordinate reaches
+the threshold, nothing is sent until the residual has grown.
+
+How many reach it differs between ranks and steps, and every rank must send equally many bytes. So the CF is the least:
+its k slots travel, of which free ones hold zeros, and when more than k reach the threshold the k largest go. Choose it
+for the steps that send most; ``achieved_cf`` tells what was used.
+"""
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+
+from gravac.compressors import multilevel
+from gravac.compressors.base import Context, Rounds, Selection, kept
+from gravac.compressors.selection import largest, reaching
+from gravac.compressors.threshold import in_slots
+from gravac.compressors.topk import TopK
+
+
+class HardThreshold(TopK):
+    """Sends all ``|g_ef| >= threshold``, at most as many as the CF allows.
+
+    Attributes:
+        threshold: the paper's λ, in the gradient's unit, as it is exchanged: with a GradScaler, times its scale. Its
+            experiments take 1 / (2 √k), where k coordinates of the model are to be sent a step: 0.005 is for 10,000.
+    """
+
+    name: ClassVar[str] = "hard_threshold"
+    exact_cf: ClassVar[bool] = False
+
+    threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
+
+    def select(self, x: torch.Tensor, k: int) -> Selection:
+        """Those that reach the threshold; the k largest of them, when they are more."""
+        indices = reaching(x, self.threshold)
+        indices = indices[largest(x[indices], min(k, indices.numel()))]
+        return Selection(indices, x[indices])
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """One all-gather, of k slots."""
+        chosen = multilevel.at(self.select, x, cf, ctx)
+        return (yield from in_slots(chosen, kept(x.numel(), cf), x, self.values, ctx))
+
+
+hard_threshold = HardThreshold()
+"""Of magnitude 0.005; ``hard_threshold(threshold=0.01)`` makes another."""
