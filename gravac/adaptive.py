@@ -16,7 +16,7 @@ from gravac.average import Averager, Form
 from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
 from gravac.collectives import Ledger
-from gravac.compressors import Compressor, topk
+from gravac.compressors import Compressor, ladder
 from gravac.controllers import CONTROLLERS
 from gravac.controllers.base import Controller
 from gravac.exchange.group import GroupTransport
@@ -38,10 +38,13 @@ class AdaptiveCompressor:
     Neither the process group nor the model need exist yet. Every rank makes one, with the same settings.
 
     Args:
-        base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name.
-        cf_range: lowest and highest compression factor to choose from. Dense is always allowed.
-        controller: decides: ``"gravac"``, or a controller object such as ``Static(cf=10)``.
-        window: steps between decisions (controller ``"gravac"``; so are the next three).
+        base: a compressor (``gravac.topk``, ``topk(values="float16")``), or its name. ``ladder`` holds several, and
+            takes whichever trains fastest on the link.
+        cf_range: lowest and highest compression factor to choose from; of a ladder, wire ratios. Dense is always
+            allowed.
+        controller: decides: ``"goodput"``, ``"gravac"``, or a controller object such as ``Static(cf=10)``. ``None`` is
+            ``"goodput"``, but ``"gravac"`` when one of the next four is given: they are its settings.
+        window: steps between decisions.
         epsilon: gain below which a CF is refused, in (0, 1]; relative to the lowest CF's gain unless the controller's
             ``epsilon_mode`` says otherwise.
         omega: relative difference under which two gains or throughputs count as the same.
@@ -74,10 +77,10 @@ class AdaptiveCompressor:
 
     def __init__(
         self,
-        base: Compressor | str = topk,
-        cf_range: tuple[float, float] = (10, 1000),
+        base: Compressor | str = ladder,
+        cf_range: tuple[float, float] = (2, 1000),
         *,
-        controller: Controller[Any] | str = "gravac",
+        controller: Controller[Any] | str | None = None,
         window: int | None = None,
         epsilon: float | None = None,
         omega: float | None = None,
@@ -362,11 +365,11 @@ class AdaptiveCompressor:
         return totals
 
 
-def _controller(controller: Controller[Any] | str, settings: dict[str, Any]) -> Any:
+def _controller(controller: Controller[Any] | str | None, settings: dict[str, Any]) -> Any:
     """The controller asked for, with the settings given beside it."""
     if not settings:
-        return controller
-    if controller != "gravac":
+        return "goodput" if controller is None else controller
+    if controller not in (None, "gravac"):
         raise SettingsError(
             f"{next(iter(settings))}: set it on the controller itself: controller=GraVAC({next(iter(settings))}=...); "
             "beside controller= it is read for controller='gravac' only"

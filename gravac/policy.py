@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from gravac.candidate import Span
-from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, topk
+from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
-from gravac.controllers import CONTROLLERS, GraVAC
+from gravac.controllers import CONTROLLERS, Goodput
 from gravac.settings import Settings, SettingsError
 
 
@@ -38,9 +38,9 @@ class Policy(Settings):
         seed: of compressors that draw random numbers.
     """
 
-    base: SerializeAsAny[Compressor] = topk
-    cf_range: tuple[float, float] = (10.0, 1000.0)
-    controller: Any = GraVAC()
+    base: SerializeAsAny[Compressor] = ladder
+    cf_range: tuple[float, float] = (2.0, 1000.0)
+    controller: Any = Goodput()
     error_feedback: float | None = Field(default=None, ge=0, le=1)
     dense: Dense = dense
     sixteen_bit: bool = True

@@ -3,6 +3,7 @@
 """What a controller may choose from, what candidates know of the model, and what ranks tell each other of a step."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,11 @@ Shapes = list[tuple[int, ...]]
 
 SQUARE: Shapes = [(512, 512), (512,)]
 WIDE: Shapes = [(16, 1, 3, 3), (768, 768), (768, 768), (768,)]
+
+
+def topk_policy(**settings: Any) -> Policy:
+    """GraVAC over top-k from 10x on, but for what is given."""
+    return Policy(**{"base": topk, "cf_range": (10, 1000), "controller": GraVAC(), **settings})
 
 
 def admitted(
@@ -104,7 +110,7 @@ def names(policy: Policy, shapes: Shapes = SQUARE, world: int = 2, dtype: torch.
 
 @pytest.mark.parametrize("controller", [GraVAC(), Goodput()], ids=str)
 def test_16_bit_stands_between_dense_and_the_base(controller: GraVAC | Goodput) -> None:
-    candidates, _ = admitted(Policy(base=topk, controller=controller), SQUARE)
+    candidates, _ = admitted(topk_policy(controller=controller), SQUARE)
     assert [str(candidate) for candidate in candidates[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
     half = candidates[1]
     assert half.dense
@@ -114,12 +120,12 @@ def test_16_bit_stands_between_dense_and_the_base(controller: GraVAC | Goodput) 
 @pytest.mark.parametrize(
     "policy",
     [
-        Policy(base=topk, sixteen_bit=False),
-        Policy(base=topk, controller=GraVAC(paper_literal=True)),
-        Policy(base=topk, controller=Static(cf=10)),
-        Policy(base=topk, controller=Warmup()),
-        Policy(base=topk, dense="bfloat16"),  # type: ignore[arg-type]
-        Policy(base=topk, dense="float16"),  # type: ignore[arg-type]
+        topk_policy(sixteen_bit=False),
+        topk_policy(controller=GraVAC(paper_literal=True)),
+        topk_policy(controller=Static(cf=10)),
+        topk_policy(controller=Warmup()),
+        topk_policy(dense="bfloat16"),
+        topk_policy(dense="float16"),
         Policy(base=dense, cf_range=(1, 2)),
         Policy(base=ladder, cf_range=(2, 1000)),
     ],
@@ -134,7 +140,7 @@ def test_a_ladder_without_16_bit_in_its_range_gets_it() -> None:
 
 
 def test_gradients_of_16_bit_have_no_other_16_bit_beside_them() -> None:
-    candidates, dropped = admitted(Policy(base=topk), SQUARE, dtype=torch.bfloat16)
+    candidates, dropped = admitted(topk_policy(), SQUARE, dtype=torch.bfloat16)
     assert [candidate.cf for candidate in candidates[:2]] == [1, 10]
     assert "dense 2x: would send 1.00 times the bytes of dense 1x over 2 ranks" in dropped
 
@@ -142,5 +148,5 @@ def test_gradients_of_16_bit_have_no_other_16_bit_beside_them() -> None:
 def test_what_sends_no_less_than_16_bit_is_dropped() -> None:
     """Over six ranks top-k 10x, of values and indices, sends 0.6 of what float32 does."""
     words = "topk 10x: would send 1.20 times the bytes of dense 2x over 6 ranks"
-    assert words in admitted(Policy(base=topk), SQUARE, world=6)[1]
-    assert "topk 10x" in names(Policy(base=topk, sixteen_bit=False), world=6)
+    assert words in admitted(topk_policy(), SQUARE, world=6)[1]
+    assert "topk 10x" in names(topk_policy(sixteen_bit=False), world=6)

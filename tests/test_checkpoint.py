@@ -30,7 +30,7 @@ def test_a_state_is_tensors_and_plain_values() -> None:
         (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 1"),
         (AdaptiveCompressor(topk), {}, "version: the state has None"),
         (AdaptiveCompressor(randomk), state(), "base: the state was made with 'topk', this compressor has 'randomk'"),
-        (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'gravac'"),
+        (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'goodput'"),
     ],
 )
 def test_a_state_of_something_else_is_refused(compressor: AdaptiveCompressor, given: dict[str, Any], said: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gravac.candidate import Candidate
 from gravac.commands import replay as command
+from gravac.compressors import topk
 from gravac.controllers import Decision, Goodput, GraVAC, Measurement, Static, Warmup
 from gravac.policy import Policy
 from gravac.replay import Replay, Trace, admit_recorded, read_trace, replay
@@ -41,6 +42,11 @@ def timed(cf: float, step: int) -> float:
     """Linear in wire bytes, with a little noise."""
     wire = DENSE_BYTES if cf <= 1 else DENSE_BYTES / wire_ratio(cf)
     return 0.05 + wire * 1e-7 + 0.0005 * math.sin(7.0 * step * step)
+
+
+def topk_policy(**settings: Any) -> Policy:
+    """GraVAC over top-k from 10x on, but for what is given."""
+    return Policy(**{"base": topk, "cf_range": (10, 1000), "controller": GraVAC(), **settings})
 
 
 def record_run(
@@ -126,7 +132,7 @@ def decision_of(step: int, decision: Decision, changed: bool) -> DecisionRecord:
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run") / "gravac.jsonl"
-    record_run(path, Policy(controller=GraVAC(dwell=2)))
+    record_run(path, topk_policy(controller=GraVAC(dwell=2)))
     return path
 
 
@@ -145,7 +151,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=str,
 )
 def test_the_recorded_policy_gives_exactly_the_recorded_decisions(controller: Any, tmp_path: Path) -> None:
-    policy = Policy(controller=controller, cf_range=(4, 1000))
+    policy = topk_policy(controller=controller, cf_range=(4, 1000))
     record_run(tmp_path / "gravac.jsonl", policy)
     recorded = read_trace(tmp_path / "gravac.jsonl")
     played = replay(recorded, policy)
@@ -168,7 +174,7 @@ def test_the_run_changes_its_mind_often_enough_to_tell(trace: Path) -> None:
 
 def test_another_policy_decides_otherwise_and_says_what_is_estimated(trace: Path) -> None:
     recorded = read_trace(trace)
-    played = replay(recorded, Policy(controller=Static(cf=40)))
+    played = replay(recorded, topk_policy(controller=Static(cf=40)))
     assert set(played.would) == {40}
     ran = {step.step for step in recorded.steps if step.cf == 40 and not step.shadow}
     assert {step for step, guess in zip(played.steps, played.estimated, strict=True) if not guess} == ran
@@ -180,15 +186,15 @@ def test_a_step_that_was_not_finite_stays_so(tmp_path: Path) -> None:
     def gain(cf: float, step: int) -> float:
         return math.nan if step == 30 else falling(cf, step)
 
-    policy = Policy(controller=GraVAC(window=5))
+    policy = topk_policy(controller=GraVAC(window=5))
     record_run(tmp_path / "t.jsonl", policy, 200, gain)
     assert replay(read_trace(tmp_path / "t.jsonl"), policy).same
-    replay(read_trace(tmp_path / "t.jsonl"), Policy(controller=Static(cf=40)))
+    replay(read_trace(tmp_path / "t.jsonl"), topk_policy(controller=Static(cf=40)))
 
 
 def estimate(path: Path, cf: float) -> DecisionRecord:
     """The last window of a static replay."""
-    return replay(read_trace(path), Policy(controller=Static(cf=cf))).replayed[-1]
+    return replay(read_trace(path), topk_policy(controller=Static(cf=cf))).replayed[-1]
 
 
 def test_estimates_are_interpolated_between_what_ran_and_are_the_nearest_beyond(tmp_path: Path) -> None:
@@ -199,7 +205,9 @@ def test_estimates_are_interpolated_between_what_ran_and_are_the_nearest_beyond(
         return timed(cf, 0)
 
     path = tmp_path / "t.jsonl"
-    record_run(path, Policy(controller=Warmup(cf=160, first=10, every=100), cf_range=(10, 1000)), 400, steady, exact)
+    record_run(
+        path, topk_policy(controller=Warmup(cf=160, first=10, every=100), cf_range=(10, 1000)), 400, steady, exact
+    )
     assert {step.cf for step in read_trace(path).steps} == {10, 40, 160}
     between = estimate(path, 80)
     assert between.gain == pytest.approx(steady(80, 0))
@@ -219,7 +227,7 @@ def test_candidates_are_those_recorded_and_others_are_interpolated() -> None:
     more = "topk 1000x (predicted wire ratio 250.00)"
     run = RunRecord({}, 4, (*words, more), ("topk 2x: would send 2.00 times the bytes of dense 1x over 4 ranks",))
     candidates, dropped = admit_recorded(
-        run, Policy(cf_range=(2, 1000), controller=GraVAC(step="geometric"), sixteen_bit=False)
+        run, topk_policy(cf_range=(2, 1000), controller=GraVAC(step="geometric"), sixteen_bit=False)
     )
     ratios = {one.cf: one.wire_ratio for one in candidates}
     assert (ratios[1], ratios[1000]) == (1, 250)
@@ -231,7 +239,7 @@ def test_16_bit_that_a_run_did_not_have_is_admitted_unless_the_run_says_why_not(
     words = ("dense 1x (predicted wire ratio 1.00)", "topk 10x (predicted wire ratio 2.50)")
     more = "topk 4x: would send 2.00 times the bytes of dense 2x over 4 ranks"
     none = "dense 2x: would send 1.00 times the bytes of dense 1x over 4 ranks"
-    policy = Policy(cf_range=(10, 20))
+    policy = topk_policy(cf_range=(10, 20))
     assert [str(one) for one in admit_recorded(RunRecord({}, 4, words), policy)[0]][:2] == ["dense 1x", "dense 2x"]
     candidates, dropped = admit_recorded(RunRecord({}, 4, words, (none,)), policy)
     assert [one.cf for one in candidates] == [1, 10, 20]
@@ -243,22 +251,22 @@ def test_16_bit_that_a_run_did_not_have_is_admitted_unless_the_run_says_why_not(
 
 def test_a_trace_of_another_base_is_refused(trace: Path) -> None:
     with pytest.raises(SettingsError, match=r"base: the policy's is randomk, the trace was recorded with topk"):
-        replay(read_trace(trace), Policy(base="randomk"))  # type: ignore[arg-type]
+        replay(read_trace(trace), topk_policy(base="randomk"))  # type: ignore[arg-type]
 
 
 def test_what_differs_is_noted(trace: Path) -> None:
-    notes = "\n".join(replay(read_trace(trace), Policy(error_feedback=0.5, release=math.inf)).notes)
+    notes = "\n".join(replay(read_trace(trace), topk_policy(error_feedback=0.5, release=math.inf)).notes)
     assert "error_feedback: recorded with auto, the policy has 0.5" in notes
     assert "release" in notes
 
 
 def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    record_run(path, Policy(), 0)
+    record_run(path, topk_policy(), 0)
     with pytest.raises(SettingsError, match="has no step records"):
         read_trace(path)
     with pytest.raises(SettingsError, match="has no step records"):
-        replay(Trace(RunRecord({}, 2), (), ()), Policy())
+        replay(Trace(RunRecord({}, 2), (), ()), topk_policy())
 
 
 @pytest.mark.parametrize(("text", "said"), [("{}\n{}\n", "line 1"), ("", "no step records")])
@@ -271,19 +279,19 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, said: str) -> No
 def test_a_missing_step_is_refused(trace: Path) -> None:
     whole = read_trace(trace)
     with pytest.raises(SettingsError, match="steps are missing"):
-        replay(Trace(whole.run, (*whole.steps[:5], *whole.steps[6:]), ()), Policy())
+        replay(Trace(whole.run, (*whole.steps[:5], *whole.steps[6:]), ()), topk_policy())
 
 
 def test_a_run_that_never_compressed_has_no_gain_to_estimate(tmp_path: Path) -> None:
-    record_run(tmp_path / "t.jsonl", Policy(controller=Static(cf=1)), 50)
+    record_run(tmp_path / "t.jsonl", topk_policy(controller=Static(cf=1)), 50)
     with pytest.raises(SettingsError, match="no step ran topk"):
-        replay(read_trace(tmp_path / "t.jsonl"), Policy())
+        replay(read_trace(tmp_path / "t.jsonl"), topk_policy())
 
 
 def test_of_several_runs_the_last_or_the_one_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    record_run(path, Policy(controller=Static(cf=10)), 30)
-    record_run(path, Policy(controller=Static(cf=20)), 40)
+    record_run(path, topk_policy(controller=Static(cf=10)), 30)
+    record_run(path, topk_policy(controller=Static(cf=20)), 40)
     assert len(read_trace(path).steps) == 40
     assert len(read_trace(path, 0).steps) == 30
     with pytest.raises(SettingsError, match="run: 2"):
@@ -329,7 +337,7 @@ def test_wrong_use_is_said_with_status_2(trace: Path, tmp_path: Path, capsys: py
 
 
 def test_a_replay_is_plain_json(trace: Path) -> None:
-    played: Replay = replay(read_trace(trace), Policy())
+    played: Replay = replay(read_trace(trace), topk_policy())
     json.dumps(played.plain(), allow_nan=False)
 
 
@@ -341,7 +349,7 @@ class WithEnergy(StepRecord):
 
 
 def test_energies_are_used_where_records_hold_them(tmp_path: Path) -> None:
-    path, policy = tmp_path / "t.jsonl", Policy(controller=Static(cf=10, window=10))
+    path, policy = tmp_path / "t.jsonl", topk_policy(controller=Static(cf=10, window=10))
     record_run(path, policy, 40)
     whole = read_trace(path)
     energies = [1.0 + step.step % 3 for step in whole.steps]

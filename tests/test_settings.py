@@ -66,8 +66,8 @@ def test_a_compressor_without_a_candidate_in_range_names_what_it_reaches() -> No
             return tuple(cf for cf in (4.0, 8.0) if cf_range[0] <= cf <= cf_range[1])
 
     with pytest.raises(SettingsError, match=r"no candidate of topk in \(10, 1000\); topk reaches 4, 8"):
-        AdaptiveCompressor(Bits())
-    AdaptiveCompressor(Bits(), cf_range=(4, 1000))
+        AdaptiveCompressor(Bits(), cf_range=(10, 1000))
+    AdaptiveCompressor(Bits())
 
 
 def test_error_feedback_on_what_is_not_contractive_is_refused_by_name() -> None:
@@ -117,7 +117,14 @@ def test_the_papers_policy_has_the_papers_numbers() -> None:
 
 
 def test_the_default_policy_is_what_the_constructor_does() -> None:
-    assert AdaptiveCompressor(topk, cf_range=(10, 1000)).policy == load_policy("gravac")
+    assert AdaptiveCompressor().policy == load_policy("goodput")
+    assert AdaptiveCompressor(topk, (10, 1000), controller="gravac").policy == load_policy("gravac")
+
+
+def test_gravacs_settings_choose_gravac() -> None:
+    assert AdaptiveCompressor(topk, epsilon=0.9).policy.controller == GraVAC(epsilon=0.9)
+    with pytest.raises(SettingsError, match=r"epsilon: set it on the controller itself"):
+        AdaptiveCompressor(topk, epsilon=0.9, controller="goodput")
 
 
 @pytest.mark.parametrize(
