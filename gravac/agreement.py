@@ -16,7 +16,7 @@ from gravac.controllers.base import SHADOWS, Measurement
 SIZE = 3 + SHADOWS
 
 TIMES = 2
-"""Further seconds, which travel where shadows leave them room."""
+"""Further seconds, which travel where shadows leave them room; where one more is left, the learning rate does too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Report:
         candidate: what ran.
         shadow: CFs evaluated.
         numbers: seconds, error, energy, the error of each shadow CF, and last, where there is room, the seconds
-            waited and coded; as long as ``SIZE``.
+            waited and coded, before them the learning rate; as long as ``SIZE``.
     """
 
     step: int
@@ -37,30 +37,43 @@ class Report:
     numbers: tuple[float, ...]
 
     @classmethod
-    def of(cls, step: int, candidate: Candidate, shadow: Sequence[float], booked: Booked, tally: Tally) -> "Report":
+    def of(
+        cls,
+        step: int,
+        candidate: Candidate,
+        shadow: Sequence[float],
+        booked: Booked,
+        tally: Tally,
+        learning_rate: float = math.nan,
+    ) -> "Report":
         """A step's numbers from its clock and its tally."""
         error = float(tally.error) if tally.finite else float("nan")
         errors = [float(value) for value in tally.shadow] or [0.0] * len(shadow)
         numbers = [booked.seconds, error, float(tally.energy), *errors]
         room = SIZE - len(numbers)
-        times = [0.0] * (room - TIMES) + [booked.waited, booked.compress] if room >= TIMES else [0.0] * room
-        return cls(step, candidate, tuple(shadow), (*numbers, *times))
+        further = [learning_rate, booked.waited, booked.compress][-room:] if room >= TIMES else []
+        zeros = [0.0] * (room - len(further))
+        return cls(step, candidate, tuple(shadow), (*numbers, *zeros, *further))
 
     def vector(self) -> torch.Tensor:
         """``[SIZE]`` float64, to be summed over ranks."""
         return torch.tensor(self.numbers, dtype=torch.float64)
 
-    def agreed(self, total: torch.Tensor, world: int, samples: float) -> Measurement:
+    def agreed(
+        self, total: torch.Tensor, world: int, samples: float, norms: tuple[tuple[str, float], ...] = ()
+    ) -> Measurement:
         """The measurement that all ranks share.
 
         Args:
             total: the vectors' sum over ranks.
             world: ranks.
             samples: processed in the step, over all ranks.
+            norms: of the step, where there was a survey.
         """
         seconds, error, energy, *errors = total.tolist()
-        timed = len(errors) - len(self.shadow) >= TIMES
-        waited, coded = errors[-TIMES:] if timed else (math.nan, math.nan)
+        room = len(errors) - len(self.shadow)
+        waited, coded = errors[-TIMES:] if room >= TIMES else (math.nan, math.nan)
+        learning_rate = errors[-TIMES - 1] if room > TIMES else math.nan
         return Measurement(
             step=self.step,
             candidate=self.candidate,
@@ -71,6 +84,8 @@ class Report:
             shadow=tuple(zip(self.shadow, errors, strict=False)),
             waited=waited / world,
             coded=coded / world,
+            learning_rate=learning_rate / world,
+            norms=norms,
         )
 
 

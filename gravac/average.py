@@ -7,7 +7,7 @@ into buckets. What was not sent is remembered by the tensor's name. Tensors that
 averaged dense.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,12 +50,25 @@ class Plan:
         cf: of the base compressor; ``None`` for dense.
         shadow: CFs of the base compressor to evaluate without sending, ascending.
         dense: format in which all is sent where ``cf`` is ``None``; ``None`` is the averager's.
+        cfs: by name, of the tensors that have one of their own; ``None`` as above.
+        sums: what becomes of each tensor's gradients, see ``gravac.controllers.base.Decision``.
     """
 
     step: int
     cf: float | None
     shadow: tuple[float, ...] = ()
     dense: Dense | None = None
+    cfs: Mapping[str, float | None] = field(default_factory=dict)
+    sums: str = "none"
+
+    def cf_of(self, name: str) -> float | None:
+        """Of one tensor."""
+        return self.cfs.get(name, self.cf)
+
+    @property
+    def uncompressed(self) -> bool:
+        """Whether no tensor is compressed."""
+        return self.cf is None and all(cf is None for cf in self.cfs.values())
 
 
 @dataclass(slots=True)
@@ -70,6 +83,7 @@ class Tally:
         compressed: elements of the tensors that were compressed.
         sent: elements of them that were sent, ``Σ elements / achieved CF``.
         finite: whether every gradient was, on every rank.
+        sums: by name, ``‖Σg‖²`` of the tensors that may be compressed, where the plan asked for a report.
     """
 
     error: Scalar = 0.0
@@ -79,6 +93,7 @@ class Tally:
     compressed: int = 0
     sent: float = 0.0
     finite: bool = True
+    sums: dict[str, Scalar] = field(default_factory=dict)
 
     @property
     def achieved_cf(self) -> float:
@@ -116,6 +131,7 @@ class Averager:
         self.rank = 0
         self.world = 1
         self.state: dict[str, dict[str, torch.Tensor]] = {}
+        self.sums: dict[str, torch.Tensor] = {}
         self._changed: dict[str, dict[str, torch.Tensor]] = {}
         self.tally = Tally()
 
@@ -143,7 +159,7 @@ class Averager:
 
     def one_round(self, plan: Plan) -> bool:
         """Whether averaging a group by that plan takes a single round of collectives."""
-        return plan.cf is None or self.base.one_round
+        return plan.uncompressed or self.base.one_round
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """What the compressor itself keeps of a tensor that was not sent; flat, like the residual. None for nothing."""
@@ -179,40 +195,68 @@ class Averager:
             whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
         """
         self.tally.elements += sum(piece.flat.numel() for piece in pieces)
-        if plan.cf is None:
+        self._add_up(pieces, plan)
+        if plan.uncompressed:
             yield from self._average_dense(pieces, plan, whole)
         else:
-            yield from self._average_compressed(pieces, plan, plan.cf)
+            yield from self._average_compressed(pieces, plan)
 
-    def _average_compressed(
-        self, pieces: Sequence[Piece], plan: Plan, cf: float
-    ) -> Generator[list[Collective], list[Any], None]:
-        strength = self.strength_at(cf)
+    def rescale(self, factor: float) -> None:
+        """Multiply all that is kept: the loss scale changed by ``factor``."""
+        self.feedback.rescale(factor)
+        for total in self.sums.values():
+            total.mul_(factor)
+
+    def _add_up(self, pieces: Sequence[Piece], plan: Plan) -> None:
+        """Do with gradients what the plan says of sums; where one is not finite, nothing is added."""
+        if plan.sums == "none":
+            self.sums.clear()
+            return
+        finite = _all_finite([_energy(piece.flat) for piece in pieces])
+        for piece in pieces:
+            if not self.compresses(piece.shape):
+                continue
+            total = self.sums.pop(piece.name, None)
+            if total is None:
+                total = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
+            if finite:
+                total.add_(piece.flat)
+            if plan.sums == "report":
+                self.tally.sums[piece.name] = energy(total)
+            else:
+                self.sums[piece.name] = total
+
+    def _cf(self, piece: Piece, plan: Plan) -> float | None:
+        """At which the base compresses a tensor; ``None`` where it is sent dense."""
+        return plan.cf_of(piece.name) if self.compresses(piece.shape) else None
+
+    def _average_compressed(self, pieces: Sequence[Piece], plan: Plan) -> Generator[list[Collective], list[Any], None]:
         energies = [_energy(piece.flat) for piece in pieces]
         finite = _all_finite(energies)
         folded: list[torch.Tensor] = []
         rounds: list[Rounds] = []
         for piece in pieces:
-            compress = self.compresses(piece.shape)
+            cf = self._cf(piece, plan)
             if finite:
-                x = self._fold(piece, compress and strength > 0)
+                x = self._fold(piece, self.strength_at(cf) > 0)
             else:
                 x = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
             context = self._context(piece, plan)
             self._evaluate(piece, x, plan, context)
             folded.append(x)
-            compressor, at = (self.base, cf) if compress else (self.dense, self.dense.cf)
-            rounds.append(compressor.rounds(x, at, context))
+            rounds.append(
+                self.dense.rounds(x, self.dense.cf, context) if cf is None else self.base.rounds(x, cf, context)
+            )
         reduced = yield from fuse(rounds, finite)
         if reduced is None:
             self._refuse(pieces, folded if finite else [])
             return
         for piece, x, size, came in zip(pieces, folded, energies, reduced, strict=True):
-            compressed = self.compresses(piece.shape)
+            cf = self._cf(piece, plan)
             target = x if came.target is None else came.target
-            self._count(target, size if target is piece.flat else energy(target), came, compressed)
+            self._count(target, size if target is piece.flat else energy(target), came, cf is not None)
             if x is not piece.flat:
-                self.feedback.settle(piece.name, x, came.sent, strength if compressed else 0.0, came.aside)
+                self.feedback.settle(piece.name, x, came.sent, self.strength_at(cf), came.aside)
             _write(piece.flat, came.mean)
 
     def _average_dense(
@@ -267,7 +311,7 @@ class Averager:
             shape=piece.shape,
             dtype=piece.flat.dtype,
             state=self._changed.setdefault(piece.name, dict(self.state.get(piece.name, {}))),
-            error_feedback=self.strength_at(plan.cf),
+            error_feedback=self.strength_at(plan.cf_of(piece.name)),
         )
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
@@ -276,7 +320,8 @@ class Averager:
             return
         if not self.tally.shadow:
             self.tally.shadow = [0.0] * len(plan.shadow)
-        running = () if plan.cf is None else (plan.cf,)
+        cf = plan.cf_of(piece.name)
+        running = () if cf is None else (cf,)
         cfs = sorted({*plan.shadow, *running})
         errors = dict(zip(cfs, self.base.errors(x, cfs, context), strict=True))
         self.tally.shadow = [

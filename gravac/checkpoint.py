@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from gravac.agreement import Report
+from gravac.average import Plan
 from gravac.candidate import Candidate
 from gravac.groups import Groups
 from gravac.integrations.ddp import DDPAdapter
 from gravac.policy import Policy
 from gravac.settings import SettingsError
 from gravac.steps import Steps
+from gravac.survey import Survey
 from gravac.telemetry.records import DecisionRecord
 
 VERSION = 1
@@ -33,11 +35,14 @@ def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
         "controller": policy.controller.name,
         "controller_state": None if steps.state is None else policy.controller.dump(steps.state),
         "ran": None if steps.ran is None else asdict(steps.ran),
+        "plan": {"cf": steps.plan.cf, "cfs": dict(steps.plan.cfs)},
         "report": None
         if report is None
         else {**asdict(report), "shadow": list(report.shadow), "numbers": list(report.numbers)},
+        "survey": None if steps.survey is None else steps.survey.plain(),
         "groups": [list(names) for names in groups.fixed],
         "residual": dict(feedback.residual),
+        "sums": dict(averager.sums),
         "held": dict(feedback.held),
         "memory": {name: dict(memory) for name, memory in averager.state.items() if memory},
         "aside": {name: aside for name in averager.state if (aside := averager.kept_aside(name)) is not None},
@@ -45,6 +50,7 @@ def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
         "gain": steps.gain,
         "wire_bytes": steps.wire_bytes,
         "dense_wire_bytes": steps.dense_wire_bytes,
+        "survey_bytes": steps.survey_bytes,
         "history": [asdict(record) for record in steps.history],
     }
 
@@ -65,14 +71,18 @@ def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, adapter: DDPA
     steps.restore(state["controller_state"])
     steps.step = state["step"]
     steps.ran = None if state["ran"] is None else Candidate(**state["ran"])
+    steps.plan = Plan(state["step"], state["plan"]["cf"], cfs=state["plan"]["cfs"])
     steps.report = None if state["report"] is None else _report(state["report"])
+    steps.survey = None if state["survey"] is None else Survey.restore(state["survey"])
     steps.loss_scale = state["loss_scale"]
     steps.gain = state["gain"]
     steps.wire_bytes = state["wire_bytes"]
     steps.dense_wire_bytes = state["dense_wire_bytes"]
+    steps.survey_bytes = state["survey_bytes"]
     steps.history[:] = [DecisionRecord(**record) for record in state["history"]]
     adapter.groups = Groups(tuple(tuple(names) for names in state["groups"]))
     steps.averager.feedback.load(state["residual"], state["held"])
+    steps.averager.sums = {name: total.clone() for name, total in state["sums"].items()}
     steps.averager.state = {
         name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in state["memory"].items()
     }
@@ -117,6 +127,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "world": None,
         "rank": None,
         "report": None,
+        "survey": None,
+        "sums": _mean([state["sums"] for state in states]),
         "residual": {name: tensor + aside[name] if name in aside else tensor for name, tensor in residual.items()},
         "memory": {
             name: _mean([state["memory"].get(name, {}) for state in states])

@@ -9,7 +9,7 @@ When the CF falls, what has piled up would all leave at once. It is set aside (`
 steps, each adding at most ``release`` times the gradient's norm.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -121,15 +121,17 @@ class Feedback:
         self._pending.clear()
         self._pending_held.clear()
 
-    def hold(self) -> None:
-        """The CF fell: set what has piled up aside, to be released step by step. ``release`` inf holds nothing."""
+    def hold(self, fell: Callable[[str], bool] = lambda name: True) -> None:
+        """Set what has piled up aside, to be released step by step, of the parameters whose CF ``fell``.
+
+        ``release`` inf holds nothing.
+        """
         if self.release == float("inf"):
             return
-        for name, residual in self.residual.items():
-            already = self.held.get(name)
+        for name in [name for name in self.residual if fell(name)]:
+            residual, already = self.residual.pop(name), self.held.get(name)
             self.held[name] = residual if already is None else already.add_(residual)
-        self.residual.clear()
-        self._spare.clear()
+            self._spare.pop(name, None)
 
     def rescale(self, factor: float) -> None:
         """Multiply all that is kept: the loss scale changed by ``factor``."""

@@ -7,6 +7,7 @@ every group, ``end``), so that nothing here needs a lock. The measurement of ste
 waits for it before that step's end, and the decision it leads to holds from step t+2.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from gravac.collectives import AllReduce, Ledger
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport, Pending
+from gravac.survey import Survey
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
 from gravac.telemetry.words import candidate_words
 
@@ -62,6 +64,8 @@ class Steps:
         self.steps_at: dict[Candidate, int] = {}
         self.state: Any = None
         self.report: Report | None = None
+        self.survey: Survey | None = None
+        self.survey_bytes = 0
         self._admit = admit
         self._emit = emit
         self._samples = samples_per_step
@@ -69,7 +73,8 @@ class Steps:
         self._fifo: Fifo | None = None
         self._agreeing: list[Pending] | None = None
         self._booked: Booked | None = None
-        self._plan = Plan(step=0, cf=None)
+        self._learning_rate = math.nan
+        self.plan = Plan(step=0, cf=None)
         self.ran: Candidate | None = None
         self._clock = StepClock()
         self._restored: dict[str, Any] | None = None
@@ -91,15 +96,18 @@ class Steps:
         self.averager.rank, self.averager.world = transport.rank, transport.world
         self._fifo = Fifo(transport)
 
-    def begin(self, forms: Sequence[Form], loss_scale: float | None, fail: Fail) -> None:
+    def begin(
+        self, forms: Sequence[Form], loss_scale: float | None, fail: Fail, learning_rate: float = math.nan
+    ) -> None:
         """A backward started.
 
         Args:
             forms: of the model's gradients, as far as known; used once.
             loss_scale: of the gradients to come; ``None`` when there is no scaler.
             fail: told of an exception.
+            learning_rate: that this step's gradients will be applied with; nan when not known.
         """
-        self._thread.call(lambda: self._begin(forms, loss_scale), fail)
+        self._thread.call(lambda: self._begin(forms, loss_scale, learning_rate), fail)
 
     def exchange(
         self, pieces: Sequence[Piece], whole: torch.Tensor | None, done: Callable[[], None], fail: Fail
@@ -107,11 +115,11 @@ class Steps:
         """Average a group; ``done`` is called on the exchange thread when its tensors hold the mean."""
 
         def job() -> Any:
-            yield from self.averager.average(pieces, self._plan, whole)
+            yield from self.averager.average(pieces, self.plan, whole)
             done()
 
         device = pieces[0].flat.device
-        self._thread.exchange(job(), fail, device, lambda: self.averager.one_round(self._plan))
+        self._thread.exchange(job(), fail, device, lambda: self.averager.one_round(self.plan))
 
     def end(self, marks: Marks, fail: Fail) -> None:
         """The backward ended; all its groups were handed over."""
@@ -141,27 +149,34 @@ class Steps:
 
     # on the exchange thread
 
-    def _begin(self, forms: Sequence[Form], loss_scale: float | None) -> None:
+    def _begin(self, forms: Sequence[Form], loss_scale: float | None, learning_rate: float) -> None:
         if self.decision is None:
             self._start(forms)
         assert self.decision is not None
         if self.report is not None:
-            self._agreeing = self._thread.transport.start([AllReduce(self.report.vector())])
+            asked = [AllReduce(self.report.vector())]
+            if self.survey is not None:
+                asked.append(AllReduce(self.survey.vector()))
+                self.survey_bytes += asked[-1].payload_bytes
+            self._agreeing = self._thread.transport.start([*asked])
         if loss_scale is not None and loss_scale != self.loss_scale:
             if self.loss_scale is not None:
-                self.averager.feedback.rescale(loss_scale / self.loss_scale)
+                self.averager.rescale(loss_scale / self.loss_scale)
             self.loss_scale = loss_scale
-        candidate = self.decision.candidate
-        if self.ran is not None and candidate.wire_ratio < self.ran.wire_ratio:
-            self.averager.feedback.hold()
-        self.ran = candidate
-        self._plan = (
-            Plan(self.step, None, self.decision.shadow, self.averager.dense.at(candidate.cf))
-            if candidate.dense
-            else Plan(self.step, candidate.cf, self.decision.shadow)
-        )
+        before, self.plan = self.plan, self._planned(self.decision)
+        if self.ran is not None and (before.cf, before.cfs) != (self.plan.cf, self.plan.cfs):
+            self.averager.feedback.hold(lambda name: _fell(before.cf_of(name), self.plan.cf_of(name)))
+        self.ran = self.decision.candidate
+        self._learning_rate = learning_rate
         self.averager.begin()
         self._clock.begin(self._thread)
+
+    def _planned(self, decision: Decision) -> Plan:
+        """A decision, as the averager takes it."""
+        candidate = decision.candidate
+        form = self.averager.dense.at(candidate.cf) if candidate.dense else None
+        cfs = {name: _cf(one) for name, one in decision.tensors}
+        return Plan(self.step, _cf(candidate), decision.shadow, form, cfs, decision.sums)
 
     def _start(self, forms: Sequence[Form]) -> None:
         """The world and the model are known now: admit candidates and ask the controller for its first decision."""
@@ -181,26 +196,29 @@ class Steps:
         self.wire_bytes += booked.wire_bytes
         self.dense_wire_bytes += booked.dense_wire_bytes
         if self._agreeing is not None:
-            self._observe(self._thread.transport.finish(self._agreeing)[0])
+            self._observe(*self._thread.transport.finish(self._agreeing))
             self._agreeing = None
-        self.report = Report.of(self.step, self.ran, self._plan.shadow, booked, tally)
+        self.report = Report.of(self.step, self.ran, self.plan.shadow, booked, tally, self._learning_rate)
+        self.survey = Survey.of(tally, self.loss_scale or 1.0)
         self._booked = booked
         self.steps_at[self.ran] = self.steps_at.get(self.ran, 0) + 1
         self.step += 1
 
-    def _observe(self, total: torch.Tensor) -> None:
+    def _observe(self, total: torch.Tensor, surveyed: torch.Tensor | None = None) -> None:
         """The ranks agreed on the step before: decide, and tell."""
         assert self.report is not None
         assert self.decision is not None
         world = self.averager.world
-        measured = self.report.agreed(total, world, self._samples if self._samples is not None else float(world))
+        samples = self._samples if self._samples is not None else float(world)
+        norms = () if self.survey is None or surveyed is None else self.survey.norms(surveyed, world)
+        measured = self.report.agreed(total, world, samples, norms)
         self.gain = gain(measured.error, measured.energy)
         if self._booked is not None:
             self._tell(measured, self._booked)
-        before = self.decision.candidate
+        before = self.decision.runs
         self.state, self.decision = self.controller.observe(self.state, measured)
         summary = self.decision.summary
-        changed = self.decision.candidate != before
+        changed = self.decision.runs != before
         if summary is None and not changed:
             return
         last = self.gain if self.gain is not None else 0.0
@@ -254,3 +272,13 @@ class Steps:
                 coded_seconds=measured.coded,
             )
         )
+
+
+def _cf(candidate: Candidate) -> float | None:
+    """As ``Plan`` has it."""
+    return None if candidate.dense else candidate.cf
+
+
+def _fell(before: float | None, now: float | None) -> bool:
+    """Whether a CF did; dense is the lowest."""
+    return (now or 0.0) < (before or 0.0)

@@ -3,6 +3,7 @@
 """The core operation over ranks in memory: nothing is lost, whatever changes (invariants 1, 3 and 4)."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from gravac.average import Averager, Piece, Plan
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
-from gravac.compressors.base import Rounds, energy
+from gravac.compressors.base import Rounds, energy, kept
 from gravac.exchange import memory
+from gravac.exchange.fuse import ALIGNMENT
 from gravac.feedback import Feedback
 
 SHAPES = {"conv": (8, 4, 3, 3), "bias": (8,), "linear": (40, 30), "tiny": (2, 2)}
@@ -37,7 +39,7 @@ class World:
         self.averagers = [Averager(self.base, self.dense, self.strength, 16, f) for f in feedbacks]
         for rank, averager in enumerate(self.averagers):
             averager.rank, averager.world = rank, self.ranks
-        self.last: float | None = 0.0
+        self.last: Plan | None = None
 
     def step(
         self,
@@ -46,21 +48,21 @@ class World:
         step: int,
         layout: list[list[str]],
         shadow: tuple[float, ...] = (),
+        **plan: Any,
     ) -> list[dict[str, torch.Tensor]]:
         """One step of all ranks, group after group; returns what each rank applies."""
-        if self.last != 0.0 and (cf or 1.0) < (self.last or 1.0):
+        planned = Plan(step, cf, shadow, **plan)
+        before, self.last = self.last, planned
+        if before is not None:
             for averager in self.averagers:
-                averager.feedback.hold()
-        self.last = cf
+                averager.feedback.hold(lambda name: (planned.cf_of(name) or 1.0) < (before.cf_of(name) or 1.0))
         outs = [{name: g.clone() for name, g in mine.items()} for mine in gradients]
         for averager in self.averagers:
             averager.begin()
         for group in layout:
             memory.run(
                 [
-                    averager.average(
-                        [Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group], Plan(step, cf, shadow)
-                    )
+                    averager.average([Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group], planned)
                     for averager, out in zip(self.averagers, outs, strict=True)
                 ]
             )
@@ -93,13 +95,25 @@ LAYOUTS = ([["conv", "bias", "linear", "tiny"]], [["tiny", "linear"], ["bias", "
     base=st.sampled_from([topk, randomk, topk(values="float16")]),
     wire=st.sampled_from(["float32", "float16", "bfloat16"]),
     cfs=st.lists(st.sampled_from([None, 2.0, 10.0, 200.0]), min_size=1, max_size=12),
+    own=st.lists(
+        st.dictionaries(st.sampled_from(["conv", "linear"]), st.sampled_from([None, 4.0, 50.0])),
+        min_size=12,
+        max_size=12,
+    ),
     release=st.sampled_from([0.1, 1.0, float("inf")]),
     safe=st.booleans(),
     ranks=st.integers(1, 4),
     layouts=st.integers(0, 26),
 )
 def test_conservation_across_switches_dense_release_and_rebuilds(
-    base: Compressor, wire: str, cfs: list[float | None], release: float, safe: bool, ranks: int, layouts: int
+    base: Compressor,
+    wire: str,
+    cfs: list[float | None],
+    own: list[dict[str, float | None]],
+    release: float,
+    safe: bool,
+    ranks: int,
+    layouts: int,
 ) -> None:
     world = World(base, dense(dtype=wire), ranks, release=release, safe=safe)
     applied = {name: torch.zeros(SHAPES[name]).double().view(-1) for name in SHAPES}
@@ -108,7 +122,12 @@ def test_conservation_across_switches_dense_release_and_rebuilds(
     for step, cf in enumerate(cfs):
         grads = gradients(ranks, step)
         out = world.step(
-            grads, cf, step, LAYOUTS[layouts // 3 ** (step % 3) % 3], shadow=(10.0, 200.0) if step % 3 == 0 else ()
+            grads,
+            cf,
+            step,
+            LAYOUTS[layouts // 3 ** (step % 3) % 3],
+            (10.0, 200.0) if step % 3 == 0 else (),
+            cfs=own[step],
         )
         assert all(torch.equal(out[0][n], out[r][n]) for n in SHAPES for r in range(ranks))
         for name in SHAPES:
@@ -191,7 +210,7 @@ def test_with_overflow_safety_a_non_finite_gradient_moves_no_residual(cf: float 
     held = [{k: v.clone() for k, v in a.feedback.held.items()} for a in world.averagers]
     poisoned = gradients(3, 1)
     poisoned[2]["linear"][3, 4] = bad
-    world.last = cf  # no release between
+    world.last = Plan(0, cf)  # no release between
     outs = world.step(poisoned, cf, 1, LAYOUTS[1])
     assert all(not out["linear"].isfinite().all() for out in outs)
     assert all(not averager.tally.finite for averager in world.averagers)
@@ -280,3 +299,70 @@ def test_a_zero_gradient_has_gain_one_and_flushes_the_residual() -> None:
     zero = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}]
     out = world.step(zero, 10.0, 1, LAYOUTS[0])
     assert out[0]["linear"].abs().sum() > 0
+
+
+def test_each_tensor_is_compressed_at_its_own_cf_and_the_bytes_are_those_predicted() -> None:
+    own = {"conv": 4.0, "linear": 50.0, "bias": 10.0}
+    world = World(topk)
+    world.step(gradients(3, 0), 10.0, 0, LAYOUTS[0], cfs=own)
+    for averager in world.averagers:
+        assert averager.tally.sent == kept(288, 4.0) + kept(1200, 50.0)
+        assert float((averager.feedback.residual["conv"] != 0).sum()) == 288 - kept(288, 4.0)
+        forms = {name: (shape, torch.float32) for name, shape in SHAPES.items()}
+        predicted = sum(
+            t.payload_bytes for n, form in forms.items() for t in averager.traffic([form], own.get(n, 10.0))
+        )
+        pieces = [Piece(name, torch.ones(shape).view(-1), shape) for name, shape in SHAPES.items()]
+        asked = next(averager.average(pieces, Plan(1, 10.0, cfs=own)))
+        flag_and_padding = 8 + ALIGNMENT
+        assert predicted <= sum(one.payload_bytes for one in asked) <= predicted + flag_and_padding
+
+
+def test_a_tensor_may_be_dense_among_compressed_ones_and_the_other_way_round() -> None:
+    for cf, own in ((10.0, {"conv": None}), (None, {"linear": 10.0})):
+        world = World(topk)
+        grads = gradients(3, 0)
+        out = world.step(grads, cf, 0, LAYOUTS[0], cfs=own)
+        mean = torch.stack([g["conv"] for g in grads]).mean(0)
+        assert torch.allclose(out[0]["conv"], mean, atol=1e-6)
+        assert all(set(averager.feedback.residual) == {"linear"} for averager in world.averagers)
+
+
+def test_only_tensors_whose_cf_fell_release_their_residual() -> None:
+    world = World(topk)
+    world.step(gradients(3, 0), 50.0, 0, LAYOUTS[0])
+    world.step(gradients(3, 1), 50.0, 1, LAYOUTS[0], cfs={"conv": 2.0})
+    assert all(set(averager.feedback.held) <= {"conv"} for averager in world.averagers)
+    assert all("linear" in averager.feedback.residual for averager in world.averagers)
+
+
+@pytest.mark.parametrize("cf", [None, 10.0])
+def test_gradients_are_added_up_as_they_are_and_reported_once(cf: float | None) -> None:
+    world = World(topk)
+    total = [{name: torch.zeros(shape) for name, shape in SHAPES.items()} for _ in range(3)]
+    for step, sums in enumerate(("add", "add", "report")):
+        grads = gradients(3, step)
+        if step == 1:
+            grads[0]["bias"][0] = float("nan")
+        else:
+            for so_far, mine in zip(total, grads, strict=True):
+                for name, g in mine.items():
+                    so_far[name] += g
+        if step == 1:  # the other ranks' gradients were finite
+            for so_far, mine in zip(total[1:], grads[1:], strict=True):
+                for name, g in mine.items():
+                    so_far[name] += g
+        world.step(grads, cf, step, LAYOUTS[0], sums=sums)
+    for averager, so_far in zip(world.averagers, total, strict=True):
+        assert {name: float(norm) for name, norm in averager.tally.sums.items()} == pytest.approx(
+            {name: float(so_far[name].square().sum()) for name in ("conv", "linear")}
+        )
+        assert not averager.sums
+
+
+def test_sums_are_forgotten_when_nobody_wants_them() -> None:
+    world = World(topk)
+    world.step(gradients(3, 0), 10.0, 0, LAYOUTS[0], sums="add")
+    assert set(world.averagers[0].sums) == {"conv", "linear"}
+    world.step(gradients(3, 1), 10.0, 1, LAYOUTS[0])
+    assert not world.averagers[0].sums

@@ -13,12 +13,16 @@ takes effect two steps later (the measurement of step t travels with step t+1).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from gravac.candidate import Candidate, Span
 
 SHADOWS = 5
 """Most shadow CFs a decision may ask for: with the three sums every step has, eight float64 travel."""
+
+
+Sums = Literal["none", "add", "report"]
+"""What becomes of each tensor's gradients, see ``Decision``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ class Measurement:
         waited: seconds in which the step waited for bytes: what sending less can save at most; mean over ranks, nan
             when not known.
         coded: seconds of encode, decode and error feedback, hidden or not; as above.
+        learning_rate: the optimizer's, the highest of its parameter groups, mean over ranks; nan when not known (no
+            optimizer was given to ``attach``, or the step evaluated more than two shadow CFs).
+        norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, where the decision said
+            ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
     """
 
     step: int
@@ -48,6 +56,8 @@ class Measurement:
     shadow: tuple[tuple[float, float], ...] = ()
     waited: float = math.nan
     coded: float = math.nan
+    learning_rate: float = math.nan
+    norms: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +88,13 @@ class Decision:
     Attributes:
         candidate: what to run.
         shadow: CFs of the base compressor to evaluate without sending, ascending, at most ``SHADOWS``.
-        changed: whether ``candidate`` differs from the decision before.
+        changed: whether ``candidate`` or ``tensors`` differ from the decision before.
         reason: why, in words; empty in the middle of a window.
         summary: set at the end of a window or at a trigger, also when nothing changes; ``None`` otherwise.
+        tensors: ``(name, candidate)`` of the tensors that run another than ``candidate``, by ascending name.
+        sums: what becomes of each tensor's gradients of this rank, as they are before error feedback: ``"add"`` adds
+            them up, at the cost of a copy of the model; ``"report"`` does, and tells the sums' norms; ``"none"``
+            forgets the sums.
     """
 
     candidate: Candidate
@@ -88,6 +102,13 @@ class Decision:
     changed: bool = False
     reason: str = ""
     summary: Summary | None = None
+    tensors: tuple[tuple[str, Candidate], ...] = ()
+    sums: Sums = "none"
+
+    @property
+    def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
+        """What runs, of the model and of single tensors."""
+        return self.candidate, self.tensors
 
 
 StateT = TypeVar("StateT")

@@ -27,6 +27,7 @@ STEPS = 400
 
 RANGES = ((1.0, 1000.0), (10.0, 1000.0), (10.0, 10.0), (64.0, 100.0))
 REACH = (1.5, 4.0, 32.0, 70.0, 256.0)
+TENSORS = ("blocks.0.weight", "blocks.1.weight", "head.weight")
 
 Law = Callable[[Controller[Any]], None]
 Measure = Callable[[int, Decision], Measurement]
@@ -76,9 +77,9 @@ def drive(
         holds, coming = coming, decision
         if reload:
             state, again = controller.restore(json.loads(json.dumps(controller.dump(state))), candidates)
-            assert (again.candidate, again.shadow) == (decision.candidate, decision.shadow), (
-                f"step {step}: decided {decision}, after a restore {again}"
-            )
+            assert replace(again, changed=False, reason="", summary=None) == replace(
+                decision, changed=False, reason="", summary=None
+            ), f"step {step}: decided {decision}, after a restore {again}"
 
 
 def candidates_of(controller: Controller[Any], cf_range: tuple[float, float] = (10.0, 1000.0)) -> tuple[Candidate, ...]:
@@ -88,7 +89,10 @@ def candidates_of(controller: Controller[Any], cf_range: tuple[float, float] = (
 
 
 def turbulent(step: int, holds: Decision) -> Measurement:
-    """Gain falls with CF and swings over hundreds of steps, so that all that can be decided is; times are noisy."""
+    """Gain falls with CF and swings over hundreds of steps, so that all that can be decided is; times are noisy.
+
+    So do the norms of three tensors; the learning rate is halved now and then.
+    """
     swing = 0.55 + 0.45 * math.cos(step / 60)
     energy = 3.0 + math.sin(step)
 
@@ -96,6 +100,8 @@ def turbulent(step: int, holds: Decision) -> Measurement:
         return energy * (1 - swing * math.pow(cf, -0.15))
 
     cf = holds.candidate.cf
+    reported = TENSORS if holds.sums == "report" else ()
+    norms = tuple((name, 2 + math.sin(step / 40 + 2 * at) + at * math.cos(step)) for at, name in enumerate(reported))
     return Measurement(
         step=step,
         candidate=holds.candidate,
@@ -104,6 +110,8 @@ def turbulent(step: int, holds: Decision) -> Measurement:
         error=0.0 if holds.candidate.dense else error(cf),
         energy=energy,
         shadow=tuple((at, error(at)) for at in holds.shadow),
+        learning_rate=0.1 * math.pow(0.5, step // 90),
+        norms=norms,
     )
 
 
@@ -121,6 +129,9 @@ def broken(step: int, holds: Decision) -> Measurement:
         {"shadow": ()},
         {"shadow": tuple((cf, bad) for cf in holds.shadow)},
         {"error": 4 * measured.energy},
+        {"learning_rate": bad, "norms": tuple((name, bad) for name, _ in measured.norms)},
+        {"learning_rate": 0.0, "norms": tuple((name, 0.0) for name, _ in measured.norms)},
+        {"norms": ()},
         {"seconds": 1e4},
     )
     return replace(measured, **faults[(step * 7 // 3) % len(faults)]) if step % 3 else measured
@@ -150,24 +161,30 @@ def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
 
 
 def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
-    """The candidate is one of those given to ``start``, always."""
+    """Candidates are those given to ``start``, always; tensors' too, which are named once each, ascending."""
     for candidates, measure in _cases(controller):
-        first = controller.start(candidates)[1]
-        assert first.candidate in candidates, f"started with {first.candidate}, which was not given"
-        for at, step in enumerate(drive(controller, candidates, measure)):
-            assert step.decision.candidate in candidates, f"step {at}: {step.decision.candidate} was not given"
+        decisions = [controller.start(candidates)[1]]
+        decisions += [step.decision for step in drive(controller, candidates, measure)]
+        for decision in decisions:
+            assert decision.candidate in candidates, f"{decision.candidate} was not given"
+            names = [name for name, _ in decision.tensors]
+            assert set(TENSORS).issuperset(names), f"{names}: there are {TENSORS} only"
+            assert all(a < b for a, b in itertools.pairwise(names)), f"tensors {names} do not ascend"
+            for name, candidate in decision.tensors:
+                assert candidate in candidates, f"{name}: {candidate} was not given"
+                assert candidate != decision.candidate, f"{name}: {candidate} is what it runs anyway"
 
 
 def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
-    """``changed`` is whether the candidate differs from the decision before; a change and a summary have a reason."""
+    """``changed`` is whether what runs differs from the decision before; a change and a summary have a reason."""
     for candidates, measure in _cases(controller):
-        before = controller.start(candidates)[1].candidate
+        before = controller.start(candidates)[1].runs
         for at, step in enumerate(drive(controller, candidates, measure)):
             told = step.decision
-            assert told.changed == (told.candidate != before), f"step {at}: {before} to {told}"
+            assert told.changed == (told.runs != before), f"step {at}: {before} to {told}"
             said = told.changed or told.summary is not None
             assert bool(told.reason) == said, f"step {at}: reason {told.reason!r}, changed or summary {said}"
-            before = told.candidate
+            before = told.runs
 
 
 def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
@@ -211,7 +228,8 @@ def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
             for now in lists:
                 state, decision = controller.restore(plain, now)
                 for more in range(40):
-                    assert decision.candidate in now, f"dumped at step {at}: {decision.candidate} is not given any more"
+                    for candidate in (decision.candidate, *(candidate for _, candidate in decision.tensors)):
+                        assert candidate in now, f"dumped at step {at}: {candidate} is not given any more"
                     cfs = {candidate.cf for candidate in now if not candidate.dense}
                     assert cfs.issuperset(decision.shadow), f"dumped at step {at}: shadow CFs {decision.shadow}"
                     state, decision = controller.observe(state, turbulent(at + more, decision))
@@ -231,12 +249,12 @@ def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
 
 
 def dense_alone_is_enough(controller: Controller[Any]) -> None:
-    """When no candidate is admitted but dense, dense runs, without shadows."""
+    """When no candidate is admitted but dense, dense runs, in all tensors and without shadows."""
     only = candidates_of(controller)[:1]
     for measure in (turbulent, broken):
         first = controller.start(only)[1]
         decisions = [first, *(step.decision for step in drive(controller, only, measure))]
-        assert all(decision.candidate == only[0] and not decision.shadow for decision in decisions), "dense was alone"
+        assert all(decision.runs == (only[0], ()) and not decision.shadow for decision in decisions), "dense was alone"
 
 
 def proposals_are_in_reach(controller: Controller[Any]) -> None:

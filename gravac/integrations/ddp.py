@@ -6,6 +6,7 @@ The hook holds the reducer's lock: it only cuts the bucket into groups and enque
 returns None (both would break the reducer for good): errors travel in the future, and surface from ``backward()``.
 """
 
+import math
 import time
 from collections.abc import Callable
 
@@ -63,6 +64,7 @@ class DDPAdapter:
         self.names: dict[int, str] = {}
         self.forms: list[Form] = []
         self.loss_scale: Callable[[], float] | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
         self._steps = steps
         self._open = open_steps
         self._in_backward = False
@@ -81,7 +83,7 @@ class DDPAdapter:
         self.forms = [(memory_shape(p), p.dtype) for p in module.parameters() if p.requires_grad]
 
     def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
-        """Take the times at which forward starts and the optimizer's step ends."""
+        """Take the times at which forward starts and the optimizer's step ends, and its learning rate."""
 
         def forward_starts(*_: object) -> None:
             if self._inputs is None and torch.is_grad_enabled():
@@ -91,6 +93,7 @@ class DDPAdapter:
             self._optimized = time.perf_counter()
 
         ddp.register_forward_pre_hook(forward_starts)
+        self.optimizer = optimizer
         if optimizer is not None:
             optimizer.register_step_post_hook(step_ended)
 
@@ -143,7 +146,8 @@ class DDPAdapter:
         except RuntimeError:
             # no backward is running: a rank out of inputs answers the others' (join), with whole layouts
             self._ends_with_last = True
-        self._steps.begin(self.forms or forms, scale, fail)
+        rate = learning_rate(self.optimizer) if self.optimizer is not None else math.nan
+        self._steps.begin(self.forms or forms, scale, fail, rate)
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
@@ -177,6 +181,14 @@ class DDPAdapter:
             pieces.append(Piece(name, buffer[offset : offset + parameter.numel()], memory_shape(parameter)))
             offset += parameter.numel()
         return pieces
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The highest of the parameter groups; nan where a device holds one, which reading it would wait for."""
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    if not rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in rates):
+        return math.nan
+    return max(float(rate) for rate in rates)
 
 
 def refuse_momentum(name: str, optimizer: torch.optim.Optimizer) -> None:
