@@ -31,7 +31,7 @@ from gravac.compressors import (
     topk,
     topkc,
 )
-from gravac.controllers import Goodput, GraVAC, Static, Warmup
+from gravac.controllers import Accordion, Goodput, GraVAC, Static, Warmup
 from gravac.policy import Policy, load_policy, policy_names
 from gravac.settings import SettingsError
 
@@ -39,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "COMPRESSORS",
+    "Accordion",
     "AdaptiveCompressor",
     "Compressor",
     "Dense",

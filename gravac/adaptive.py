@@ -59,7 +59,7 @@ class AdaptiveCompressor:
         dense_below: tensors with fewer elements are sent dense.
         seed: of compressors that draw random numbers.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
-        steps_per_epoch: steps of an epoch; decisions then name the epoch too.
+        steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
         log_dir: folder for TensorBoard and JSONL logs, written by rank 0; ``None`` writes nothing.
         sinks: callables that are given every record, on rank 0.
         process_group: whose ranks average; ``None`` is DDP's own at ``attach``, or the default group.
@@ -141,7 +141,7 @@ class AdaptiveCompressor:
         return made
 
     def _build(self, policy: Policy, run: Run, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
-        self.policy = policy
+        self.policy = policy = run.policy(policy)
         self._run = run
         self._group = group
         self._sinks = Sinks(sinks, run.log_dir)
@@ -169,8 +169,8 @@ class AdaptiveCompressor:
 
         Args:
             ddp: the wrapped model.
-            optimizer: lets the time it takes be told from waiting for input; a base that does momentum itself checks
-                that it has none.
+            optimizer: lets the time it takes be told from waiting for input; gives ``Accordion`` the learning rate; a
+                base that does momentum itself checks that it has none.
             grad_scaler: residuals follow its scale, and overflow safety is on.
 
         Raises:
@@ -357,6 +357,7 @@ class AdaptiveCompressor:
         def share(candidates: Sequence[Candidate]) -> float:
             return sum(steps.steps_at.get(candidate, 0) for candidate in candidates) / made
 
+        totals["survey_bytes"] = float(steps.survey_bytes)
         dense = [candidate for candidate in steps.candidates if candidate.dense]
         lowest = len(dense)
         totals["share_dense"] = share(dense)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_val
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
-from gravac.controllers import CONTROLLERS, Goodput
+from gravac.controllers import CONTROLLERS, Accordion, Goodput
 from gravac.settings import Settings, SettingsError
 
 
@@ -143,6 +143,13 @@ class Run(Settings):
     steps_per_epoch: int | None = Field(default=None, gt=0)
     log_dir: Path | None = None
     pace: float | None = Field(default=None, gt=0)
+
+    def policy(self, policy: Policy) -> Policy:
+        """A policy as this run has it: a controller that counts epochs learns how long they are, unless it says."""
+        controller = policy.controller
+        if self.steps_per_epoch is None or not isinstance(controller, Accordion) or controller.epoch is not None:
+            return policy
+        return policy(controller=controller(epoch=self.steps_per_epoch))
 
 
 def load_policy(source: str | Path) -> Policy:

@@ -173,8 +173,8 @@ def replay(trace: Trace, policy: Policy) -> Replay:
             gain of another compressor.
 
     Raises:
-        SettingsError: the policy has another base, the trace has no or not all steps, or it has no gain of any CF where
-            one is needed.
+        SettingsError: the policy has another base or decides by single tensors, the trace has no or not all steps, or
+            it has no gain of any CF where one is needed.
     """
     if not trace.steps:
         raise SettingsError("trace: it has no step records, so there is nothing to replay")
@@ -186,6 +186,11 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     recording = _Recording(trace, policy.base.name)
     controller = policy.controller
     state, coming = controller.start(candidates)
+    if coming.sums != "none":
+        raise SettingsError(
+            f"controller: {controller.name} decides by norms of single tensors, which a trace does not hold; give a "
+            "policy with another"
+        )
     holds: Decision = coming
     would, estimated, replayed = [], [], []
     for record in trace.steps:

@@ -310,7 +310,7 @@ def test_each_tensor_is_compressed_at_its_own_cf_and_the_bytes_are_those_predict
         assert float((averager.feedback.residual["conv"] != 0).sum()) == 288 - kept(288, 4.0)
         forms = {name: (shape, torch.float32) for name, shape in SHAPES.items()}
         predicted = sum(
-            t.payload_bytes for n, form in forms.items() for t in averager.traffic([form], own.get(n, 10.0))
+            t.payload_bytes for n, form in forms.items() for t in averager.traffic([form], topk, own.get(n, 10.0))
         )
         pieces = [Piece(name, torch.ones(shape).view(-1), shape) for name, shape in SHAPES.items()]
         asked = next(averager.average(pieces, Plan(1, 10.0, cfs=own)))

@@ -14,7 +14,7 @@ import pytest
 from gravac.candidate import Candidate
 from gravac.commands import replay as command
 from gravac.compressors import topk
-from gravac.controllers import Decision, Goodput, GraVAC, Measurement, Static, Warmup
+from gravac.controllers import Accordion, Decision, Goodput, GraVAC, Measurement, Static, Warmup
 from gravac.policy import Policy
 from gravac.replay import Replay, Trace, admit_recorded, read_trace, replay
 from gravac.settings import SettingsError
@@ -252,6 +252,11 @@ def test_16_bit_that_a_run_did_not_have_is_admitted_unless_the_run_says_why_not(
 def test_a_trace_of_another_base_is_refused(trace: Path) -> None:
     with pytest.raises(SettingsError, match=r"base: the policy's is randomk, the trace was recorded with topk"):
         replay(read_trace(trace), topk_policy(base="randomk"))  # type: ignore[arg-type]
+
+
+def test_a_policy_that_decides_by_single_tensors_is_refused(trace: Path) -> None:
+    with pytest.raises(SettingsError, match="controller: accordion decides by norms of single tensors"):
+        replay(read_trace(trace), Policy(base=topk, controller=Accordion()))
 
 
 def test_what_differs_is_noted(trace: Path) -> None:

@@ -4,13 +4,31 @@
 
 from typing import Any
 
+from gravac.controllers.accordion import Accordion
 from gravac.controllers.base import Controller, Decision, Measurement, Summary
 from gravac.controllers.goodput import Goodput
 from gravac.controllers.gravac import GraVAC
 from gravac.controllers.static import Static
 from gravac.controllers.warmup import Warmup
 
-CONTROLLERS: dict[str, Any] = {"goodput": Goodput, "gravac": GraVAC, "static": Static, "warmup": Warmup}
+CONTROLLERS: dict[str, Any] = {
+    "accordion": Accordion,
+    "goodput": Goodput,
+    "gravac": GraVAC,
+    "static": Static,
+    "warmup": Warmup,
+}
 """Every controller's class by its name."""
 
-__all__ = ["CONTROLLERS", "Controller", "Decision", "Goodput", "GraVAC", "Measurement", "Static", "Summary", "Warmup"]
+__all__ = [
+    "CONTROLLERS",
+    "Accordion",
+    "Controller",
+    "Decision",
+    "Goodput",
+    "GraVAC",
+    "Measurement",
+    "Static",
+    "Summary",
+    "Warmup",
+]

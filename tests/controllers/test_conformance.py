@@ -15,6 +15,7 @@ import pytest
 from gravac.candidate import Candidate, Span
 from gravac.controllers import (
     CONTROLLERS,
+    Accordion,
     Controller,
     Decision,
     Goodput,
@@ -30,6 +31,9 @@ from gravac.controllers.static import StaticState
 pytestmark = pytest.mark.timeout(60)
 
 OURS = {
+    "accordion": Accordion(),
+    "accordion, fast": Accordion(epoch=11, every=2, eta=0.3),
+    "accordion, every epoch": Accordion(epoch=3, every=1, window=1),
     "gravac": GraVAC(),
     "gravac, fast": GraVAC(window=5, warmup=3, shadow_every=2, dwell=1, expire=2),
     "gravac, absolute": GraVAC(epsilon_mode="absolute", epsilon=0.4, window=8, dwell=2),

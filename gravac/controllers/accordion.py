@@ -1,0 +1,181 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Accordion: compress a tensor little while its gradient changes fast (a critical regime), and much otherwise.
+
+Source: Agarwal et al., "Accordion: Adaptive Gradient Communication via Critical Learning Regime Identification", MLSys
+2021 (arXiv 2010.16248), by its published code. Gradients are summed over an epoch, tensor by tensor, without error
+feedback; the norms of these sums are compared with those of ``every`` epochs before. Where the code lets rank 0 decide
+from its own gradients, here the mean over ranks of the squared norms decides.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from gravac.candidate import Candidate, Span
+from gravac.controllers.base import Decision, Measurement, Sums
+from gravac.controllers.schedule import snap
+from gravac.controllers.window import SETTLING, Window
+from gravac.settings import Settings
+
+EPOCH = 1000
+"""Steps of an epoch where nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccordionState:
+    """Where an Accordion run is.
+
+    Attributes:
+        low: what runs in a critical regime.
+        high: what runs otherwise.
+        window: the window under way.
+        step: of the last measurement.
+        calm: names of the tensors that are not in a critical regime, ascending.
+        norms: of the epoch last looked at, by name.
+        learning_rate: the last one known; ``None`` before.
+    """
+
+    low: Candidate
+    high: Candidate
+    window: Window
+    step: int = -1
+    calm: tuple[str, ...] = ()
+    norms: Mapping[str, float] = field(default_factory=dict)
+    learning_rate: float | None = None
+
+    @property
+    def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
+        """The candidate, and that of the tensors that run another."""
+        if self.phase == "calm" or self.low == self.high:
+            return self.high, ()
+        return self.low, tuple((name, self.high) for name in self.calm)
+
+    @property
+    def phase(self) -> str:
+        """Of the model: its tensors may be in different ones."""
+        if not self.calm:
+            return "critical"
+        return "calm" if len(self.calm) == len(self.norms) else "mixed"
+
+
+class Accordion(Settings):
+    """Runs each tensor at one of two CFs, the ends of ``cf_range``: the low one in its critical regimes.
+
+    All tensors begin with the low CF. At the end of epochs 0, ``every``, 2 ``every`` ... a tensor is critical when the
+    norm of its epoch's gradient sum changed by ``eta`` or more, relatively, since the epoch looked at before; also when
+    there was none, or its norm was 0. Whenever the learning rate falls, every tensor is critical until the next look.
+    A rate that falls at every step (cosine decay) so keeps all at the low CF. Where the low CF would send no less than
+    dense, dense takes its place.
+
+    Attributes:
+        eta: relative change of a norm from which on a tensor is critical. The code's: 0.5.
+        every: epochs between two looks. The code's: 10 for CNNs, 5 for an LSTM.
+        epoch: steps of an epoch; ``None`` is ``steps_per_epoch`` of ``AdaptiveCompressor``, 1000 without it.
+        window: steps between records.
+
+    Example:
+        >>> Accordion().propose((2.0, 10.0), Span(1.0, 100.0))
+        (2.0, 10.0)
+    """
+
+    name: ClassVar[str] = "accordion"
+    insists: ClassVar[bool] = False
+    sixteen_bit: ClassVar[bool] = False
+
+    eta: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    every: int = Field(default=10, ge=1)
+    epoch: int | None = Field(default=None, ge=3)  # a decision holds two steps after what it is made from
+    window: int = Field(default=20, ge=1)
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        """The ends of the range."""
+        return snap(sorted(set(cf_range)), reach)
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[AccordionState, Decision]:
+        """All tensors at the low CF."""
+        low, high = _ends(candidates)
+        state = AccordionState(low, high, Window(low))
+        reason = f"accordion: {low} in critical regimes, {high} otherwise; epochs of {self._steps} steps"
+        return state, replace(self._decide(state), changed=True, reason=reason)
+
+    def observe(self, state: AccordionState, measurement: Measurement) -> tuple[AccordionState, Decision]:
+        """Looks at the norms when they come, and at the learning rate always."""
+        now = replace(state, step=measurement.step, window=state.window.add(measurement))
+        why = ""
+        if measurement.norms and self._sums(measurement.step) == "report":
+            now = self._look(now, measurement.norms)
+        if math.isfinite(rate := measurement.learning_rate):
+            if now.learning_rate is not None and _below(rate, now.learning_rate):
+                now = replace(now, calm=())
+                why = f"the learning rate fell to {rate:g}: "
+            now = replace(now, learning_rate=rate)
+        changed = now.runs != state.runs
+        if not changed and now.window.steps < self.window:
+            return now, self._decide(now)
+        summary = now.window.summary(state.phase) if now.window.steps else None
+        following = Window(now.runs[0], settling=SETTLING if changed else 0)
+        now = replace(now, window=following)
+        reason = f"accordion: {why}{len(now.norms) - len(now.calm)} of {len(now.norms)} tensors critical"
+        return now, replace(self._decide(now), changed=changed, reason=reason, summary=summary)
+
+    def dump(self, state: AccordionState) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "running": [state.window.candidate.compressor, state.window.candidate.cf],
+            "window": state.window.dump(),
+            "step": state.step,
+            "calm": list(state.calm),
+            "norms": dict(state.norms),
+            "learning_rate": state.learning_rate,
+        }
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AccordionState, Decision]:
+        """The inverse of ``dump``; the same tensors are critical, the window goes on when its candidate still runs."""
+        low, high = _ends(candidates)
+        state = AccordionState(
+            low, high, Window(low), plain["step"], tuple(plain["calm"]), plain["norms"], plain["learning_rate"]
+        )
+        runs = state.runs[0]
+        same = plain["running"] == [runs.compressor, runs.cf]
+        state = replace(state, window=Window.restore(runs, plain["window"]) if same else Window(runs))
+        return state, self._decide(state)
+
+    @property
+    def _steps(self) -> int:
+        """Of an epoch."""
+        return self.epoch or EPOCH
+
+    def _sums(self, step: int) -> Sums:
+        """What becomes of gradients in a step: those of epochs that are looked at are added up."""
+        epoch, at = divmod(step, self._steps)
+        if epoch % self.every:
+            return "none"
+        return "report" if at == self._steps - 1 else "add"
+
+    def _look(self, state: AccordionState, norms: Sequence[tuple[str, float]]) -> AccordionState:
+        """The end of an epoch: which tensors are calm."""
+
+        def calm(before: float, now: float) -> bool:
+            return before > 0 and abs(before - now) / before < self.eta
+
+        names = tuple(name for name, norm in norms if calm(state.norms.get(name, 0.0), norm))
+        return replace(state, calm=names, norms={name: norm if math.isfinite(norm) else 0.0 for name, norm in norms})
+
+    def _decide(self, state: AccordionState) -> Decision:
+        """What runs two steps after the last measurement."""
+        candidate, tensors = state.runs
+        return Decision(candidate, tensors=tensors, sums=self._sums(state.step + 2))
+
+
+def _ends(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
+    """The low and the high candidate; dense for the low one where that was not admitted."""
+    return candidates[-2] if len(candidates) > 2 else candidates[0], candidates[-1]
+
+
+def _below(rate: float, before: float) -> bool:
+    """Whether a learning rate is lower than before, by more than the rounding of a mean."""
+    return rate < before and not math.isclose(rate, before)

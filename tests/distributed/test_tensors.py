@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""CFs of single tensors on real gloo: what ranks tell each other, and what they decide from it."""
+
+import io
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gravac import Accordion, AdaptiveCompressor, topk
+from gravac.controllers import Decision, Measurement
+from tests.distributed.training import network, parallel, sgd, train, weights
+from tests.ranks import processes
+
+EPOCH = 6
+MATRICES = sorted(f"{2 * layer}.weight" for layer in range(6))
+
+
+@dataclass
+class Watched:
+    """A controller that writes down what it is told and decides."""
+
+    controller: Any
+    told: list[Measurement] = field(default_factory=list)
+    decided: list[Decision] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.controller, name)
+
+    def observe(self, state: Any, measurement: Measurement) -> Any:
+        self.told.append(measurement)
+        state, decision = self.controller.observe(state, measurement)
+        self.decided.append(decision)
+        return state, decision
+
+
+def accordion(**options: Any) -> AdaptiveCompressor:
+    return AdaptiveCompressor(
+        topk(values="float16"), (3, 30), controller=Accordion(eta=0.05, every=1), steps_per_epoch=EPOCH, **options
+    )
+
+
+def surveyed(rank: int, world: int) -> tuple[Any, ...]:
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    epochs: dict[str, list[torch.Tensor]] = {}
+    step = 0
+
+    for name, parameter in ddp.module.named_parameters():
+
+        def add(gradient: torch.Tensor, name: str = name) -> None:
+            sums = epochs.setdefault(name, [])
+            if step % EPOCH == 0:
+                sums.append(torch.zeros_like(gradient))
+            sums[-1] += gradient
+
+        parameter.register_hook(add)
+    with accordion() as compressor:
+        compressor.attach(ddp, optimizer)
+        watched = compressor._steps.controller = Watched(compressor.policy.controller)
+        for step in range(5 * EPOCH):  # which the hooks read
+            if step == 3 * EPOCH:
+                optimizer.param_groups[0]["lr"] /= 10
+            train(ddp, optimizer, rank, range(step, step + 1))
+        compressor.state_dict()
+        squares = torch.stack([torch.stack([s.double().square().sum() for s in epochs[name]]) for name in MATRICES])
+        dist.all_reduce(squares)
+        norms = (squares / world).sqrt().T.tolist()
+        return watched.told, watched.decided, norms, weights(ddp), compressor._steps.survey_bytes, compressor.ledger
+
+
+def test_ranks_survey_their_tensors_and_decide_the_same() -> None:
+    first, *others = processes(surveyed, 3)
+    told, decided, norms, trained, survey_bytes, ledger = first
+    reports = [(measured.step, measured.norms) for measured in told if measured.norms]
+    assert [step for step, _ in reports] == [EPOCH * epoch + EPOCH - 1 for epoch in range(4)]
+    for (_, agreed), expected in zip(reports, norms, strict=False):
+        assert [name for name, _ in agreed] == MATRICES
+        assert [norm for _, norm in agreed] == pytest.approx(expected, rel=1e-5)
+    assert any(decision.tensors for decision in decided), "no step had tensors at both CFs"
+    fell = next(measured for measured in told if measured.step == 3 * EPOCH)
+    assert (told[0].learning_rate, fell.learning_rate) == pytest.approx((0.05, 0.005))
+    assert not decided[3 * EPOCH].tensors
+    assert decided[3 * EPOCH].candidate.cf == 3
+    assert survey_bytes == 4 * 8 * len(MATRICES)
+    assert ledger.calls["AllReduce"] >= 5 * EPOCH - 1 + 4
+    for other in others:
+        assert other[1] == decided
+        assert torch.equal(other[3], trained)
+
+
+def resume(rank: int, world: int, at: int) -> tuple[torch.Tensor, torch.Tensor, list[Any], list[Any]]:
+    def trained(loaded: bytes | None, steps: range) -> tuple[Any, bytes]:
+        ddp = parallel(network())
+        optimizer = sgd(ddp)
+        compressor = accordion()
+        if loaded is not None:
+            model, moments, state = torch.load(io.BytesIO(loaded), weights_only=True)
+            ddp.module.load_state_dict(model)
+            optimizer.load_state_dict(moments)
+            compressor.load_state_dict(state)
+        compressor.attach(ddp, optimizer)
+        train(ddp, optimizer, rank, steps)
+        file = io.BytesIO()
+        torch.save([ddp.module.state_dict(), optimizer.state_dict(), compressor.state_dict()], file)
+        changes = [(record.step, record.cf, record.reason) for record in compressor.history if record.changed]
+        compressor.close()
+        return (weights(ddp), changes), file.getvalue()
+
+    end = 4 * EPOCH
+    (straight, changes), _ = trained(None, range(end))
+    _, saved = trained(None, range(at))
+    (resumed, again), _ = trained(saved, range(at, end))
+    return straight, resumed, changes, again
+
+
+@pytest.mark.parametrize("at", [EPOCH + 2, 2 * EPOCH, 2 * EPOCH + 1])
+def test_resume_in_an_epoch_and_with_a_survey_under_way_is_bit_for_bit(at: int) -> None:
+    for straight, resumed, changes, again in processes(resume, 2, at):
+        assert torch.equal(straight, resumed)
+        assert changes == again
+        assert changes
