@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.admission import admit
+from gravac.allocation import Curve
 from gravac.average import Averager, Form
 from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
@@ -58,6 +59,9 @@ class AdaptiveCompressor:
             float16 gradients and with a GradScaler.
         dense_below: tensors with fewer elements are sent dense.
         seed: of compressors that draw random numbers.
+        allocation: ``"uniform"``, or ``"by_gain"``: a CF for each tensor, so that the bytes which the CF decided would
+            send lose little.
+        survey_every: steps between two looks at what each tensor loses at which CF, for ``"by_gain"``.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
         log_dir: folder for TensorBoard and JSONL logs, written by rank 0; ``None`` writes nothing.
@@ -92,6 +96,8 @@ class AdaptiveCompressor:
         overflow_safety: bool | None = None,
         dense_below: int = 1024,
         seed: int = 0,
+        allocation: str = "uniform",
+        survey_every: int = 100,
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
         log_dir: str | Path | None = None,
@@ -111,6 +117,8 @@ class AdaptiveCompressor:
             "overflow_safety": overflow_safety,
             "dense_below": dense_below,
             "seed": seed,
+            "allocation": allocation,
+            "survey_every": survey_every,
         }
         run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
         self._build(Policy(**settings), Run(**run, log_dir=log_dir, pace=pace), sinks, process_group)
@@ -150,7 +158,14 @@ class AdaptiveCompressor:
             policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, self._feedback, policy.seed
         )
         self._steps = Steps(
-            self._averager, policy.controller, self._admit, self._emit, run.samples_per_step, run.steps_per_epoch
+            self._averager,
+            policy.controller,
+            self._admit,
+            self._emit,
+            run.samples_per_step,
+            run.steps_per_epoch,
+            policy.levels,
+            policy.survey_every,
         )
         self._adapter = DDPAdapter(self._steps, self._open)
         self._attached = False
@@ -251,6 +266,12 @@ class AdaptiveCompressor:
         """Wire bytes of a dense float32 all-reduce / bytes really sent, in the last agreed step; ``None`` before."""
         self._steps.drain()
         return self._steps.wire_ratio
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        """By name, what each tensor lost and sent at several CFs when last surveyed; empty but with ``"by_gain"``."""
+        self._steps.drain()
+        return dict(self._steps.curves)
 
     @property
     def history(self) -> list[DecisionRecord]:

@@ -7,6 +7,7 @@ into buckets. What was not sent is remembered by the tensor's name. Tensors that
 averaged dense.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,7 @@ class Plan:
         dense: format in which all is sent where ``cf`` is ``None``; ``None`` is the averager's.
         cfs: by name, of the tensors that have one of their own; ``None`` as above.
         sums: what becomes of each tensor's gradients, see ``gravac.controllers.base.Decision``.
+        survey: CFs at which to evaluate each tensor by itself, ascending.
     """
 
     step: int
@@ -60,6 +62,7 @@ class Plan:
     dense: Dense | None = None
     cfs: Mapping[str, float | None] = field(default_factory=dict)
     sums: str = "none"
+    survey: tuple[float, ...] = ()
 
     def cf_of(self, name: str) -> float | None:
         """Of one tensor."""
@@ -84,6 +87,9 @@ class Tally:
         sent: elements of them that were sent, ``Σ elements / achieved CF``.
         finite: whether every gradient was, on every rank.
         sums: by name, ``‖Σg‖²`` of the tensors that may be compressed, where the plan asked for a report.
+        curves: by name, of the same tensors, energy and the error at each of the plan's survey CFs; nan where the
+            gradient was not finite.
+        forms: of the tensors in ``curves``.
     """
 
     error: Scalar = 0.0
@@ -94,6 +100,8 @@ class Tally:
     sent: float = 0.0
     finite: bool = True
     sums: dict[str, Scalar] = field(default_factory=dict)
+    curves: dict[str, list[Scalar]] = field(default_factory=dict)
+    forms: dict[str, Form] = field(default_factory=dict)
 
     @property
     def achieved_cf(self) -> float:
@@ -196,6 +204,10 @@ class Averager:
         """
         self.tally.elements += sum(piece.flat.numel() for piece in pieces)
         self._add_up(pieces, plan)
+        for piece in pieces if plan.survey else ():
+            if self.compresses(piece.shape):
+                self.tally.forms[piece.name] = (piece.shape, piece.flat.dtype)
+                self.tally.curves[piece.name] = [math.nan] * (1 + len(plan.survey))
         if plan.uncompressed:
             yield from self._average_dense(pieces, plan, whole)
         else:
@@ -269,7 +281,7 @@ class Averager:
         """
         kept = any(self.feedback.has(piece.name) for piece in pieces)
         folded: list[torch.Tensor] = []
-        if kept or plan.shadow:
+        if kept or plan.shadow or plan.survey:
             energies = [_energy(piece.flat) for piece in pieces]
             if _all_finite(energies):
                 for piece, size in zip(pieces, energies, strict=True):
@@ -315,18 +327,20 @@ class Averager:
         )
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
-        """Add what each shadow CF would lose of this tensor; the selections made are kept for the real one."""
-        if not plan.shadow or not self.compresses(piece.shape):
+        """Find what each shadow and survey CF would lose of this tensor; selections are kept for the real one."""
+        if not (plan.shadow or plan.survey) or not self.compresses(piece.shape):
             return
         if not self.tally.shadow:
             self.tally.shadow = [0.0] * len(plan.shadow)
         cf = plan.cf_of(piece.name)
         running = () if cf is None else (cf,)
-        cfs = sorted({*plan.shadow, *running})
+        cfs = sorted({*plan.shadow, *plan.survey, *running})
         errors = dict(zip(cfs, self.base.errors(x, cfs, context), strict=True))
         self.tally.shadow = [
             so_far + errors[cf].double() for so_far, cf in zip(self.tally.shadow, plan.shadow, strict=True)
         ]
+        if plan.survey:
+            self.tally.curves[piece.name] = [energy(x), *(errors[cf] for cf in plan.survey)]
 
     def _count(self, x: torch.Tensor, size: torch.Tensor, came: Reduced, compressed: bool) -> None:
         self.tally.energy = self.tally.energy + size.double()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gravac.agreement import Report
+from gravac.allocation import Curve, Point
 from gravac.average import Plan
 from gravac.candidate import Candidate
 from gravac.groups import Groups
@@ -39,7 +40,8 @@ def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
         "report": None
         if report is None
         else {**asdict(report), "shadow": list(report.shadow), "numbers": list(report.numbers)},
-        "survey": None if steps.survey is None else steps.survey.plain(),
+        "survey": None if steps.survey is None else asdict(steps.survey),
+        "curves": {name: [curve.energy, *map(list, curve.points)] for name, curve in steps.curves.items()},
         "groups": [list(names) for names in groups.fixed],
         "residual": dict(feedback.residual),
         "sums": dict(averager.sums),
@@ -73,7 +75,10 @@ def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, adapter: DDPA
     steps.ran = None if state["ran"] is None else Candidate(**state["ran"])
     steps.plan = Plan(state["step"], state["plan"]["cf"], cfs=state["plan"]["cfs"])
     steps.report = None if state["report"] is None else _report(state["report"])
-    steps.survey = None if state["survey"] is None else Survey.restore(state["survey"])
+    steps.survey = None if state["survey"] is None else Survey(**state["survey"])
+    steps.learn(
+        {name: Curve(energy, tuple(Point(*p) for p in points)) for name, (energy, *points) in state["curves"].items()}
+    )
     steps.loss_scale = state["loss_scale"]
     steps.gain = state["gain"]
     steps.wire_bytes = state["wire_bytes"]
@@ -128,6 +133,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rank": None,
         "report": None,
         "survey": None,
+        "curves": {},
         "sums": _mean([state["sums"] for state in states]),
         "residual": {name: tensor + aside[name] if name in aside else tensor for name, tensor in residual.items()},
         "memory": {

@@ -8,7 +8,7 @@ import math
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
@@ -16,6 +16,7 @@ from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
 from gravac.controllers import CONTROLLERS, Accordion, Goodput
+from gravac.controllers.schedule import geometric, snap
 from gravac.settings import Settings, SettingsError
 
 
@@ -36,6 +37,11 @@ class Policy(Settings):
             float16 gradients and with a GradScaler.
         dense_below: tensors with fewer elements, and all with one dimension, are sent dense. Elements.
         seed: of compressors that draw random numbers.
+        allocation: ``"uniform"``, every tensor runs the CF decided; or ``"by_gain"``, what that would send is spent
+            over the tensors so that little is lost, at CFs inside ``cf_range`` and dense. Tensors for which the
+            controller itself decides are left alone.
+        survey_every: steps between two surveys of what each tensor loses at which CF, which ``"by_gain"`` needs; before
+            the first it is uniform.
     """
 
     base: SerializeAsAny[Compressor] = ladder
@@ -48,6 +54,8 @@ class Policy(Settings):
     overflow_safety: bool | None = None
     dense_below: int = Field(default=1024, ge=0)
     seed: int = 0
+    allocation: Literal["uniform", "by_gain"] = "uniform"
+    survey_every: int = Field(default=100, ge=1)
 
     @field_validator("base", mode="before")
     @classmethod
@@ -100,7 +108,20 @@ class Policy(Settings):
                 f"cf_range: dense in {self.base.dtype} reaches CF {self.base.cf:g} alone, which is not in "
                 f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); use cf_range=(1, 2) or another compressor"
             )
+        if self.allocation == "by_gain" and len(self.levels) < 2:
+            raise ValueError(
+                f"allocation: by_gain needs two CFs to choose from, and {self.base.name} has {len(self.levels)} in "
+                f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); widen cf_range, or use allocation='uniform'"
+            )
         return self
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """CFs that allocation may give to a single tensor, ascending: doubled from the lowest of a span, or a list."""
+        if self.allocation == "uniform":
+            return ()
+        reach = self.base.candidates(self.cf_range, ())
+        return snap(geometric(self.cf_range), reach) if isinstance(reach, Span) else reach
 
     @property
     def dense_format(self) -> Dense:

@@ -467,7 +467,7 @@ def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
         )
     notes = []
     for name, value in policy.plain().items():
-        matters = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
+        matters = name.startswith(("base.", "dense")) or name in ("error_feedback", "release", "allocation")
         if matters and name in recorded and str(recorded[name]) != str(value):
             notes.append(f"{name}: recorded with {recorded[name]}, the policy has {value}; gains are the recording's")
     if trace.steps[0].step:

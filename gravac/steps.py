@@ -8,12 +8,13 @@ waits for it before that step's end, and the decision it leads to holds from ste
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gravac.agreement import Report, gain
+from gravac.allocation import Curve, allocate
 from gravac.average import Averager, Form, Piece, Plan
 from gravac.candidate import Candidate
 from gravac.clock import Booked, Marks, StepClock
@@ -39,6 +40,9 @@ class Steps:
         emit: takes records; called on the exchange thread.
         samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
         steps_per_epoch: to name the epoch in reasons; ``None`` does not.
+        levels: CFs that a single tensor may get, beside the candidates', when what a CF would send is spent over the
+            tensors by their curves; none leaves all tensors at the CF decided.
+        survey_every: steps between two surveys of the curves.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class Steps:
         emit: Callable[[Record], None],
         samples_per_step: float | None,
         steps_per_epoch: int | None = None,
+        levels: Sequence[float] = (),
+        survey_every: int = 1,
     ) -> None:
         self.averager = averager
         self.controller = controller
@@ -66,10 +72,14 @@ class Steps:
         self.report: Report | None = None
         self.survey: Survey | None = None
         self.survey_bytes = 0
+        self.curves: dict[str, Curve] = {}
         self._admit = admit
         self._emit = emit
         self._samples = samples_per_step
         self._steps_per_epoch = steps_per_epoch
+        self._levels = tuple(levels)
+        self._survey_every = survey_every
+        self._allotted: dict[float, dict[str, float | None]] = {}
         self._fifo: Fifo | None = None
         self._agreeing: list[Pending] | None = None
         self._booked: Booked | None = None
@@ -130,6 +140,12 @@ class Steps:
         self._restored = controller_state
         self.decision = None
 
+    def learn(self, curves: Mapping[str, Curve]) -> None:
+        """Know some tensors' curves, instead of what was known of them."""
+        if curves:
+            self.curves.update(curves)
+            self._allotted.clear()
+
     def drain(self, seconds: float | None = None) -> None:
         """Wait until all that was handed over is done, for at most ``seconds``."""
         if self._fifo is not None:
@@ -173,10 +189,23 @@ class Steps:
 
     def _planned(self, decision: Decision) -> Plan:
         """A decision, as the averager takes it."""
-        candidate = decision.candidate
+        candidate, cf = decision.candidate, _cf(decision.candidate)
         form = self.averager.dense.at(candidate.cf) if candidate.dense else None
         cfs = {name: _cf(one) for name, one in decision.tensors}
-        return Plan(self.step, _cf(candidate), decision.shadow, form, cfs, decision.sums)
+        if cf is not None and not cfs and self._levels:
+            if cf not in self._allotted:
+                self._allotted[cf] = allocate(self.curves, cf)
+            cfs = self._allotted[cf]
+        survey: tuple[float, ...] = ()
+        if self._levels and (self.step + 1) % self._survey_every == 0:
+            survey = tuple(sorted({*self._levels, *(one.cf for one in self.candidates if not one.dense)}))
+        return Plan(self.step, cf, decision.shadow, form, cfs, decision.sums, survey)
+
+    def _wire_bytes(self, form: Form, cf: float | None) -> int:
+        """See ``gravac.survey.WireBytes``."""
+        averager = self.averager
+        compressor, at = (averager.dense, averager.dense.cf) if cf is None else (averager.base, cf)
+        return sum(traffic.wire_bytes(averager.world) for traffic in averager.traffic([form], compressor, at))
 
     def _start(self, forms: Sequence[Form]) -> None:
         """The world and the model are known now: admit candidates and ask the controller for its first decision."""
@@ -199,7 +228,7 @@ class Steps:
             self._observe(*self._thread.transport.finish(self._agreeing))
             self._agreeing = None
         self.report = Report.of(self.step, self.ran, self.plan.shadow, booked, tally, self._learning_rate)
-        self.survey = Survey.of(tally, self.loss_scale or 1.0)
+        self.survey = Survey.of(tally, self.plan, self.loss_scale or 1.0, self._wire_bytes)
         self._booked = booked
         self.steps_at[self.ran] = self.steps_at.get(self.ran, 0) + 1
         self.step += 1
@@ -210,7 +239,10 @@ class Steps:
         assert self.decision is not None
         world = self.averager.world
         samples = self._samples if self._samples is not None else float(world)
-        norms = () if self.survey is None or surveyed is None else self.survey.norms(surveyed, world)
+        norms: tuple[tuple[str, float], ...] = ()
+        if self.survey is not None and surveyed is not None:
+            norms = self.survey.norms(surveyed, world)
+            self.learn(self.survey.curves(surveyed))
         measured = self.report.agreed(total, world, samples, norms)
         self.gain = gain(measured.error, measured.energy)
         if self._booked is not None:

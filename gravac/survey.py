@@ -7,13 +7,16 @@ length. It is summed beside the agreement on its step, and nobody waits for it b
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from gravac.average import Tally
+from gravac.allocation import Curve, Point
+from gravac.average import Form, Plan, Tally
+
+WireBytes = Callable[[Form, float | None], int]
+"""Predicted wire bytes of one tensor at a CF of the base compressor; ``None`` is dense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +25,37 @@ class Survey:
 
     Attributes:
         summed: names of the tensors whose gradients were added up, ascending.
-        numbers: of each, ``‖Σg‖²``.
+        curved: names of the tensors that were evaluated at several CFs, ascending.
+        cfs: these CFs, after dense (``None``).
+        wire_bytes: of each of ``curved``, at each CF.
+        numbers: of each of ``summed``, ``‖Σg‖²``; then of each of ``curved``, its energy and the error at each CF but
+            dense.
     """
 
     summed: tuple[str, ...]
+    curved: tuple[str, ...]
+    cfs: tuple[float | None, ...]
+    wire_bytes: tuple[tuple[int, ...], ...]
     numbers: tuple[float, ...]
 
     @classmethod
-    def of(cls, tally: Tally, loss_scale: float) -> "Survey | None":
+    def of(cls, tally: Tally, plan: Plan, loss_scale: float, wire_bytes: WireBytes) -> "Survey | None":
         """A step's numbers, when its plan asked for any.
 
         Args:
             tally: of the step.
+            plan: of the step.
             loss_scale: that its gradients were multiplied with.
+            wire_bytes: see ``WireBytes``.
         """
-        if not tally.sums:
+        if not tally.sums and not tally.curves:
             return None
-        summed = tuple(sorted(tally.sums))
-        return cls(summed, tuple(float(tally.sums[name]) / loss_scale**2 for name in summed))
+        summed, curved, cfs = tuple(sorted(tally.sums)), tuple(sorted(tally.curves)), (None, *plan.survey)
+        squares = [tally.sums[name] for name in summed]
+        squares += [number for name in curved for number in tally.curves[name]]
+        known = {form: tuple(wire_bytes(form, cf) for cf in cfs) for form in set(tally.forms.values())}
+        sent = tuple(known[tally.forms[name]] for name in curved)
+        return cls(summed, curved, cfs, sent, tuple(float(square) / loss_scale**2 for square in squares))
 
     def vector(self) -> torch.Tensor:
         """``[len(numbers)]`` float64, to be summed over ranks."""
@@ -47,13 +63,13 @@ class Survey:
 
     def norms(self, total: torch.Tensor, world: int) -> tuple[tuple[str, float], ...]:
         """``Measurement.norms``, from the vectors' sum over ranks."""
-        return tuple((name, math.sqrt(one / world)) for name, one in zip(self.summed, total.tolist(), strict=True))
+        return tuple((name, math.sqrt(one / world)) for name, one in zip(self.summed, total.tolist(), strict=False))
 
-    def plain(self) -> dict[str, Any]:
-        """As plain values, for a checkpoint."""
-        return {"summed": list(self.summed), "numbers": list(self.numbers)}
-
-    @classmethod
-    def restore(cls, plain: Mapping[str, Any]) -> "Survey":
-        """The inverse of ``plain``."""
-        return cls(tuple(plain["summed"]), tuple(plain["numbers"]))
+    def curves(self, total: torch.Tensor) -> dict[str, Curve]:
+        """From the vectors' sum over ranks, the curve of each tensor whose gradients were finite."""
+        rows = total[len(self.summed) :].view(len(self.curved), -1).tolist() if self.curved else []
+        return {
+            name: Curve(energy, tuple(Point(*point) for point in zip(self.cfs, (0.0, *errors), sent, strict=True)))
+            for name, (energy, *errors), sent in zip(self.curved, rows, self.wire_bytes, strict=True)
+            if math.isfinite(energy + math.fsum(errors))
+        }

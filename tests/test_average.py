@@ -360,6 +360,33 @@ def test_gradients_are_added_up_as_they_are_and_reported_once(cf: float | None) 
         assert not averager.sums
 
 
+@pytest.mark.parametrize("cf", [None, 10.0])
+def test_a_survey_tells_each_tensors_error_at_each_cf_and_changes_nothing(cf: float | None) -> None:
+    world, plain = World(topk), World(topk)
+    for step in range(2):
+        grads = gradients(3, step)
+        out = world.step(grads, cf, step, LAYOUTS[1], survey=(4.0, 50.0), cfs={"conv": 20.0} if step else {})
+        same = plain.step(grads, cf, step, LAYOUTS[1], cfs={"conv": 20.0} if step else {})
+        assert all(torch.equal(out[0][name], same[0][name]) for name in SHAPES)
+        if step:
+            continue
+        for averager, mine in zip(world.averagers, grads, strict=True):
+            assert set(averager.tally.curves) == {"conv", "linear"}
+            for name, numbers in averager.tally.curves.items():
+                largest = mine[name].view(-1).square().sort(descending=True).values
+                lost = [float(largest[kept(len(largest), at) :].sum()) for at in (4.0, 50.0)]
+                assert [float(number) for number in numbers] == pytest.approx([float(largest.sum()), *lost], rel=1e-5)
+
+
+@pytest.mark.parametrize("cf", [None, 10.0])
+def test_a_survey_names_the_same_tensors_when_a_gradient_is_not_finite(cf: float | None) -> None:
+    world = World(topk)
+    grads = gradients(3, 0)
+    grads[1]["conv"][0, 0, 0, 0] = float("nan")
+    world.step(grads, cf, 0, LAYOUTS[0], survey=(4.0, 50.0))
+    assert all(set(averager.tally.curves) == {"conv", "linear"} for averager in world.averagers)
+
+
 def test_sums_are_forgotten_when_nobody_wants_them() -> None:
     world = World(topk)
     world.step(gradients(3, 0), 10.0, 0, LAYOUTS[0], sums="add")

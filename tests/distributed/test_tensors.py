@@ -3,6 +3,7 @@
 """CFs of single tensors on real gloo: what ranks tell each other, and what they decide from it."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gravac import Accordion, AdaptiveCompressor, topk
+from gravac import Accordion, AdaptiveCompressor, Static, merge_states, topk, topkc
+from gravac.allocation import allocate
+from gravac.candidate import Span
+from gravac.collectives import AllReduce
+from gravac.compressors import Compressor, artopk, ladder, powersgd, quantize, randomk
 from gravac.controllers import Decision, Measurement
+from gravac.telemetry.records import StepRecord
 from tests.distributed.training import network, parallel, sgd, train, weights
 from tests.ranks import processes
 
@@ -92,11 +98,60 @@ def test_ranks_survey_their_tensors_and_decide_the_same() -> None:
         assert torch.equal(other[3], trained)
 
 
-def resume(rank: int, world: int, at: int) -> tuple[torch.Tensor, torch.Tensor, list[Any], list[Any]]:
+def by_gain(**options: Any) -> AdaptiveCompressor:
+    settings = {"controller": Static(cf=20), "allocation": "by_gain", "survey_every": EPOCH, **options}
+    return AdaptiveCompressor(topkc, (4, 100), **settings)
+
+
+def allotted(rank: int, world: int) -> tuple[Any, ...]:
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    records: list[StepRecord] = []
+    plans: dict[int, dict[str, float | None]] = {}
+
+    def sink(record: Any) -> None:
+        if isinstance(record, StepRecord):
+            records.append(record)
+
+    with by_gain(sinks=[sink]) as compressor:
+        compressor.attach(ddp, optimizer)
+        steps = compressor._steps
+        planned = steps._planned
+
+        def watched(decision: Decision) -> Any:
+            plan = planned(decision)
+            plans[plan.step] = dict(plan.cfs)
+            return plan
+
+        steps._planned = watched  # type: ignore[method-assign]
+        train(ddp, optimizer, rank, range(4 * EPOCH))
+        beside = compressor.ledger.wire_bytes - steps.wire_bytes
+        return plans, compressor.curves, weights(ddp), steps.survey_bytes, beside, records
+
+
+def test_bytes_are_spent_by_gain_from_the_first_survey_on_and_the_same_on_all_ranks() -> None:
+    first, *others = processes(allotted, 3)
+    plans, curves, trained, survey_bytes, beside, records = first
+    for other in others:
+        assert (other[0], other[1]) == (plans, curves)
+        assert torch.equal(other[2], trained)
+    assert all(not plans[step] for step in range(EPOCH + 1))
+    assert all(set(plans[step]) == set(MATRICES) for step in range(EPOCH + 1, 4 * EPOCH))
+    assert len(set(plans[EPOCH + 1].values())) > 1
+    points = 1 + len({4.0, 8.0, 16.0, 20.0, 32.0, 64.0, 100.0})
+    assert survey_bytes == 3 * 8 * len(MATRICES) * points
+    agreements = (4 * EPOCH - 1) * AllReduce.wire_bytes(64, 3)
+    assert beside == agreements + 3 * AllReduce.wire_bytes(survey_bytes // 3, 3)
+    uniform, spent = records[1 : EPOCH + 1], records[EPOCH + 1 :]
+    assert max(record.wire_bytes for record in spent) <= min(record.wire_bytes for record in uniform)
+    assert sum(r.gain or 0.0 for r in spent[: EPOCH - 1]) > sum(r.gain or 0.0 for r in uniform[1:])
+
+
+def resume(rank: int, world: int, make: Any, at: int) -> tuple[torch.Tensor, torch.Tensor, list[Any], list[Any]]:
     def trained(loaded: bytes | None, steps: range) -> tuple[Any, bytes]:
         ddp = parallel(network())
         optimizer = sgd(ddp)
-        compressor = accordion()
+        compressor = make()
         if loaded is not None:
             model, moments, state = torch.load(io.BytesIO(loaded), weights_only=True)
             ddp.module.load_state_dict(model)
@@ -117,9 +172,63 @@ def resume(rank: int, world: int, at: int) -> tuple[torch.Tensor, torch.Tensor, 
     return straight, resumed, changes, again
 
 
-@pytest.mark.parametrize("at", [EPOCH + 2, 2 * EPOCH, 2 * EPOCH + 1])
-def test_resume_in_an_epoch_and_with_a_survey_under_way_is_bit_for_bit(at: int) -> None:
-    for straight, resumed, changes, again in processes(resume, 2, at):
+@pytest.mark.parametrize("make", [accordion, by_gain])
+@pytest.mark.parametrize("at", [EPOCH + 2, 2 * EPOCH])
+def test_resume_in_an_epoch_and_with_a_survey_under_way_is_bit_for_bit(make: Any, at: int) -> None:
+    for straight, resumed, changes, again in processes(resume, 2, make, at):
         assert torch.equal(straight, resumed)
         assert changes == again
-        assert changes
+
+
+def of_any_base(rank: int, world: int, bases: Sequence[Compressor]) -> list[tuple[torch.Tensor, Any]]:
+    trained = []
+    for base in bases:
+        ddp = parallel()
+        optimizer = sgd(ddp)
+        reach = base.candidates((2, 64), ())
+        options: dict[str, Any] = {"cf_range": (2, 64), "allocation": "by_gain", "survey_every": 4}
+        cf = 12.0 if isinstance(reach, Span) else reach[len(reach) // 2]
+        with AdaptiveCompressor(base, controller=Static(cf=cf), **options) as compressor:
+            compressor.attach(ddp, optimizer)
+            train(ddp, optimizer, rank, range(10))
+            trained.append((weights(ddp), allocate(compressor.curves, cf)))
+    return trained
+
+
+def test_any_base_may_be_allocated() -> None:
+    bases = [topk, topkc, randomk, artopk, quantize, powersgd, ladder]
+    first, second = processes(of_any_base, 2, bases)
+    for base, (one, chosen), (other, same) in zip(bases, first, second, strict=True):
+        assert torch.equal(one, other), base.name
+        assert chosen == same
+        assert set(chosen) == set(MATRICES), base.name
+        assert bool(one.isfinite().all())
+
+
+def elsewhere(rank: int, world: int, merged: dict[str, Any]) -> tuple[dict[str, Any], torch.Tensor]:
+    ddp = parallel()
+    with by_gain() as compressor:
+        compressor.attach(ddp)
+        compressor.load_state_dict(merged)
+        train(ddp, sgd(ddp), rank, range(1))
+        before = compressor.curves
+        train(ddp, sgd(ddp), rank, range(2 * EPOCH))
+        return {"before": before, "after": compressor.curves}, weights(ddp)
+
+
+def saved(rank: int, world: int) -> dict[str, Any]:
+    ddp = parallel()
+    with by_gain() as compressor:
+        compressor.attach(ddp)
+        train(ddp, sgd(ddp), rank, range(2 * EPOCH))
+        return compressor.state_dict()
+
+
+def test_at_another_world_size_tensors_are_surveyed_again() -> None:
+    states = processes(saved, 3)
+    assert states[0]["curves"] == states[1]["curves"] != {}
+    first, second = processes(elsewhere, 2, merge_states(states))
+    assert first[0] == second[0]
+    assert not first[0]["before"]
+    assert set(first[0]["after"]) == set(MATRICES)
+    assert torch.equal(first[1], second[1])
