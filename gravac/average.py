@@ -190,6 +190,12 @@ class Averager:
             self.state.update(self._changed)
         self._changed.clear()
 
+    def rescale(self, factor: float) -> None:
+        """Multiply all that is kept: the loss scale changed by ``factor``."""
+        self.feedback.rescale(factor)
+        for total in self.sums.values():
+            total.mul_(factor)
+
     def average(
         self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None = None
     ) -> Generator[list[Collective], list[Any], None]:
@@ -212,12 +218,6 @@ class Averager:
             yield from self._average_dense(pieces, plan, whole)
         else:
             yield from self._average_compressed(pieces, plan)
-
-    def rescale(self, factor: float) -> None:
-        """Multiply all that is kept: the loss scale changed by ``factor``."""
-        self.feedback.rescale(factor)
-        for total in self.sums.values():
-            total.mul_(factor)
 
     def _add_up(self, pieces: Sequence[Piece], plan: Plan) -> None:
         """Do with gradients what the plan says of sums; where one is not finite, nothing is added."""

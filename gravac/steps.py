@@ -18,7 +18,7 @@ from gravac.allocation import Curve, allocate
 from gravac.average import Averager, Form, Piece, Plan
 from gravac.candidate import Candidate
 from gravac.clock import Booked, Marks, StepClock
-from gravac.collectives import AllReduce, Ledger
+from gravac.collectives import AllReduce, Collective, Ledger
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport, Pending
@@ -170,11 +170,11 @@ class Steps:
             self._start(forms)
         assert self.decision is not None
         if self.report is not None:
-            asked = [AllReduce(self.report.vector())]
+            asked: list[Collective] = [AllReduce(self.report.vector())]
             if self.survey is not None:
                 asked.append(AllReduce(self.survey.vector()))
                 self.survey_bytes += asked[-1].payload_bytes
-            self._agreeing = self._thread.transport.start([*asked])
+            self._agreeing = self._thread.transport.start(asked)
         if loss_scale is not None and loss_scale != self.loss_scale:
             if self.loss_scale is not None:
                 self.averager.rescale(loss_scale / self.loss_scale)

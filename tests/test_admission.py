@@ -88,12 +88,12 @@ def test_a_gain_that_was_measured_corrects_the_worth() -> None:
     assert Candidate("topk", 10.0, 5.0, 0.7).worth_at(0.2) == 0.7
 
 
-@pytest.mark.parametrize("shadow", [(), (10.0, 20.0, 40.0), (10.0, 20.0, 40.0, 80.0, 160.0)])
-def test_seconds_waited_travel_where_shadows_leave_room(shadow: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("shadow", [(), (10.0, 20.0), (10.0, 20.0, 40.0), (10.0, 20.0, 40.0, 80.0, 160.0)])
+def test_seconds_waited_and_the_learning_rate_travel_where_shadows_leave_room(shadow: tuple[float, ...]) -> None:
     tally = Tally()
     tally.shadow = [torch.tensor(float(at)) for at in range(len(shadow))]
     booked = Booked(1.0, 0, 0, 0, seconds=0.5, compute=0.3, compress=0.2, exchange=0.1, input_wait=0.0, waited=0.05)
-    report = Report.of(7, Candidate("topk", 10.0, 5.0), shadow, booked, tally)
+    report = Report.of(7, Candidate("topk", 10.0, 5.0), shadow, booked, tally, learning_rate=0.01)
     assert len(report.numbers) == SIZE and 8 * SIZE <= 64
     measured = report.agreed(3 * report.vector(), 3, 16.0)
     assert measured.seconds == pytest.approx(0.5)
@@ -102,6 +102,7 @@ def test_seconds_waited_travel_where_shadows_leave_room(shadow: tuple[float, ...
         assert (measured.waited, measured.coded) == (pytest.approx(0.05), pytest.approx(0.2))
     else:
         assert math.isnan(measured.waited) and math.isnan(measured.coded)
+    assert measured.learning_rate == pytest.approx(0.01 if len(shadow) <= 2 else math.nan, nan_ok=True)
 
 
 def names(policy: Policy, shapes: Shapes = SQUARE, world: int = 2, dtype: torch.dtype = torch.float32) -> list[str]:

@@ -11,8 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gravac import Accordion, AdaptiveCompressor, Static, merge_states, topk, topkc
-from gravac.allocation import allocate
+from gravac import Accordion, AdaptiveCompressor, Goodput, GraVAC, Static, merge_states, topk, topkc
 from gravac.candidate import Span
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, artopk, ladder, powersgd, quantize, randomk
@@ -180,28 +179,33 @@ def test_resume_in_an_epoch_and_with_a_survey_under_way_is_bit_for_bit(make: Any
         assert changes == again
 
 
-def of_any_base(rank: int, world: int, bases: Sequence[Compressor]) -> list[tuple[torch.Tensor, Any]]:
+def of_any(
+    rank: int, world: int, bases: Sequence[Compressor], controllers: Sequence[Any]
+) -> list[tuple[torch.Tensor, set[str], list[Any]]]:
     trained = []
-    for base in bases:
+    for base, controller in zip(bases, controllers, strict=True):
         ddp = parallel()
         optimizer = sgd(ddp)
-        reach = base.candidates((2, 64), ())
         options: dict[str, Any] = {"cf_range": (2, 64), "allocation": "by_gain", "survey_every": 4}
-        cf = 12.0 if isinstance(reach, Span) else reach[len(reach) // 2]
-        with AdaptiveCompressor(base, controller=Static(cf=cf), **options) as compressor:
+        with AdaptiveCompressor(base, controller=controller, **options) as compressor:
             compressor.attach(ddp, optimizer)
-            train(ddp, optimizer, rank, range(10))
-            trained.append((weights(ddp), allocate(compressor.curves, cf)))
+            train(ddp, optimizer, rank, range(12))
+            plan = compressor._steps.plan
+            trained.append((weights(ddp), set(compressor.curves), [plan.cf, plan.cfs]))
     return trained
 
 
-def test_any_base_may_be_allocated() -> None:
+def test_any_base_may_be_allocated_under_any_controller() -> None:
     bases = [topk, topkc, randomk, artopk, quantize, powersgd, ladder]
-    first, second = processes(of_any_base, 2, bases)
-    for base, (one, chosen), (other, same) in zip(bases, first, second, strict=True):
-        assert torch.equal(one, other), base.name
-        assert chosen == same
-        assert set(chosen) == set(MATRICES), base.name
+    lists = [base.candidates((2, 64), ()) for base in bases]
+    controllers: list[Any] = [Static(cf=12.0 if isinstance(it, Span) else it[len(it) // 2]) for it in lists]
+    bases += [topk, topkc, topkc]
+    controllers += [GraVAC(window=3, warmup=0, shadow_every=2), Goodput(), Accordion(epoch=3, every=1)]
+    first, second = processes(of_any, 2, bases, controllers)
+    for base, controller, (one, names, plan), (other, same, too) in zip(bases, controllers, first, second, strict=True):
+        assert torch.equal(one, other), (base.name, controller)
+        assert names == same == set(MATRICES), (base.name, controller)
+        assert plan == too
         assert bool(one.isfinite().all())
 
 
