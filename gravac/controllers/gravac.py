@@ -45,6 +45,10 @@ class GraVAC(Settings):
         warmup: steps before the first window.
         shadow_every: every so many steps, CFs that do not run are evaluated too; such a step does not time its own CF.
         band: relative change of gain, from when a CF was chosen, that starts a new search.
+        change: relative change of the chosen candidate's throughput, in two windows on end, that starts one too: the
+            link changed, or the machine.
+        fall: relative fall of the learning rate, from when a CF was chosen, that starts one too: gains move then. Known
+            where ``attach`` was given the optimizer.
         dwell: windows between two searches, and at dense before coming back; doubles every time.
         expire: windows after which a throughput measured is no longer compared with.
         paper_literal: Algorithm 1 as printed, instead.
@@ -62,6 +66,8 @@ class GraVAC(Settings):
     warmup: int = Field(default=10, ge=0)
     shadow_every: int = Field(default=10, ge=2)
     band: float = Field(default=0.3, gt=0)
+    change: float = Field(default=0.3, gt=0)
+    fall: float = Field(default=0.4, gt=0, lt=1)
     dwell: int = Field(default=10, ge=1)
     expire: int = Field(default=50, ge=1)
     paper_literal: bool = False
@@ -105,7 +111,10 @@ class GraVAC(Settings):
         if 2 * state.dense_steps > state.steps and state.compresses and state.steps > 5 * self.window:
             reason += f"; note: {state.dense_steps / state.steps:.0%} of all steps ran dense, so ε may be too high"
         changed = state.running != before
-        state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
+        if changed:
+            state = replace(state, window=Window(state.running), speed=None, off=0)
+        else:
+            state = replace(state, window=Window(state.running, settling=0))
         return state, Decision(state.running, self._shadow(state), changed, reason, summary)
 
     def dump(self, state: State | LiteralState) -> dict[str, Any]:
@@ -223,6 +232,7 @@ class GraVAC(Settings):
             said += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
         floor = max(state.lowest, min(state.floor, chosen.position))
         settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
+        settled = replace(settled, speed=None, off=0, rate=None)
         return replace(settled, rest_until=state.windows + state.dwell), said
 
     def _judge_chosen(self, state: State) -> tuple[State, str]:
@@ -240,6 +250,9 @@ class GraVAC(Settings):
                 ), f"{said}: down to {state.candidates[state.floor]}"
             down = state.rest(self.dwell)
             return down, f"{said}: {down.running}"
+        state, why = self._changed(state)
+        if why:
+            return self._again(state, why, state.dwell)
         rested = state.windows >= state.rest_until
         moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
         if rested and (moved or ran.dense):
@@ -249,12 +262,27 @@ class GraVAC(Settings):
                 said = f"the gain of {ran} tells nothing"
             else:
                 said = f"gain {gain:.3g} left its band around {state.reference:.3g}"
-            lowest = state.lowest
-            again = replace(
-                state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.others, dwell=2 * state.dwell
-            )
-            return again, f"{said}: search again from {again.running}"
+            return self._again(state, said, 2 * state.dwell)
         return state, f"gain {gain:.3g} at {ran} holds"
+
+    def _again(self, state: State, said: str, dwell: int) -> tuple[State, str]:
+        """From the lowest CF on; what was measured before is no longer compared with."""
+        lowest = state.lowest
+        again = replace(state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.others, dwell=dwell)
+        return again, f"{said}: search again from {again.running}"
+
+    def _changed(self, state: State) -> tuple[State, str]:
+        """Whether throughput or learning rate are no longer what they were in the first window of what was chosen."""
+        speed, rate = state.window.t_system, state.learning_rate
+        if state.speed is None or speed is None:
+            return replace(state, speed=speed, off=0, rate=state.rate or rate), ""
+        off = state.off + 1 if abs(speed - state.speed) > self.change * state.speed else 0
+        state = replace(state, off=off)
+        if off > 1:
+            return state, f"{speed:.4g} samples/s at {state.running}, not the {state.speed:.4g} it was"
+        if rate is not None and state.rate and rate < (1 - self.fall) * state.rate:
+            return state, f"the learning rate fell from {state.rate:.3g} to {rate:.3g}"
+        return replace(state, rate=state.rate or rate), ""
 
     def _judge_dense(self, state: State) -> tuple[State, str]:
         """At dense: back when the lowest CF's shadow gain, which is optimistic, allows and the rest is over."""

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What GraVAC remembers, as plain data."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -52,6 +53,10 @@ class State:
         windows: ended so far.
         rest_until: window before which there is no new search, and no coming back from dense.
         dwell: windows the next rest lasts.
+        speed: samples per second of the first window of what was chosen; ``None`` before.
+        off: windows on end in which they were others.
+        rate: learning rate then; ``None`` when not known.
+        learning_rate: the last one known.
         steps: observed.
         dense_steps: of them, dense for lack of gain.
         floor_steps: of them, at θ_min.
@@ -69,6 +74,10 @@ class State:
     reference: float | None = None
     windows: int = 0
     rest_until: int = 0
+    speed: float | None = None
+    off: int = 0
+    rate: float | None = None
+    learning_rate: float | None = None
     steps: int = 0
     dense_steps: int = 0
     floor_steps: int = 0
@@ -105,9 +114,11 @@ class State:
 
     def count(self, measured: Measurement) -> "State":
         """One more step, booked as dense, θ_min or candidate."""
+        rate = measured.learning_rate
         return replace(
             self,
             steps=self.steps + 1,
+            learning_rate=rate if math.isfinite(rate) else self.learning_rate,
             dense_steps=self.dense_steps + (self.resting and measured.candidate.dense),
             floor_steps=self.floor_steps + (measured.candidate == self.candidates[self.floor] and self.compresses),
         )

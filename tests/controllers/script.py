@@ -3,6 +3,7 @@
 """Made-up training for controllers: gain and step time as functions of CF and step, played with training's latency."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ class Script:
         optimism: shadow gain is this many times the gain, at most 1.
         samples: of a step.
         shadow_seconds: added to a step that evaluates shadows.
+        learning_rate: by step.
     """
 
     gain: Curve
@@ -48,6 +50,7 @@ class Script:
     optimism: float = 1.0
     samples: float = 10.0
     shadow_seconds: float = 0.0
+    learning_rate: Callable[[int], float] = lambda step: math.nan
 
     def measure(self, step: int, holds: Decision) -> Measurement:
         """What the decision that holds in a step comes to."""
@@ -61,6 +64,7 @@ class Script:
             error=4 * (1 - gain),
             energy=4.0,
             shadow=tuple((cf, 4 * (1 - min(1.0, self.optimism * self.gain(cf, step)))) for cf in holds.shadow),
+            learning_rate=self.learning_rate(step),
         )
 
 

@@ -276,6 +276,35 @@ def searches(controller: GraVAC, script: Script, steps: int) -> list[int]:
     return waits
 
 
+def test_a_link_that_changed_starts_a_search_within_three_windows() -> None:
+    seconds: Curve = lambda cf, step: FASTER(cf, step) * (1 if step < 400 else 3)  # noqa: E731
+    played = play(CALM, Script(GOOD, seconds), 800)
+    again = [step for step, s in enumerate(played.steps) if "not the" in s.decision.reason]
+    assert again and 400 <= again[0] <= 400 + 3 * CALM.window + 2
+    assert len(again) == 1, "one change, one search"
+
+
+def test_one_slow_window_starts_none() -> None:
+    seconds: Curve = lambda cf, step: FASTER(cf, step) * (3 if 400 <= step < 400 + CALM.window else 1)  # noqa: E731
+    reasons = [s.decision.reason for s in play(CALM, Script(GOOD, seconds), 800).steps]
+    assert not any("not the" in reason for reason in reasons)
+
+
+def test_a_learning_rate_that_fell_starts_a_search() -> None:
+    def rate(step: int) -> float:
+        return 0.1 if step < 400 else 0.01
+
+    played = play(CALM, Script(GOOD, FASTER, learning_rate=rate), 800)
+    again = [step for step, s in enumerate(played.steps) if "learning rate fell from 0.1 to 0.01" in s.decision.reason]
+    assert len(again) == 1 and 400 <= again[0] <= 400 + CALM.window + 2
+
+
+def test_a_learning_rate_that_decays_slowly_starts_few() -> None:
+    script = Script(GOOD, FASTER, learning_rate=lambda step: 0.1 * 0.999**step)
+    reasons = [s.decision.reason for s in play(CALM, script, 2000).steps]
+    assert 1 <= sum("learning rate fell" in reason for reason in reasons) <= 4
+
+
 def test_searches_are_a_dwell_apart_which_doubles() -> None:
     # the gain never stops moving: out of any band by the time the dwell is over
     script = Script(lambda cf, step: GOOD(cf, step) * (0.999**step), FASTER)
