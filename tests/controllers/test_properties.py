@@ -109,7 +109,10 @@ GOLDEN: tuple[tuple[float, int], ...] = (
     (1, 321),
     (10, 41),
     (1, 641),
-    (10, 112),
+    (10, 61),
+    (20, 21),
+    (40, 21),
+    (20, 9),
 )
 """``(CF, steps)`` that ran under ``turbulent``. After a change that is meant to move it: print ``runs`` and say why."""
 
