@@ -9,7 +9,7 @@ ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test lint docs tables check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
-	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
+	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors
 
 help:  ## what there is
@@ -62,10 +62,14 @@ measure-lowrank: $(VENV)/.lab  ## steps that low rank needs, by rank and by CF, 
 	$(LOWRANK) powersgd@64 powersgd@32 powersgd@16 powersgd@8 --task charlm --scale 0.4 --budget 200
 	$(LOWRANK) --task lstm --scale 1 --budget 200
 
+measure-allocation: $(VENV)/.lab $(VENV)/.test  ## bytes spent over tensors by gain, against one CF for all (12 minutes)
+	$(BIN)/python -m tests.measure.allocation --json docs/measurements/allocation.json
+
 measure-links: $(VENV)/.test  ## emulated links: rate, bytes, schedules; needs root (7 minutes)
 	$(BIN)/python -m tests.measure.links --json docs/measurements/links.json
 
-TTA_METHODS := fp32 fp16 'torch-powersgd(1)' 'torch-powersgd(4)' 'quantize(8)' 'quantize(4)' 'quantize(2)' 'quantize(1)' \
+TTA_METHODS := fp32 fp16 'torch-powersgd(1)' 'torch-powersgd(4)' 'torch-powersgd(8)' 'powersgd(4)@128' \
+	'quantize(8)' 'quantize(4)' 'quantize(2)' 'quantize(1)' \
 	topkc@10 topkc@100 topk@10 topk@100 'randomk(block=64)@10' thc 'topkc(values=quantize(1))@10' \
 	gravac:topk gravac:topkc gravac:ladder@2-1000 goodput:ladder@2-1000
 TTA = $(BIN)/gravac bench tta --link unthrottled 1gbit 100mbit 20mbit --methods $(TTA_METHODS) --factored \

@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from gravac.average import Averager, Piece, Plan
+from gravac.allocation import Curve, allocate
+from gravac.average import Averager, Form, Piece, Plan
 from gravac.collectives import AllReduce, Ledger
 from gravac.compressors import Compressor, dense
 from gravac.exchange import memory
 from gravac.feedback import Feedback
+from gravac.survey import Survey
 
 BELOW = 1024
 """Tensors with fewer elements are not compressed."""
@@ -33,6 +35,8 @@ def train(
     feedback: float | None,
     ranks: int,
     steps: int,
+    levels: tuple[float, ...] = (),
+    survey_every: int = 50,
 ) -> Came:
     """Train.
 
@@ -45,6 +49,9 @@ def train(
         feedback: error feedback; None for the compressor's own.
         ranks: stepped in memory.
         steps: of training.
+        levels: CFs that a single tensor may get, when the bytes of ``cf`` are spent over the tensors by their curves;
+            none leaves all tensors at ``cf``.
+        survey_every: steps between two surveys of the curves.
     """
     averagers = [Averager(base, dense, feedback, BELOW, Feedback()) for _ in range(ranks)]
     for rank, averager in enumerate(averagers):
@@ -53,6 +60,7 @@ def train(
     parameters = dict(model.named_parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
     error = whole = 0.0
+    cfs: dict[str, float | None] = {}
     for step in range(steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * min(1.0, (step + 1) / 20)
@@ -63,9 +71,12 @@ def train(
             gradients.append({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None})
         for averager in averagers:
             averager.begin()
-        plan = Plan(step, cf)
+        survey = levels if levels and (step + 1) % survey_every == 0 else ()
+        plan = Plan(step, cf, cfs=cfs, survey=survey)
         pieces = [[Piece(name, g.view(-1), tuple(g.shape)) for name, g in mine.items()] for mine in gradients]
         memory.run([averager.average(mine, plan) for averager, mine in zip(averagers, pieces, strict=True)], ledgers)
+        if survey and cf is not None:
+            cfs = allocate(curves(averagers, plan, base), cf)
         for averager in averagers:
             averager.commit()
             error, whole = error + float(averager.tally.error), whole + float(averager.tally.energy)
@@ -74,3 +85,15 @@ def train(
         optimizer.step()
     full = steps * AllReduce.wire_bytes(4 * sum(p.numel() for p in parameters.values()), ranks)
     return Came(1 - error / whole if whole else 1.0, full / max(ledger.wire_bytes for ledger in ledgers))
+
+
+def curves(averagers: list[Averager], plan: Plan, base: Compressor) -> dict[str, Curve]:
+    """What a survey over the ranks comes to."""
+
+    def wire_bytes(form: Form, cf: float | None) -> int:
+        asked = averagers[0].traffic([form], dense if cf is None else base, 1.0 if cf is None else cf)
+        return sum(traffic.wire_bytes(len(averagers)) for traffic in asked)
+
+    surveys = [Survey.of(averager.tally, plan, 1.0, wire_bytes) for averager in averagers]
+    own = [survey for survey in surveys if survey is not None]
+    return own[0].curves(torch.stack([survey.vector() for survey in own]).sum(0))
