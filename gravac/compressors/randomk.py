@@ -31,7 +31,7 @@ class RandomK(Compressor):
     name: ClassVar[str] = "randomk"
     contractive: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
-    error_feedback: ClassVar[float] = 1.0
+    error_feedback: ClassVar[float] = 0.5
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
     block: Annotated[int, Field(ge=1)] = 1
