@@ -19,8 +19,8 @@ import torch
 from gravac.average import Averager, Piece, Plan
 from gravac.candidate import Span
 from gravac.collectives import Ledger
-from gravac.compressors import Addend, Compressor, Context, Reduced, dense
-from gravac.compressors.base import energy
+from gravac.compressors import Compressor, Context, Reduced, dense
+from gravac.compressors.base import energy, laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.feedback import Feedback
@@ -56,13 +56,6 @@ def exchange(
     return [one[0] for one in reduced if one is not None]
 
 
-def materialize(tensor: torch.Tensor | Addend, like: torch.Tensor) -> torch.Tensor:
-    """A flat dense tensor of what may not be one."""
-    if isinstance(tensor, torch.Tensor):
-        return tensor.reshape(-1)
-    return tensor.add_to(torch.zeros_like(like).reshape(-1))
-
-
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
     """CFs to test at: some of a span, all of a list."""
     reach = compressor.candidates((1.0, 1000.0), SHAPES)
@@ -74,8 +67,8 @@ def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
     for world, shape, cf in _cases(compressor):
         xs = _gradients(world, shape)
         got = exchange(compressor, xs, cf)
-        sent = torch.stack([materialize(r.sent, x).double() for r, x in zip(got, xs, strict=True)])
-        mean = materialize(got[0].mean, xs[0]).double()
+        sent = torch.stack([laid_out(r.sent, x).double() for r, x in zip(got, xs, strict=True)])
+        mean = laid_out(got[0].mean, xs[0]).double()
         largest = float(sent.abs().max()) if sent.numel() else 0.0
         bound = (world + 2) * compressor.rounding * sent.abs().mean(0) + 2.0**-21 * largest
         assert bool(((mean - sent.mean(0)).abs() <= bound).all()), f"{world} ranks, {shape}, {cf}x: mean is off"
@@ -85,7 +78,7 @@ def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
     """``mean`` is bitwise equal on all ranks."""
     for world, shape, cf in _cases(compressor):
         xs = _gradients(world, shape)
-        means = [materialize(r.mean, x) for r, x in zip(exchange(compressor, xs, cf), xs, strict=True)]
+        means = [laid_out(r.mean, x) for r, x in zip(exchange(compressor, xs, cf), xs, strict=True)]
         assert all(torch.equal(mean, means[0]) for mean in means), f"{world} ranks, {shape}, {cf}x: means differ"
 
 
@@ -95,8 +88,8 @@ def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
         xs = _gradients(world, shape)
         first, again = exchange(compressor, xs, cf), exchange(compressor, xs, cf)
         for x, a, b in zip(xs, first, again, strict=True):
-            assert torch.equal(materialize(a.mean, x), materialize(b.mean, x)), f"{shape}, {cf}x: mean differs"
-            assert torch.equal(materialize(a.sent, x), materialize(b.sent, x)), f"{shape}, {cf}x: sent differs"
+            assert torch.equal(laid_out(a.mean, x), laid_out(b.mean, x)), f"{shape}, {cf}x: mean differs"
+            assert torch.equal(laid_out(a.sent, x), laid_out(b.sent, x)), f"{shape}, {cf}x: sent differs"
 
 
 def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
@@ -118,7 +111,7 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
     (x,) = _gradients(1, (16, 16))
     flat = x.reshape(-1).double()
     for cf in cfs_of(compressor):
-        trials = [materialize(exchange(compressor, [x], cf, step=t)[0].sent, x) for t in range(400)]
+        trials = [laid_out(exchange(compressor, [x], cf, step=t)[0].sent, x) for t in range(400)]
         stacked = torch.stack(trials).double()
         # all elements together: one that is rounded up once in thousands of trials has no spread of its own
         off = float(energy(stacked.mean(0) - flat))
@@ -131,8 +124,8 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
     for world, shape, cf in _cases(compressor):
         xs = [torch.zeros(shape) for _ in range(world)]
         for x, r in zip(xs, exchange(compressor, xs, cf), strict=True):
-            assert not materialize(r.mean, x).any(), f"{shape}, {cf}x: mean of zeros is not zero"
-            assert not materialize(r.sent, x).any(), f"{shape}, {cf}x: sent something"
+            assert not laid_out(r.mean, x).any(), f"{shape}, {cf}x: mean of zeros is not zero"
+            assert not laid_out(r.sent, x).any(), f"{shape}, {cf}x: sent something"
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
@@ -284,7 +277,7 @@ def _averager(compressor: Compressor, rank: int, world: int, strength: float | N
 
 
 def _lost(came: Reduced, x: torch.Tensor) -> float:
-    error = energy(x.reshape(-1) - materialize(came.sent, x)) if came.error is None else came.error
+    error = energy(x.reshape(-1) - laid_out(came.sent, x)) if came.error is None else came.error
     return float(error)
 
 

@@ -42,7 +42,9 @@ class Addend(Protocol):
 
 def laid_out(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
     """A flat tensor in memory, of the size and dtype of ``like``; itself, if it is one."""
-    return numbers if isinstance(numbers, torch.Tensor) else numbers.add_to(torch.zeros_like(like))
+    if isinstance(numbers, torch.Tensor):
+        return numbers.reshape(-1)
+    return numbers.add_to(torch.zeros_like(like).reshape(-1))
 
 
 @dataclass(frozen=True, slots=True)

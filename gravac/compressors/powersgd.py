@@ -11,6 +11,7 @@ x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -34,6 +35,29 @@ class LowRank(NamedTuple):
     m: int
     rank: int
     cf: float
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A flat matrix that is the product of two factors, multiplied out as it is added.
+
+    Attributes:
+        left: ``[n, rank]``.
+        right: ``[m, rank]``.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+    def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+        """See ``Addend``."""
+        dense.view(len(self.left), len(self.right)).addmm_(self.left, self.right.T, alpha=alpha)
+        return dense
+
+
+def beyond(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+    """Squared error of a projection on an orthonormal basis, from its coordinates there: 0-d."""
+    return (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
 
 
 class PowerSGD(Compressor):
@@ -121,8 +145,7 @@ class PowerSGD(Compressor):
             total = yield AllReduce(mine)
         if self.warm_start:
             ctx.state["q"] = kept(total, first)
-        mean = p @ (total / ctx.world).T
-        return Reduced(mean=mean.view(-1), sent=(p @ mine.T).view(-1), cf=plan.cf)
+        return Reduced(Product(p, total / ctx.world), Product(p, mine), plan.cf, error=beyond(x, mine))
 
     def _half(self, x: torch.Tensor, plan: LowRank, ctx: Context) -> Rounds:
         """Half a power iteration: M projected on the factor kept; the product is sent, and kept for the next step."""
@@ -136,10 +159,10 @@ class PowerSGD(Compressor):
             ctx.state[other] = by_importance(total)
         else:
             ctx.state[side] = basis
-        mean, sent = (total / ctx.world) @ basis.T, mine @ basis.T
-        if side == "p":
-            mean, sent = mean.T, sent.T
-        return Reduced(mean=mean.reshape(-1), sent=sent.reshape(-1), cf=plan.cf)
+        mean, sent = (
+            Product(factor, basis) if side == "q" else Product(basis, factor) for factor in (total / ctx.world, mine)
+        )
+        return Reduced(mean, sent, plan.cf, error=beyond(x, mine))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """``‖x‖²`` less what a power iteration on this rank's matrix alone captures, from where ``rounds`` would start.

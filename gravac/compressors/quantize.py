@@ -61,10 +61,6 @@ class Quantize(Compressor):
         """The same settings but for ``bits`` and other changes."""
         return super().__call__(**({} if bits is None else {"bits": bits}), **changes)
 
-    def feedback_at(self, cf: float) -> float:
-        """Half at one bit, which under SGD with momentum makes up half of what is lost; finer codes do without."""
-        return 0.5 if self.bits_at(cf) == 1 else self.error_feedback
-
     @property
     def finest(self) -> float:
         """The lowest CF it can do."""

@@ -10,6 +10,7 @@ import torch
 from gravac import artopk, conformance, dense, ladder, quantize, randomk, scaled_randomk, thc, topk, topkc
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors import Compressor, Context, Reduced, Rounds, Sparse, TopK
+from gravac.compressors.base import laid_out
 
 ALL = (
     topk,
@@ -64,7 +65,7 @@ class KnowsItsRank(TopK):
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         came = yield from super().rounds(x, cf, ctx)
-        return Reduced(conformance.materialize(came.mean, x) + ctx.rank * 1e-9, came.sent, came.cf)
+        return Reduced(laid_out(came.mean, x) + ctx.rank * 1e-9, came.sent, came.cf)
 
 
 class LooksAtItsData(TopK):

@@ -11,7 +11,7 @@ from gravac import SettingsError, conformance, hard_threshold, topk
 from gravac.average import Averager, Piece, Plan
 from gravac.collectives import AllGather
 from gravac.compressors import Context, HardThreshold, Sparse, dense
-from gravac.compressors.base import energy, kept
+from gravac.compressors.base import energy, kept, laid_out
 from gravac.exchange import memory
 from gravac.feedback import Feedback
 
@@ -53,7 +53,7 @@ def test_the_error_of_a_coordinate_is_below_the_threshold() -> None:
     """The paper's absolute bound, where slots are enough."""
     x = gradient(50_000)
     (came,) = conformance.exchange(SOME, [x], 1.0)
-    left = x - conformance.materialize(came.sent, x)
+    left = x - laid_out(came.sent, x)
     assert float(left.abs().max()) < 0.5
     assert float(energy(left)) <= 0.5**2 * x.numel()
 
@@ -70,7 +70,7 @@ def test_higher_cfs_select_among_what_the_lowest_did() -> None:
     foreseen = SOME.errors(x, (4.0, 10.0, 100.0), ctx)
     for cf, expected in zip((4.0, 10.0, 100.0), foreseen, strict=True):
         (came,) = conformance.exchange(SOME, [x], cf)
-        lost = energy(x - conformance.materialize(came.sent, x))
+        lost = energy(x - laid_out(came.sent, x))
         assert float(lost) == pytest.approx(float(expected), rel=1e-4)
 
 

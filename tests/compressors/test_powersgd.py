@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """PowerSGD obeys the laws, does what torch's hook does, and survives zeros, deficient ranks and changes of rank."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import conformance
 from gravac.collectives import Ledger
-from gravac.compressors import Context, Reduced
-from gravac.compressors.powersgd import PowerSGD, orthonormal, powersgd
+from gravac.compressors import Addend, Context, Reduced
+from gravac.compressors.base import laid_out
+from gravac.compressors.powersgd import PowerSGD, Product, orthonormal, powersgd
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.settings import SettingsError
@@ -83,9 +82,9 @@ class Run:
         return got
 
 
-def dense_of(tensor: Any, shape: tuple[int, int]) -> torch.Tensor:
-    assert isinstance(tensor, torch.Tensor)
-    return tensor.view(shape)
+def dense_of(tensor: torch.Tensor | Addend, shape: tuple[int, int]) -> torch.Tensor:
+    factor = tensor.left if isinstance(tensor, Product) else tensor
+    return laid_out(tensor, torch.zeros(shape, dtype=getattr(factor, "dtype", None)).view(-1)).view(shape)
 
 
 def low_rank(n: int, m: int, rank: int, seed: int = 0) -> torch.Tensor:

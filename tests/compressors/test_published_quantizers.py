@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gravac import conformance
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context
+from gravac.compressors.base import laid_out
 from gravac.compressors.intsgd import from_lanes, integer_limit, intsgd, lane_bits, lane_bytes, to_lanes
 from gravac.compressors.natural import natural
 from gravac.compressors.qsgd import QSGD, qsgd
@@ -48,7 +49,7 @@ LAWS = tuple(law for law in conformance.LAWS if law is not conformance.an_unbias
 def sent(compressor: Compressor, x: torch.Tensor, step: int = 0) -> torch.Tensor:
     """What one rank alone sends of flat x."""
     cf = conformance.cfs_of(compressor)[0]
-    return conformance.materialize(conformance.exchange(compressor, [x], cf, step=step)[0].sent, x)
+    return laid_out(conformance.exchange(compressor, [x], cf, step=step)[0].sent, x)
 
 
 def draws(elements: int, rank: int = 0, world: int = 1) -> list[float]:

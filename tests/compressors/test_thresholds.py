@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from gravac import conformance
 from gravac.collectives import AllGather
-from gravac.compressors.base import Context, Reduced, Sparse, energy, kept
+from gravac.compressors.base import Context, Reduced, Sparse, energy, kept, laid_out
 from gravac.compressors.dgc import DGC, dgc
 from gravac.compressors.redsync import redsync
 from gravac.compressors.sidco import sidco
@@ -275,7 +275,7 @@ def steps(
         for old, copy in zip(before, copies, strict=True):
             assert all(torch.equal(old[key], copy[key]) for key in old), "a state was written in place"
         came = [one[0] for one in done if one is not None]
-        means.append(conformance.materialize(came[0].mean, by_rank[0]))
+        means.append(laid_out(came[0].mean, by_rank[0]))
     return means, came, states
 
 
@@ -310,7 +310,7 @@ def test_dgc_is_algorithm_1(changes: dict[str, Any], dtype: torch.dtype) -> None
         torch.testing.assert_close(state["velocity"].double(), v, rtol=1e-4, atol=1e-5)
         assert state["momentum"].dtype == state["velocity"].dtype == dtype
         assert one.target is not None
-        sent = conformance.materialize(one.sent, one.target)
+        sent = laid_out(one.sent, one.target)
         torch.testing.assert_close(one.target - sent, state["velocity"])
     assert all(torch.equal(a, b) for xs, ys in zip(grads, originals, strict=True) for a, b in zip(xs, ys, strict=True))
 
@@ -329,7 +329,7 @@ def test_dgc_foresees_later_steps_too(compressor: DGC) -> None:
     assert ctx.state["velocity"] is state["velocity"]
     _, (came,), _ = steps(compressor, grads, 40.0)
     assert came.target is not None
-    lost = energy(came.target - conformance.materialize(came.sent, came.target))
+    lost = energy(came.target - laid_out(came.sent, came.target))
     assert float(foreseen[1]) == pytest.approx(float(lost), rel=1e-4)
 
 
@@ -349,7 +349,7 @@ def test_dgc_without_an_exact_count_clears_only_what_was_sent() -> None:
 def test_dgc_keeps_what_the_wire_rounds() -> None:
     x = gradient("normal", 1000)
     _, (came,), (state,) = steps(dgc(values="bfloat16"), [[x]], 10.0)
-    torch.testing.assert_close(state["velocity"] + conformance.materialize(came.sent, x), x)
+    torch.testing.assert_close(state["velocity"] + laid_out(came.sent, x), x)
 
 
 def test_dgc_warms_up() -> None:

@@ -16,7 +16,8 @@ import statistics
 import torch
 
 from gravac.compressors import Compressor, topk, topkc
-from gravac.conformance import exchange, materialize
+from gravac.compressors.base import laid_out
+from gravac.conformance import exchange
 from gravac.lab.tasks.charlm import CharLM
 from tests.measure.results import write
 
@@ -50,7 +51,7 @@ def gradients() -> list[list[torch.Tensor]]:
 
 def vnmse(compressor: Compressor, cf: float, xs: list[torch.Tensor]) -> float:
     mean = torch.stack(xs).mean(0)
-    off = materialize(exchange(compressor, xs, cf)[0].mean, mean) - mean
+    off = laid_out(exchange(compressor, xs, cf)[0].mean, mean) - mean
     return float(off.square().sum() / mean.square().sum())
 
 
