@@ -16,7 +16,10 @@ from gravac.controllers.base import SHADOWS, Measurement
 SIZE = 3 + SHADOWS
 
 TIMES = 2
-"""Further seconds, which travel where shadows leave them room; where one more is left, the learning rate does too."""
+"""Further seconds, waited and coded, which travel where shadows leave them room.
+
+Where one more place is left, the learning rate does too, and in another the seconds that the exchange took in all.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Report:
         candidate: what ran.
         shadow: CFs evaluated.
         numbers: seconds, error, energy, the error of each shadow CF, and last, where there is room, the seconds
-            waited and coded, before them the learning rate; as long as ``SIZE``.
+            waited and coded, before them the learning rate and those exchanged; as long as ``SIZE``.
     """
 
     step: int
@@ -51,7 +54,8 @@ class Report:
         errors = [float(value) for value in tally.shadow] or [0.0] * len(shadow)
         numbers = [booked.seconds, error, float(tally.energy), *errors]
         room = SIZE - len(numbers)
-        further = [learning_rate, booked.waited, booked.compress][-room:] if room >= TIMES else []
+        known = [booked.exchange, learning_rate, booked.waited, booked.compress]
+        further = known[-room:] if room >= TIMES else []
         zeros = [0.0] * (room - len(further))
         return cls(step, candidate, tuple(shadow), (*numbers, *zeros, *further))
 
@@ -74,6 +78,7 @@ class Report:
         room = len(errors) - len(self.shadow)
         waited, coded = errors[-TIMES:] if room >= TIMES else (math.nan, math.nan)
         learning_rate = errors[-TIMES - 1] if room > TIMES else math.nan
+        exchanged = errors[-TIMES - 2] if room > TIMES + 1 else math.nan
         return Measurement(
             step=self.step,
             candidate=self.candidate,
@@ -84,6 +89,7 @@ class Report:
             shadow=tuple(zip(self.shadow, errors, strict=False)),
             waited=waited / world,
             coded=coded / world,
+            exchanged=exchanged / world,
             learning_rate=learning_rate / world,
             norms=norms,
         )

@@ -338,6 +338,7 @@ class _Recording:
             shadow=tuple(shadow),
             waited=record.waited_seconds if as_recorded else math.nan,
             coded=record.coded_seconds if as_recorded else math.nan,
+            exchanged=record.exchanged_seconds if as_recorded else math.nan,
         )
         return measured, not as_recorded or guessed_time or guessed_shadow
 

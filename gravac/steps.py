@@ -302,6 +302,7 @@ class Steps:
                 energy=measured.energy,
                 waited_seconds=measured.waited,
                 coded_seconds=measured.coded,
+                exchanged_seconds=measured.exchanged,
             )
         )
 

@@ -100,6 +100,7 @@ def test_seconds_waited_and_the_learning_rate_travel_where_shadows_leave_room(sh
     assert [cf for cf, _ in measured.shadow] == list(shadow)
     if len(shadow) <= 3:
         assert (measured.waited, measured.coded) == (pytest.approx(0.05), pytest.approx(0.2))
+        assert measured.exchanged == pytest.approx(0.1) or len(shadow) > 1
     else:
         assert math.isnan(measured.waited) and math.isnan(measured.coded)
     assert measured.learning_rate == pytest.approx(0.01 if len(shadow) <= 2 else math.nan, nan_ok=True)

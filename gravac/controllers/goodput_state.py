@@ -34,14 +34,14 @@ class Entry:
         seconds: median of its steps.
         window: number of the window, to let it expire.
         worth: of its steps, corrected by the gain that was measured.
-        saved: seconds of a step that sending nothing, and coding nothing, would save at most; ``None``: not known.
+        saved: seconds of a step waited, coded and exchanged, see ``Measurement``; ``None``: not known.
     """
 
     position: int
     seconds: float
     window: int
     worth: float
-    saved: tuple[float, float] | None = None
+    saved: tuple[float, float, float] | None = None
 
     def dump(self) -> dict[str, Any]:
         """As plain values."""
@@ -50,7 +50,7 @@ class Entry:
     @classmethod
     def restore(cls, plain: dict[str, Any]) -> Entry:
         """The inverse of ``dump``."""
-        return cls(**{**plain, "saved": None if plain["saved"] is None else (plain["saved"][0], plain["saved"][1])})
+        return cls(**{**plain, "saved": None if plain["saved"] is None else tuple(plain["saved"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +136,18 @@ class State:
         return entry.worth / entry.seconds
 
     def slowest(self, position: int) -> float:
-        """The most a step of a candidate may take, by what is measured: if its bytes were all that counted, seconds."""
+        """The most a step of a candidate may take, by what is measured: if all its exchange grew with bytes, seconds.
+
+        Where what exchange took is not known, all of the step is taken for it.
+        """
         mine = self.candidates[position].wire_ratio
         own = self.entry(position)
-        return min(
-            (
-                entry.seconds * max(1.0, self.candidates[entry.position].wire_ratio / mine)
-                for entry in ((own,) if own else self.entries)
-            ),
-            default=0.0,
-        )
+
+        def most(entry: Entry) -> float:
+            _, _, exchanged = entry.saved or (entry.seconds,) * 3
+            return entry.seconds + exchanged * max(0.0, self.candidates[entry.position].wire_ratio / mine - 1)
+
+        return min((most(entry) for entry in ((own,) if own else self.entries)), default=0.0)
 
     def fastest(self, position: int, expire: int) -> float:
         """The least time a step of a candidate may take, by what is measured: a lower bound, in seconds.
@@ -163,7 +165,7 @@ class State:
         bounds += [FLOOR * min((entry.seconds for entry in self.entries), default=0.0)]
         for entry in self.entries:
             other = self.candidates[entry.position]
-            waited, coded = entry.saved or (entry.seconds, entry.seconds)
+            waited, coded, _ = entry.saved or (entry.seconds,) * 3
             coded = 0.0 if mine.family == other.family else min(coded, (1 - LIGHTER) * entry.seconds)
             least = entry.seconds - coded
             more = 1 / mine.wire_ratio - 1 / other.wire_ratio

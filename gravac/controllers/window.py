@@ -26,7 +26,7 @@ class Window:
         settling: steps still to be left out of gain and time (when there are others).
         seconds: of each clean step so far (no shadow step, not settling).
         rough: of the others, used when there is no clean one.
-        saved: ``(waited, coded)`` of each clean step in which they are known, seconds.
+        saved: ``(waited, coded, exchanged)`` of each clean step in which they are known, seconds.
         samples: of the last step.
         gains: ``(error, energy)`` of each settled step.
         early: the same of settling steps, used when there is nothing else.
@@ -38,7 +38,7 @@ class Window:
     settling: int = SETTLING
     seconds: tuple[float, ...] = ()
     rough: tuple[float, ...] = ()
-    saved: tuple[tuple[float, float], ...] = ()
+    saved: tuple[tuple[float, float, float], ...] = ()
     samples: float = 0.0
     gains: tuple[tuple[float, float], ...] = ()
     early: tuple[tuple[float, float], ...] = ()
@@ -57,13 +57,13 @@ class Window:
                 shadow[cf] = (before[0] + error, before[1] + measured.energy)
         timed = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
         clean = not self.settling and not measured.shadow
-        known = math.isfinite(measured.waited + measured.coded)
+        times = (measured.waited, measured.coded, measured.exchanged)
         return replace(
             self,
             settling=max(0, self.settling - 1),
             seconds=(*self.seconds, *timed) if clean else self.seconds,
             rough=self.rough if clean else (*self.rough, *timed),
-            saved=(*self.saved, (measured.waited, measured.coded)) if clean and known else self.saved,
+            saved=(*self.saved, times) if clean and math.isfinite(sum(times)) else self.saved,
             samples=measured.samples,
             gains=self.gains if self.settling else (*self.gains, pair),
             early=(*self.early, pair) if self.settling else self.early,
@@ -87,12 +87,12 @@ class Window:
         return self.samples / statistics.median(s for s in seconds if s <= GAP * middle)
 
     @property
-    def savings(self) -> tuple[float, float] | None:
-        """What sending nothing and coding nothing would save of a step at most: medians, seconds; ``None`` unknown."""
+    def savings(self) -> tuple[float, float, float] | None:
+        """Seconds of a step waited, coded and exchanged, medians; ``None`` when not known."""
         if not self.saved:
             return None
-        waited, coded = zip(*self.saved, strict=True)
-        return statistics.median(waited), statistics.median(coded)
+        waited, coded, exchanged = zip(*self.saved, strict=True)
+        return statistics.median(waited), statistics.median(coded), statistics.median(exchanged)
 
     def shadow_gain(self, cf: float) -> float | None:
         """Gain of a CF that was evaluated and not run; ``None`` when it was not."""
@@ -127,7 +127,7 @@ class Window:
             plain["settling"],
             tuple(plain["seconds"]),
             tuple(plain["rough"]),
-            tuple((waited, coded) for waited, coded in plain["saved"]),
+            tuple((waited, coded, exchanged) for waited, coded, exchanged in plain["saved"]),
             plain["samples"],
             tuple((error, energy) for error, energy in plain["gains"]),
             tuple((error, energy) for error, energy in plain["early"]),

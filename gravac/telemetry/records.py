@@ -50,6 +50,7 @@ class StepRecord:
         energy: ``Σ‖g_ef‖²`` over the model and the ranks: what a window weighs its steps' gains with.
         waited_seconds: in which the step waited for bytes, mean over ranks; nan when not known.
         coded_seconds: ``compress_seconds``, mean over ranks; nan when not known.
+        exchanged_seconds: ``exchange_seconds``, mean over ranks; nan when not known.
     """
 
     step: int
@@ -72,6 +73,7 @@ class StepRecord:
     energy: float | None = None
     waited_seconds: float = math.nan
     coded_seconds: float = math.nan
+    exchanged_seconds: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
