@@ -182,11 +182,12 @@ def test_where_nothing_waits_for_bytes_nothing_that_sends_less_is_tried() -> Non
     assert max(s.ran.candidate.wire_ratio for s in steps) == steps[0].ran.candidate.wire_ratio
 
 
-def test_on_a_fast_link_dense_is_tried_although_coding_takes_most_of_a_step() -> None:
-    """If all of a step of 2 bits were bytes, dense would seem to take fifteen times as long."""
-    coding = {**CODING, "quantize": 0.08, "topkc": 0.08}
-    steps = played(Cluster(0.08, lambda step: 0.02, coding, booked=True), 60)
-    assert steps[-1].ran.candidate.wire_ratio <= 2
+def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
+    """Two bits at 14x, coding for half of the step: dense sends 14 times as much, and takes little longer for that."""
+    known, unknown = (Entry(5, 0.16, 1, 0.95, saved) for saved in ((0.0, 0.08, 0.002), None))
+    bound, guess = (State(LADDER, "hold", 5, 5, Window(LADDER[5]), (e,)).slowest(0) for e in (known, unknown))
+    assert bound == pytest.approx(0.16 + 13 * 0.002)
+    assert guess == pytest.approx(14 * 0.16)
 
 
 def test_a_gain_that_was_measured_changes_what_is_held() -> None:
