@@ -37,7 +37,16 @@ GRANT = 25.0
 """Steps' time that trials may cost at the start of a run and after a change, whatever their share."""
 
 SOON = 3
-"""Steps of a trial after which it may be given up; one more runs before that takes effect."""
+"""Steps of a trial after which it may be given up for little; one more runs before that takes effect."""
+
+
+FAR = 3.0
+"""Times what it may take: a first step of a trial that takes longer ends it."""
+
+
+def cost(slowest: float, best: float) -> float:
+    """Most that a trial may cost, seconds: one that is far too slow runs two steps, any other a few."""
+    return min((SOON + 1) * (slowest - best), max(2 * (slowest - best), (SOON + 1) * (FAR - 1) * best))
 
 
 class Goodput(Settings):
@@ -121,12 +130,15 @@ class Goodput(Settings):
         return max(good, key=lambda position: candidates[position].wire_ratio)
 
     def _hopeless(self, state: State) -> bool:
-        """Whether a trial can be given up: its steps take clearly longer than their worth allows."""
+        """Whether a trial can be given up: its steps take clearly longer than their worth allows, or the first far."""
         best = state.entry(state.best)
-        seconds = (*state.window.rough[1:], *state.window.seconds)
-        if best is None or state.position == state.best or state.window.steps < SOON or not seconds:
+        seconds = (*state.window.rough, *state.window.seconds)
+        if best is None or state.position == state.best or not seconds:
             return False
-        return statistics.median(seconds) > self.hopeless * state.worth(state.position) / state.goodput(best)
+        allowed = state.worth(state.position) / state.goodput(best)
+        if state.window.steps < SOON or len(seconds) == 1:
+            return seconds[0] > FAR * allowed
+        return statistics.median(seconds[1:]) > self.hopeless * allowed
 
     def _tried(self, state: State, seconds: float, given_up: bool) -> tuple[State, str]:
         """A trial ended."""
@@ -170,7 +182,7 @@ class Goodput(Settings):
         promising = [
             (state.worth(at) / state.fastest(at, self.expire), at)
             for at in range(len(state.candidates))
-            if at != best.position and (SOON + 1) * (state.slowest(at) - best.seconds) <= left
+            if at != best.position and cost(state.slowest(at), best.seconds) <= left
         ]
         promise, at = max(promising, default=(0.0, 0))  # of equals, the one that sends least: the cheaper mistake
         if promise > own * (1 + self.hysteresis):
