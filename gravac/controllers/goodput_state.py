@@ -186,22 +186,24 @@ class State:
     def _slope(self, position: int, *, above: bool) -> float | None:
         """Seconds a step grows by with the share of dense bytes sent, measured above or below what a candidate sends.
 
-        Above it: at most, ``None`` when not known. Below it: at least. Within a family alone, since families differ in
-        what coding costs.
+        Above it: at most, ``None`` when not known. Below it: at least, less what coding alone took longer. Within a
+        family alone, since families differ in what coding costs.
         """
         here = 1 / self.candidates[position].wire_ratio
         found = None if above else 0.0
-        points: dict[str, list[tuple[float, float]]] = {}
+        points: dict[str, list[tuple[float, float, float]]] = {}
         for entry in self.entries:
             candidate = self.candidates[entry.position]
             share = 1 / candidate.wire_ratio
             if share >= here if above else share <= here:
-                points.setdefault(candidate.family, []).append((share, entry.seconds))
+                coded = entry.saved[1] if entry.saved else 0.0
+                points.setdefault(candidate.family, []).append((share, entry.seconds, coded))
         for own in points.values():
-            (least, quick), (most, slow) = min(own), max(own)
+            (least, quick, light), (most, slow, heavy) = min(own), max(own)
             if most > least:
                 doubt = NOISE * max(slow, quick) * (1 if above else -1)
-                found = max(found or 0.0, (slow - quick + doubt) / (most - least))
+                grown = slow - quick - (0.0 if above else max(0.0, heavy - light))  # coding more is not sending more
+                found = max(found or 0.0, (grown + doubt) / (most - least))
         return found
 
     def dump(self) -> dict[str, Any]:

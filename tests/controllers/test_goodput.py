@@ -5,7 +5,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -188,6 +188,16 @@ def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
     bound, guess = (State(LADDER, "hold", 5, 5, Window(LADDER[5]), (e,)).slowest(0) for e in (known, unknown))
     assert bound == pytest.approx(0.16 + 13 * 0.002)
     assert guess == pytest.approx(14 * 0.16)
+
+
+def test_coding_that_grows_with_what_is_sent_is_not_taken_for_the_link() -> None:
+    """Low rank at twice the rank codes for longer; dense would not."""
+    light, heavy = Entry(7, 0.05, 1, 0.5, (0.0, 0.02, 0.001)), Entry(6, 0.08, 1, 0.9, (0.0, 0.05, 0.001))
+    candidates = (*LADDER[:6], replace(LADDER[6], family="topkc"), *LADDER[7:])
+    state = State(candidates, "hold", 7, 7, Window(LADDER[7]), (light, heavy))
+    assert state.fastest(0, 40) <= 0.05
+    blind = replace(state, entries=(replace(light, saved=None), replace(heavy, saved=None)))
+    assert blind.fastest(0, 40) > 0.5
 
 
 def test_a_gain_that_was_measured_changes_what_is_held() -> None:
