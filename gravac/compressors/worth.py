@@ -20,7 +20,7 @@ POINTS: dict[str, tuple[tuple[float, float], ...]] = {
     "topk": ((1, 1.0), (2, 0.95), (10, 0.72), (100, 0.3)),
     "topkc": ((1, 1.0), (2, 0.75), (10, 0.38), (100, 0.16)),
     "powersgd": ((1, 1.0), (4, 0.75), (16, 0.55), (100, 0.25)),
-    "randomk": ((1, 1.0), (10, 0.18)),
+    "randomk": ((1, 1.0), (10, 0.3)),
 }
 """(CF, worth) by name, ascending. Between and beyond them worth is a power of CF."""
 
