@@ -15,11 +15,8 @@ from gravac.controllers.base import SHADOWS, Measurement
 
 SIZE = 3 + SHADOWS
 
-TIMES = 2
-"""Further seconds, waited and coded, which travel where shadows leave them room.
-
-Where one more place is left, the learning rate does too, and in another the seconds that the exchange took in all.
-"""
+FURTHER = ("waited", "coded", "learning_rate", "exchanged")
+"""What else travels, as far as shadows leave room, in this order; see ``Measurement``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +27,8 @@ class Report:
         step: counted from 0.
         candidate: what ran.
         shadow: CFs evaluated.
-        numbers: seconds, error, energy, the error of each shadow CF, and last, where there is room, the seconds
-            waited and coded, before them the learning rate and those exchanged; as long as ``SIZE``.
+        numbers: seconds, error, energy, the error of each shadow CF, then as much of ``FURTHER`` as there is room for;
+            as long as ``SIZE``.
     """
 
     step: int
@@ -52,12 +49,9 @@ class Report:
         """A step's numbers from its clock and its tally."""
         error = float(tally.error) if tally.finite else float("nan")
         errors = [float(value) for value in tally.shadow] or [0.0] * len(shadow)
-        numbers = [booked.seconds, error, float(tally.energy), *errors]
-        room = SIZE - len(numbers)
-        known = [booked.exchange, learning_rate, booked.waited, booked.compress]
-        further = known[-room:] if room >= TIMES else []
-        zeros = [0.0] * (room - len(further))
-        return cls(step, candidate, tuple(shadow), (*numbers, *zeros, *further))
+        further = [booked.waited, booked.compress, learning_rate, booked.exchange]
+        numbers = [booked.seconds, error, float(tally.energy), *errors, *further][:SIZE]
+        return cls(step, candidate, tuple(shadow), tuple(numbers + [0.0] * (SIZE - len(numbers))))
 
     def vector(self) -> torch.Tensor:
         """``[SIZE]`` float64, to be summed over ranks."""
@@ -75,10 +69,7 @@ class Report:
             norms: of the step, where there was a survey.
         """
         seconds, error, energy, *errors = total.tolist()
-        room = len(errors) - len(self.shadow)
-        waited, coded = errors[-TIMES:] if room >= TIMES else (math.nan, math.nan)
-        learning_rate = errors[-TIMES - 1] if room > TIMES else math.nan
-        exchanged = errors[-TIMES - 2] if room > TIMES + 1 else math.nan
+        further = dict(zip(FURTHER, (value / world for value in errors[len(self.shadow) :]), strict=False))
         return Measurement(
             step=self.step,
             candidate=self.candidate,
@@ -87,11 +78,8 @@ class Report:
             error=error,
             energy=energy,
             shadow=tuple(zip(self.shadow, errors, strict=False)),
-            waited=waited / world,
-            coded=coded / world,
-            exchanged=exchanged / world,
-            learning_rate=learning_rate / world,
             norms=norms,
+            **further,
         )
 
 

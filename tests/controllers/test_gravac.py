@@ -277,7 +277,9 @@ def searches(controller: GraVAC, script: Script, steps: int) -> list[int]:
 
 
 def test_a_link_that_changed_starts_a_search_within_three_windows() -> None:
-    seconds: Curve = lambda cf, step: FASTER(cf, step) * (1 if step < 400 else 3)  # noqa: E731
+    def seconds(cf: float, step: int) -> float:
+        return FASTER(cf, step) * (1 if step < 400 else 3)
+
     played = play(CALM, Script(GOOD, seconds), 800)
     again = [step for step, s in enumerate(played.steps) if "not the" in s.decision.reason]
     assert again and 400 <= again[0] <= 400 + 3 * CALM.window + 2
@@ -285,7 +287,9 @@ def test_a_link_that_changed_starts_a_search_within_three_windows() -> None:
 
 
 def test_one_slow_window_starts_none() -> None:
-    seconds: Curve = lambda cf, step: FASTER(cf, step) * (3 if 400 <= step < 400 + CALM.window else 1)  # noqa: E731
+    def seconds(cf: float, step: int) -> float:
+        return FASTER(cf, step) * (3 if 400 <= step < 400 + CALM.window else 1)
+
     reasons = [s.decision.reason for s in play(CALM, Script(GOOD, seconds), 800).steps]
     assert not any("not the" in reason for reason in reasons)
 
