@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.admission import admit
 from gravac.allocation import Curve
-from gravac.average import Averager, Form
+from gravac.average import Averager
 from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
 from gravac.collectives import Ledger
@@ -23,6 +23,7 @@ from gravac.controllers.base import Controller
 from gravac.exchange.group import GroupTransport
 from gravac.feedback import Feedback
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_momentum
+from gravac.plan import Form
 from gravac.policy import Policy, Run, load_policy
 from gravac.settings import SettingsError
 from gravac.steps import Steps

@@ -8,105 +8,19 @@ averaged dense.
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from gravac.bundles import Bundle, bundled
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Addend, Compressor, Context, Reduced, Rounds, Sparse, blocks, energy
 from gravac.compressors.dense import Dense
 from gravac.compressors.dtypes import working
 from gravac.exchange.fuse import fuse
 from gravac.feedback import Feedback
-
-Scalar = torch.Tensor | float
-
-Form = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype of a parameter's gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One tensor to average.
-
-    Attributes:
-        name: of the parameter.
-        flat: its gradient, a flat view in memory order; overwritten with the mean.
-        shape: the parameter's shape, in memory order.
-    """
-
-    name: str
-    flat: torch.Tensor
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What runs in a step.
-
-    Attributes:
-        step: counted from 0.
-        cf: of the base compressor; ``None`` for dense.
-        shadow: CFs of the base compressor to evaluate without sending, ascending.
-        dense: format in which all is sent where ``cf`` is ``None``; ``None`` is the averager's.
-        cfs: by name, of the tensors that have one of their own; ``None`` as above.
-        sums: what becomes of each tensor's gradients, see ``gravac.controllers.base.Decision``.
-        survey: CFs at which to evaluate each tensor by itself, ascending.
-    """
-
-    step: int
-    cf: float | None
-    shadow: tuple[float, ...] = ()
-    dense: Dense | None = None
-    cfs: Mapping[str, float | None] = field(default_factory=dict)
-    sums: str = "none"
-    survey: tuple[float, ...] = ()
-
-    def cf_of(self, name: str) -> float | None:
-        """Of one tensor."""
-        return self.cfs.get(name, self.cf)
-
-    @property
-    def uncompressed(self) -> bool:
-        """Whether no tensor is compressed."""
-        return self.cf is None and all(cf is None for cf in self.cfs.values())
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a step came to on this rank.
-
-    Attributes:
-        error: ``Σ‖g_ef - sent‖²``.
-        energy: ``Σ‖g_ef‖²``.
-        shadow: the same error for the plan's shadow CFs.
-        elements: of all tensors.
-        compressed: elements of the tensors that were compressed.
-        sent: elements of them that were sent, ``Σ elements / achieved CF``.
-        finite: whether every gradient was, on every rank.
-        sums: by name, ``‖Σg‖²`` of the tensors that may be compressed, where the plan asked for a report.
-        curves: by name, of the same tensors, energy and the error at each of the plan's survey CFs; nan where the
-            gradient was not finite.
-        forms: of the tensors in ``curves``.
-    """
-
-    error: Scalar = 0.0
-    energy: Scalar = 0.0
-    shadow: list[Scalar] = field(default_factory=list)
-    elements: int = 0
-    compressed: int = 0
-    sent: float = 0.0
-    finite: bool = True
-    sums: dict[str, Scalar] = field(default_factory=dict)
-    curves: dict[str, list[Scalar]] = field(default_factory=dict)
-    forms: dict[str, Form] = field(default_factory=dict)
-
-    @property
-    def achieved_cf(self) -> float:
-        """Dense elements / sent elements of the compressed tensors; 1 when there is none."""
-        return self.compressed / self.sent if self.sent else 1.0
+from gravac.plan import Form, Piece, Plan, Scalar, Tally
 
 
 class Averager:
@@ -243,33 +157,53 @@ class Averager:
         return plan.cf_of(piece.name) if self.compresses(piece.shape) else None
 
     def _average_compressed(self, pieces: Sequence[Piece], plan: Plan) -> Generator[list[Collective], list[Any], None]:
-        energies = [_energy(piece.flat) for piece in pieces]
-        finite = _all_finite(energies)
-        folded: list[torch.Tensor] = []
+        bundles = bundled(pieces, lambda piece: self._cf(piece, plan), lambda piece: self._multiple(piece, plan))
+        plain = [self._plain(bundle) for bundle in bundles]
+        sizes = [None if x is None else energy(x) for x in plain]
+        finite = _all_finite(
+            size
+            for bundle, known in zip(bundles, sizes, strict=True)
+            for size in ([_energy(piece.flat) for piece in bundle.pieces] if known is None else [known])
+        )
+        folded: list[tuple[Piece, torch.Tensor]] = []
+        xs: list[torch.Tensor] = []
         rounds: list[Rounds] = []
-        for piece in pieces:
-            cf = self._cf(piece, plan)
-            if finite:
-                x = self._fold(piece, self.strength_at(cf) > 0)
+        for bundle, gradients in zip(bundles, plain, strict=True):
+            if not finite:
+                x = torch.zeros(bundle.length, dtype=working(bundle.dtype), device=bundle.device)
+            elif gradients is None:
+                own = [self._fold(piece, self.strength_at(bundle.cf) > 0) for piece in bundle.pieces]
+                folded += zip(bundle.pieces, own, strict=True)
+                x = bundle.join(own)
             else:
-                x = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
-            context = self._context(piece, plan)
-            self._evaluate(piece, x, plan, context)
-            folded.append(x)
+                x = gradients
+            context = self._context(bundle, plan)
+            self._evaluate(bundle, x, plan, context)
+            xs.append(x)
             rounds.append(
-                self.dense.rounds(x, self.dense.cf, context) if cf is None else self.base.rounds(x, cf, context)
+                self.dense.rounds(x, self.dense.cf, context)
+                if bundle.cf is None
+                else self.base.rounds(x, bundle.cf, context)
             )
         reduced = yield from fuse(rounds, finite)
         if reduced is None:
-            self._refuse(pieces, folded if finite else [])
+            self._refuse(pieces, folded)
             return
-        for piece, x, size, came in zip(pieces, folded, energies, reduced, strict=True):
-            cf = self._cf(piece, plan)
-            target = x if came.target is None else came.target
-            self._count(target, size if target is piece.flat else energy(target), came, cf is not None)
-            if x is not piece.flat:
-                self.feedback.settle(piece.name, x, came.sent, self.strength_at(cf), came.aside)
-            _write(piece.flat, came.mean)
+        self._count(bundles, xs, sizes, reduced)
+        of = {piece.name: x for piece, x in folded}
+        for bundle, x, came in zip(bundles, xs, reduced, strict=True):
+            for piece in bundle.pieces:
+                if piece.name in of:
+                    own_x = of[piece.name]
+                    sent = came.sent if own_x is x else own_x  # of several all is sent, or what is not is not kept
+                    self.feedback.settle(piece.name, own_x, sent, self.strength_at(bundle.cf), came.aside)
+            bundle.write(came.mean, x)
+
+    def _plain(self, bundle: Bundle) -> torch.Tensor | None:
+        """Its gradients, joined; ``None`` where there is something to add to them or to keep of them."""
+        if self.strength_at(bundle.cf) > 0 or any(self.feedback.has(piece.name) for piece in bundle.pieces):
+            return None
+        return bundle.join([piece.flat.to(working(piece.flat.dtype)) for piece in bundle.pieces])
 
     def _average_dense(
         self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None
@@ -280,17 +214,18 @@ class Averager:
         shows whether every rank's gradient was finite.
         """
         kept = any(self.feedback.has(piece.name) for piece in pieces)
-        folded: list[torch.Tensor] = []
+        folded: list[tuple[Piece, torch.Tensor]] = []
         if kept or plan.shadow or plan.survey:
             energies = [_energy(piece.flat) for piece in pieces]
             if _all_finite(energies):
                 for piece, size in zip(pieces, energies, strict=True):
                     x = self._fold(piece, keep=False)
-                    folded.append(x)
-                    self._evaluate(piece, x, plan, self._context(piece, plan))
+                    folded.append((piece, x))
+                    bundle = Bundle((piece,), None)
+                    self._evaluate(bundle, x, plan, self._context(bundle, plan))
                     self.tally.energy = self.tally.energy + (size if x is piece.flat else energy(x)).double()
         if folded and kept:
-            flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(folded, pieces, strict=True)])
+            flat = torch.cat([x.to(piece.flat.dtype) for piece, x in folded])
         else:
             flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
         wire = (plan.dense or self.dense).wire_dtype(flat.dtype)
@@ -303,7 +238,7 @@ class Averager:
         if (kept or self.feedback.safe) and not _all_finite([_energy(flat)]):
             self._refuse(pieces, folded)
             return
-        for piece, x in zip(pieces, folded, strict=False):
+        for piece, x in folded:
             if x is not piece.flat:
                 self.feedback.settle(piece.name, x, x, 0.0)
         if flat is not whole:
@@ -313,21 +248,33 @@ class Averager:
     def _fold(self, piece: Piece, keep: bool) -> torch.Tensor:
         return self.feedback.fold(piece.name, piece.flat, keep)
 
-    def _context(self, piece: Piece, plan: Plan) -> Context:
+    def _multiple(self, piece: Piece, plan: Plan) -> int:
+        """What tensors that are to go together must be padded to; 0 where each goes by itself."""
+        compresses = self.compresses(piece.shape)
+        if compresses and (plan.shadow or plan.survey):
+            return 0
+        cf = self._cf(piece, plan)
+        if cf is None:
+            return 1
+        return 0 if self.strength_at(cf) > 0 else self.base.together(cf, self.world)
+
+    def _context(self, bundle: Bundle, plan: Plan) -> Context:
+        piece, several = bundle.pieces[0], len(bundle.pieces) > 1
         return Context(
             name=piece.name,
             step=plan.step,
             rank=self.rank,
             world=self.world,
             seed=self.seed,
-            shape=piece.shape,
+            shape=bundle.shape,
             dtype=piece.flat.dtype,
-            state=self._changed.setdefault(piece.name, dict(self.state.get(piece.name, {}))),
+            state={} if several else self._changed.setdefault(piece.name, dict(self.state.get(piece.name, {}))),
             error_feedback=self.strength_at(plan.cf_of(piece.name)),
         )
 
-    def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
-        """Find what each shadow and survey CF would lose of this tensor; selections are kept for the real one."""
+    def _evaluate(self, bundle: Bundle, x: torch.Tensor, plan: Plan, context: Context) -> None:
+        """Find what each shadow and survey CF would lose of a tensor; selections are kept for the real one."""
+        piece = bundle.pieces[0]  # what is compressed goes by itself where there is something to evaluate
         if not (plan.shadow or plan.survey) or not self.compresses(piece.shape):
             return
         if not self.tally.shadow:
@@ -342,26 +289,39 @@ class Averager:
         if plan.survey:
             self.tally.curves[piece.name] = [energy(x), *(errors[cf] for cf in plan.survey)]
 
-    def _count(self, x: torch.Tensor, size: torch.Tensor, came: Reduced, compressed: bool) -> None:
-        self.tally.energy = self.tally.energy + size.double()
-        if came.error is not None:
-            self.tally.error = self.tally.error + came.error.double()
-        elif came.sent is not x:
-            self.tally.error = self.tally.error + _error(x, size, came.sent).double()
-        if compressed:
-            self.tally.compressed += x.numel()
-            self.tally.sent += x.numel() / came.cf
+    def _count(
+        self,
+        bundles: Sequence[Bundle],
+        xs: Sequence[torch.Tensor],
+        sizes: Sequence[torch.Tensor | None],
+        reduced: Sequence[Reduced],
+    ) -> None:
+        """Add to the tally; sizes are ``‖x‖²`` where known."""
+        energies: list[torch.Tensor] = []
+        errors: list[torch.Tensor] = []
+        for bundle, x, size, came in zip(bundles, xs, sizes, reduced, strict=True):
+            target = x if came.target is None else came.target
+            energies.append(size if size is not None and target is x else energy(target))
+            if came.error is not None:
+                errors.append(came.error)
+            elif came.sent is not target:
+                errors.append(_error(target, energies[-1], came.sent))
+            if bundle.cf is not None:
+                self.tally.compressed += bundle.elements
+                self.tally.sent += bundle.elements / came.cf
+        self.tally.energy = self.tally.energy + _total(energies)
+        self.tally.error = self.tally.error + _total(errors)
 
-    def _refuse(self, pieces: Sequence[Piece], folded: Sequence[torch.Tensor]) -> None:
+    def _refuse(self, pieces: Sequence[Piece], folded: Sequence[tuple[Piece, torch.Tensor]]) -> None:
         self.tally.finite = False
-        for piece, x in zip(pieces, folded, strict=False):
+        for piece, x in folded:
             self.feedback.undo(piece.name, x, piece.flat)
         for piece in pieces:
             self._changed.pop(piece.name, None)
             piece.flat.fill_(float("nan"))
 
 
-def _all_finite(energies: Sequence[torch.Tensor]) -> bool:
+def _all_finite(energies: Iterable[torch.Tensor]) -> bool:
     return bool(torch.stack([size.double() for size in energies]).isfinite().all())
 
 
@@ -386,10 +346,6 @@ def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> 
     return left.clamp(min=0)
 
 
-def _write(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:
-    if isinstance(mean, torch.Tensor):
-        flat.copy_(mean)
-    elif flat.element_size() >= 4:
-        mean.add_to(flat.zero_())
-    else:
-        flat.copy_(mean.add_to(torch.zeros_like(flat, dtype=torch.float32)))
+def _total(numbers: Sequence[torch.Tensor]) -> Scalar:
+    """The sum of 0-d tensors, in float64."""
+    return torch.stack([number.double() for number in numbers]).sum() if numbers else 0.0

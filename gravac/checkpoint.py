@@ -10,10 +10,10 @@ import torch
 
 from gravac.agreement import Report
 from gravac.allocation import Curve, Point
-from gravac.average import Plan
 from gravac.candidate import Candidate
 from gravac.groups import Groups
 from gravac.integrations.ddp import DDPAdapter
+from gravac.plan import Plan
 from gravac.policy import Policy
 from gravac.settings import SettingsError
 from gravac.steps import Steps

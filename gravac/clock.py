@@ -5,9 +5,9 @@
 import time
 from dataclasses import dataclass
 
-from gravac.average import Tally
 from gravac.collectives import AllReduce
 from gravac.exchange.fifo import Fifo
+from gravac.plan import Tally
 
 
 @dataclass(frozen=True, slots=True)

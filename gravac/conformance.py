@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gravac.average import Averager, Piece, Plan
+from gravac.average import Averager
 from gravac.candidate import Span
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced, dense
@@ -24,6 +24,7 @@ from gravac.compressors.base import energy, laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.feedback import Feedback
+from gravac.plan import Piece, Plan
 
 WORLDS = (1, 2, 3, 8)
 SHAPES = ((48, 32), (7, 11, 3), (1, 1), (129, 1), (0, 4))

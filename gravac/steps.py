@@ -15,13 +15,15 @@ import torch
 
 from gravac.agreement import Report, gain
 from gravac.allocation import Curve, allocate
-from gravac.average import Averager, Form, Piece, Plan
+from gravac.average import Averager
 from gravac.candidate import Candidate
 from gravac.clock import Booked, Marks, StepClock
+from gravac.clusters import Group, elements, enough
 from gravac.collectives import AllReduce, Collective, Ledger
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport, Pending
+from gravac.plan import Form, Plan
 from gravac.survey import Survey
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
 from gravac.telemetry.words import candidate_words
@@ -87,6 +89,9 @@ class Steps:
         self.plan = Plan(step=0, cf=None)
         self.ran: Candidate | None = None
         self._clock = StepClock()
+        self._device = torch.device("cpu")
+        self._waiting: list[Group] = []
+        self._enough = 0
         self._restored: dict[str, Any] | None = None
 
     # on the training thread
@@ -119,21 +124,40 @@ class Steps:
         """
         self._thread.call(lambda: self._begin(forms, loss_scale, learning_rate), fail)
 
-    def exchange(
-        self, pieces: Sequence[Piece], whole: torch.Tensor | None, done: Callable[[], None], fail: Fail
-    ) -> None:
-        """Average a group; ``done`` is called on the exchange thread when its tensors hold the mean."""
+    def exchange(self, group: Group, last: bool = False) -> None:
+        """Average a group, perhaps together with those that follow.
 
-        def job() -> Any:
-            yield from self.averager.average(pieces, self.plan, whole)
-            done()
-
-        device = pieces[0].flat.device
-        self._thread.exchange(job(), fail, device, lambda: self.averager.one_round(self.plan))
+        Args:
+            group: told on the exchange thread when its tensors hold the mean.
+            last: of this backward.
+        """
+        self._device = group.pieces[0].flat.device
+        self._hand_over(group, last)
 
     def end(self, marks: Marks, fail: Fail) -> None:
         """The backward ended; all its groups were handed over."""
+        self._hand_over(None, last=True)
         self._thread.call(lambda: self._end(marks), fail)
+
+    def _hand_over(self, group: Group | None, last: bool) -> None:
+        taken: list[Group] = [] if group is None else [group]
+
+        def job() -> Any:
+            self._waiting += taken
+            wait = not self.plan.uncompressed and elements(self._waiting) < self._enough
+            if not self._waiting or (wait and not last):
+                return
+            taken[:], self._waiting = self._waiting, []
+            pieces = [piece for one in taken for piece in one.pieces]
+            yield from self.averager.average(pieces, self.plan, taken[0].whole if len(taken) == 1 else None)
+            for one in taken:
+                one.done()
+
+        def fail(failure: BaseException) -> None:
+            for one in (*taken, *self._waiting):
+                one.fail(failure)
+
+        self._thread.exchange(job(), fail, self._device, lambda: self.averager.one_round(self.plan))
 
     def restore(self, controller_state: dict[str, Any] | None) -> None:
         """Go on from a dumped controller state at the next ``begin``."""
@@ -167,6 +191,7 @@ class Steps:
 
     def _begin(self, forms: Sequence[Form], loss_scale: float | None, learning_rate: float) -> None:
         if self.decision is None:
+            self._enough = enough(forms)
             self._start(forms)
         assert self.decision is not None
         if self.report is not None:

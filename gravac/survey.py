@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from gravac.allocation import Curve, Point
-from gravac.average import Form, Plan, Tally
+from gravac.plan import Form, Plan, Tally
 
 WireBytes = Callable[[Form, float | None], int]
 """Predicted wire bytes of one tensor at a CF of the base compressor; ``None`` is dense."""

@@ -11,12 +11,13 @@ import torch
 from gravac import Policy, ladder, powersgd, quantize, topk
 from gravac.admission import admit
 from gravac.agreement import SIZE, Report
-from gravac.average import Averager, Tally
+from gravac.average import Averager
 from gravac.candidate import Candidate
 from gravac.clock import Booked
 from gravac.compressors import Compressor, dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.feedback import Feedback
+from gravac.plan import Tally
 
 Shapes = list[tuple[int, ...]]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from gravac import AdaptiveCompressor, Policy, SettingsError, Static, quantize, topk
 from gravac.allocation import Curve, Point, allocate, hull, spend
-from gravac.average import Plan, Tally
+from gravac.plan import Plan, Tally
 from gravac.survey import Survey
 
 pytestmark = pytest.mark.timeout(60)

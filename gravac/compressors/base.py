@@ -195,6 +195,13 @@ class Compressor(Settings):
         """What at other CFs of the same name codes as cheaply: a controller compares step times within it."""
         return self.name
 
+    def together(self, cf: float, world: int) -> int:
+        """Multiple of elements that tensors must be padded to before they may be laid side by side; 0: never.
+
+        Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked for.
+        """
+        return 0
+
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
         """What it can do between two CFs: all of a span, or a list (ascending; empty when nothing).
 

@@ -43,6 +43,10 @@ class Dense(Compressor):
         """What travels for a gradient of that dtype."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)
 
+    def together(self, cf: float, world: int) -> int:
+        """As they are."""
+        return 1
+
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
         """Its one CF, when that is in the range."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()

@@ -91,6 +91,11 @@ class Ladder(Compressor):
         member, at = self.at(cf)
         return member.family(at)
 
+    def together(self, cf: float, world: int) -> int:
+        """The member's."""
+        member, at = self.at(cf)
+        return member.together(at, world)
+
     def at(self, ratio: float) -> tuple[Compressor, float]:
         """The member that serves a wire ratio, and its CF: the one whose rung it is, or the first that reaches it."""
         own = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)

@@ -66,6 +66,12 @@ class Quantize(Compressor):
         """The lowest CF it can do."""
         return 32 / (self.bits or max(WIDTHS))
 
+    def together(self, cf: float, world: int) -> int:
+        """Whole blocks, in every shard; a rotation is each tensor's own."""
+        if self.rotate:
+            return 0
+        return self.block if self.gathers(world) else self.block * world
+
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
         """32 / bits, in the range."""
         widths = WIDTHS if self.bits is None else (self.bits,)

@@ -15,9 +15,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.average import Form, Piece
 from gravac.clock import Marks
+from gravac.clusters import Group
 from gravac.groups import Groups, Names
+from gravac.plan import Form, Piece
 from gravac.steps import Steps
 
 
@@ -129,8 +130,10 @@ class DDPAdapter:
         for piece in pieces:
             self._pieces[piece.name] = piece
             self._buckets[piece.name] = mine
-        for group in self.groups.arrive(names):
-            self._exchange(group, buffer if group == names else None)
+        complete = self.groups.arrive(names)
+        for position, group in enumerate(complete, 1):
+            last = bucket.is_last() and position == len(complete)
+            self._exchange(group, buffer if group == names else None, last)
         if self._ends_with_last and bucket.is_last():
             self._end()
         return averaged
@@ -160,7 +163,7 @@ class DDPAdapter:
         self._in_backward = False
         self._steps.end(marks, lambda _: None)
 
-    def _exchange(self, group: Names, whole: torch.Tensor | None) -> None:
+    def _exchange(self, group: Names, whole: torch.Tensor | None, last: bool = False) -> None:
         buckets = list({id(self._buckets[name]): self._buckets[name] for name in group}.values())
 
         def done() -> None:
@@ -171,7 +174,7 @@ class DDPAdapter:
             for bucket in buckets:
                 bucket.fail(failure)
 
-        self._steps.exchange([self._pieces[name] for name in group], whole, done, fail)
+        self._steps.exchange(Group(tuple(self._pieces[name] for name in group), whole, done, fail), last)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer."""

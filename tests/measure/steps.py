@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 
 from gravac.allocation import Curve, allocate
-from gravac.average import Averager, Form, Piece, Plan
+from gravac.average import Averager
 from gravac.collectives import AllReduce, Ledger
 from gravac.compressors import Compressor, dense
 from gravac.exchange import memory
 from gravac.feedback import Feedback
+from gravac.plan import Form, Piece, Plan
 from gravac.survey import Survey
 
 BELOW = 1024

@@ -1,0 +1,118 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Small tensors side by side, so that one call serves many.
+
+Between two pieces of backward a processor's caches are cold, and a call costs some ten times what it does in a loop: a
+transformer's many small tensors, one by one, take longer to call for than to code. Which tensors go together depends on
+what all ranks know, and changes nothing of what is sent: a compressor says by ``together`` whether, and padded how.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gravac.compressors.base import Addend
+from gravac.plan import Piece
+
+LARGEST = 1 << 17
+"""Elements above which a tensor stays by itself: laying it out would cost more than the calls do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Tensors that a compressor takes as one.
+
+    Attributes:
+        pieces: at least one.
+        cf: of the base compressor; ``None`` for dense.
+        multiple: of elements that each is padded to, where there are several.
+    """
+
+    pieces: tuple[Piece, ...]
+    cf: float | None
+    multiple: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Of its tensors, without padding."""
+        return sum(piece.flat.numel() for piece in self.pieces)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its gradients."""
+        return self.pieces[0].flat.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of its gradients."""
+        return self.pieces[0].flat.device
+
+    @property
+    def length(self) -> int:
+        """Of what ``join`` gives: elements, with padding."""
+        return self.elements if len(self.pieces) == 1 else sum(self._padded(piece) for piece in self.pieces)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As a compressor may know it: the tensor's, or how long all are together."""
+        return self.pieces[0].shape if len(self.pieces) == 1 else (self.length,)
+
+    def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Flat tensors, one for each piece, as one; a single one is returned itself."""
+        if len(tensors) == 1:
+            return tensors[0]
+        parts = []
+        for tensor, piece in zip(tensors, self.pieces, strict=True):
+            missing = self._padded(piece) - tensor.numel()
+            parts += [tensor, tensor.new_zeros(missing)] if missing else [tensor]
+        return torch.cat(parts)
+
+    def write(self, mean: torch.Tensor | Addend, spare: torch.Tensor) -> None:
+        """Put a mean, as long as what ``join`` gave, into the pieces.
+
+        Args:
+            mean: of them, joined.
+            spare: as long, of several pieces overwritten.
+        """
+        if len(self.pieces) == 1:
+            _write(self.pieces[0].flat, mean)
+            return
+        if not isinstance(mean, torch.Tensor):
+            mean = mean.add_to(spare.zero_())
+        parts = torch.split(mean, [self._padded(piece) for piece in self.pieces])
+        flats = [piece.flat for piece in self.pieces]
+        torch._foreach_copy_(flats, [part[: flat.numel()] for part, flat in zip(parts, flats, strict=True)])
+
+    def _padded(self, piece: Piece) -> int:
+        return -(-piece.flat.numel() // self.multiple) * self.multiple
+
+
+def bundled(
+    pieces: Sequence[Piece], cf_of: Callable[[Piece], float | None], multiple_of: Callable[[Piece], int]
+) -> list[Bundle]:
+    """Pieces by what may go together: the same on all ranks if the arguments are.
+
+    Args:
+        pieces: in the order of all ranks.
+        cf_of: at which the base compresses a piece; ``None`` for dense.
+        multiple_of: what a piece must be padded to beside others of its CF, for which it is the same; 0 where it must
+            be by itself.
+    """
+    found: dict[object, Bundle] = {}
+    for piece in pieces:
+        cf = cf_of(piece)
+        multiple = multiple_of(piece) if piece.flat.numel() <= LARGEST else 0
+        key = (cf, piece.flat.dtype) if multiple else piece.name
+        already = found[key].pieces if key in found else ()
+        found[key] = Bundle((*already, piece), cf, max(multiple, 1))
+    return list(found.values())
+
+
+def _write(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:
+    if isinstance(mean, torch.Tensor):
+        flat.copy_(mean)
+    elif flat.element_size() >= 4:
+        mean.add_to(flat.zero_())
+    else:
+        flat.copy_(mean.add_to(torch.zeros_like(flat, dtype=torch.float32)))

@@ -1,0 +1,48 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange groups that are compressed together, because each by itself is small.
+
+Coding starts with cold caches whenever backward ran in between, which costs some milliseconds whatever the size. So
+groups wait for the next until they are worth it, or until the backward has no more. What waits depends on sizes and the
+step's plan alone: the same on all ranks. Dense groups never wait: nothing is coded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gravac.plan import Form, Piece
+
+LEAST = 1 << 20
+"""Elements that are always worth it."""
+
+PARTS = 3
+"""Of a small model's elements, which are then worth it: later parts are coded while earlier ones travel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tensors that a framework hands over together.
+
+    Attributes:
+        pieces: in the order of all ranks.
+        whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
+        done: called on the exchange thread when the pieces hold the mean.
+        fail: told of the exception instead.
+    """
+
+    pieces: tuple[Piece, ...]
+    whole: torch.Tensor | None
+    done: Callable[[], None]
+    fail: Callable[[BaseException], None]
+
+
+def enough(forms: Sequence[Form]) -> int:
+    """Elements after which groups of such a model do not wait any longer."""
+    return min(LEAST, -(-sum(torch.Size(shape).numel() for shape, _ in forms) // PARTS))
+
+
+def elements(groups: Sequence[Group]) -> int:
+    """Of all their pieces."""
+    return sum(piece.flat.numel() for group in groups for piece in group.pieces)
