@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-
 
 .PHONY: help demo test lint docs tables check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
-	measure-compressors
+	measure-compressors measure-steps
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -41,6 +41,9 @@ measure-multilevel: $(VENV)/.test  ## multi-level compression against direct, re
 
 measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (2 minutes)
 	$(BIN)/python -m tests.measure.overhead --json docs/measurements/overhead.json
+
+measure-steps: $(VENV)/.lab $(VENV)/.test  ## a step of each method where the link is free; needs root (6 minutes)
+	$(BIN)/python -m tests.measure.step_times --json docs/measurements/step_times.json
 
 measure-soak: $(VENV)/.test  ## long runs with random delays, every compressor (6 minutes)
 	$(BIN)/python -m tests.measure.soak --json docs/measurements/soak.json

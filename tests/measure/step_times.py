@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a step costs where the link costs nothing: each method's step time over native float32's, the lab's tasks.
+
+Two workers without a limit on their link. Every session trains all methods one after the other, in turns, and each is
+compared with float32 of its own session; medians over the sessions, with range.
+
+    python -m tests.measure.step_times [--json FILE] [--sessions N] [--methods M ...]
+"""
+
+import argparse
+import random
+import statistics
+from typing import Any
+
+from gravac.lab.links import Network
+from gravac.lab.run import Run, Settings
+from gravac.lab.session import Leg
+from tests.measure.results import write
+
+TASKS = {"charlm": 0.4, "lstm": 1.0, "denoise": 1.0}
+"""Scales, those of ``make measure-tta``."""
+
+METHODS = (
+    "fp16",
+    "torch-powersgd(4)",
+    "quantize(8)",
+    "quantize(4)",
+    "quantize(2)",
+    "quantize(1)",
+    "topk@10",
+    "topkc@10",
+    "powersgd(4)@128",
+    "goodput:ladder@2-1000",
+)
+
+STEPS = 40
+
+
+def session(task: str, methods: list[str]) -> dict[str, dict[str, float]]:
+    """Step time and processor time a step, seconds, by method; the last of them trained first once to warm up."""
+    legs = [Leg("fp32", "warm-up", steps=8), *(Leg(method, method, steps=STEPS) for method in methods)]
+    came: dict[str, dict[str, float]] = {}
+    with Network(2, "unthrottled") as network:
+        settings = Settings(workers=2, link="unthrottled", slowest=None, task=task, scale=TASKS[task])
+        with Run(legs, settings, network) as run:
+            for event in run.events():
+                leg = legs[event["leg"]]
+                if event["event"] == "end" and leg.label != "warm-up":
+                    busy = event["cpu_seconds"] / event["step"] / 2
+                    came[leg.method] = {"step_s": event["step_s"], "busy_s": busy}
+    return came
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--sessions", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    order = random.Random(0)
+    for task in TASKS:
+        sessions = []
+        for _ in range(arguments.sessions):
+            methods = ["fp32", *arguments.methods]
+            order.shuffle(methods)
+            sessions.append(session(task, methods))
+        for method in arguments.methods:
+            ratios = [came[method]["step_s"] / came["fp32"]["step_s"] for came in sessions]
+            busy = [came[method]["busy_s"] / came["fp32"]["busy_s"] for came in sessions]
+            rows.append(
+                {
+                    "task": task,
+                    "method": method,
+                    "step_over_fp32": round(statistics.median(ratios), 3),
+                    "lowest": round(min(ratios), 3),
+                    "highest": round(max(ratios), 3),
+                    "processor_over_fp32": round(statistics.median(busy), 3),
+                    "sessions": len(sessions),
+                }
+            )
+            print(rows[-1], flush=True)
+    write(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

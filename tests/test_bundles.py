@@ -1,0 +1,123 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Side by side, each tensor comes out as it would alone."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from gravac.average import Averager
+from gravac.bundles import LARGEST, bundled
+from gravac.collectives import Ledger
+from gravac.compressors import Compressor, dense, ladder, quantize, topk
+from gravac.compressors.ladder import wire_ratio
+from gravac.exchange import memory
+from gravac.feedback import Feedback
+from gravac.plan import Piece, Plan
+
+Shape = tuple[int, ...]
+
+BASES: list[tuple[Compressor, float]] = [
+    *((quantize(bits), 32 / bits) for bits in (8, 4, 3, 2, 1)),
+    (quantize(2, block=8, levels="uniform", exchange="shards"), 16.0),
+    (quantize(4, rotate=True), 8.0),
+    (quantize(4, back_bits=8), 8.0),
+    (topk, 10.0),
+    (ladder, wire_ratio(quantize(2), 16)),
+]
+
+
+def average(
+    base: Compressor, cf: float, shapes: list[Shape], ranks: int, by_itself: bool, dtype: torch.dtype = torch.float32
+) -> tuple[list[list[torch.Tensor]], list[Averager], list[Ledger]]:
+    """Two steps of all ranks, in one group or each tensor in a group of its own."""
+    draw = torch.Generator().manual_seed(len(shapes))
+    averagers = [Averager(base, dense, None, 16, Feedback()) for _ in range(ranks)]
+    ledgers = [Ledger(ranks) for _ in range(ranks)]
+    outs: list[list[torch.Tensor]] = []
+    for rank, averager in enumerate(averagers):
+        averager.rank, averager.world = rank, ranks
+    for step in range(2):
+        outs = [[torch.randn(shape, generator=draw).to(dtype) for shape in shapes] for _ in averagers]
+        pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
+        for averager in averagers:
+            averager.begin()
+        for group in [slice(i, i + 1) for i in range(len(shapes))] if by_itself else [slice(None)]:
+            memory.run(
+                [a.average(mine[group], Plan(step, cf)) for a, mine in zip(averagers, pieces, strict=True)], ledgers
+            )
+        for averager in averagers:
+            averager.commit()
+    return outs, averagers, ledgers
+
+
+@pytest.mark.parametrize(("base", "cf"), BASES, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_side_by_side_come_out_as_each_alone(
+    base: Compressor, cf: float, ranks: int, dtype: torch.dtype
+) -> None:
+    shapes: list[Shape] = [(7, 33), (5,), (40, 30), (2, 2), (129, 3), (8, 4, 3, 3), (1,)]
+    together, merged, _ = average(base, cf, shapes, ranks, by_itself=False, dtype=dtype)
+    alone, single, _ = average(base, cf, shapes, ranks, by_itself=True, dtype=dtype)
+    for rank in range(ranks):
+        for mine, other in zip(together[rank], alone[rank], strict=True):
+            torch.testing.assert_close(mine, other, rtol=0 if ranks == 2 else 1e-6, atol=0 if ranks == 2 else 1e-6)
+        assert merged[rank].feedback.residual.keys() == single[rank].feedback.residual.keys()
+        assert float(merged[rank].tally.energy) == pytest.approx(float(single[rank].tally.energy), rel=1e-5)
+        assert merged[rank].tally.achieved_cf == pytest.approx(single[rank].tally.achieved_cf)
+    lost, lost_alone = (sum(float(averager.tally.error) for averager in some) for some in (merged, single))
+    assert lost == pytest.approx(lost_alone, rel=1e-5, abs=1e-9)  # whose shard a second coding is may differ
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=6),
+    bits=st.sampled_from([8, 4, 3, 2, 1]),
+    ranks=st.integers(1, 4),
+)
+@settings(max_examples=30)
+def test_what_travels_is_what_is_foretold(shapes: list[Shape], bits: int, ranks: int) -> None:
+    _, averagers, ledgers = average(quantize(bits), 32 / bits, shapes, ranks, by_itself=False)
+    forms = [(shape, torch.float32) for shape in shapes]
+    foretold = sum(traffic.payload_bytes for traffic in averagers[0].traffic(forms, quantize(bits), 32 / bits))
+    framing = 64 * ranks  # flags, and rows padded to whole words
+    assert foretold <= ledgers[0].payload_bytes / 2 <= foretold + framing
+
+
+def test_what_goes_together_does_not_depend_on_what_a_rank_keeps() -> None:
+    shapes: list[Shape] = [(5,), (3,), (40, 30)]
+    averagers = [Averager(quantize(4), dense, None, 16, Feedback()) for _ in range(2)]
+    for rank, averager in enumerate(averagers):
+        averager.rank, averager.world = rank, 2
+    averagers[0].feedback.residual["0"] = torch.ones(5)
+    outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
+    pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
+    memory.run([a.average(mine, Plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
+    for mine in outs:
+        torch.testing.assert_close(mine[0], torch.full((5,), 1.5))  # what rank 0 kept arrives
+        torch.testing.assert_close(mine[1], torch.ones(3))
+    assert averagers[0].feedback.empty
+
+
+def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
+    shapes: list[Shape] = [(5,), (40, 30), (30, 20)]
+    averagers = [Averager(quantize(4), dense, None, 16, Feedback()) for _ in range(2)]
+    for rank, averager in enumerate(averagers):
+        averager.rank, averager.world = rank, 2
+    outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
+    outs[1][2][3, 4] = float("inf")
+    pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
+    memory.run([a.average(mine, Plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
+    assert all(out.isnan().all() for mine in outs for out in mine)
+    assert all(averager.feedback.empty and not averager.tally.finite for averager in averagers)
+
+
+def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
+    sizes = [10, LARGEST + 1, 20, 30]
+    pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
+    cfs = {"0": 8.0, "1": 8.0, "2": None, "3": 8.0}
+    found = bundled(pieces, lambda piece: cfs[piece.name], lambda _: 8)
+    assert [[piece.name for piece in bundle.pieces] for bundle in found] == [["0", "3"], ["1"], ["2"]]
+    assert found[0].length == 16 + 32
+    assert found[0].elements == 40

@@ -1,0 +1,24 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Small groups wait for each other, in compressed steps only; nobody waits in vain."""
+
+import torch
+
+from gravac.clusters import LEAST, PARTS, Group, elements, enough
+from gravac.plan import Form, Piece
+
+
+def group(*sizes: int) -> Group:
+    pieces = tuple(Piece(str(size), torch.zeros(size), (size,)) for size in sizes)
+    return Group(pieces, None, lambda: None, lambda _: None)
+
+
+def test_a_small_model_goes_in_parts_and_a_large_one_does_not_wait() -> None:
+    small: list[Form] = [((100, 10), torch.float32), ((50,), torch.float32)]
+    assert enough(small) == 1050 // PARTS
+    assert enough([((1 << 13, 1 << 13), torch.float32)]) == LEAST
+
+
+def test_elements_are_those_of_all_pieces() -> None:
+    assert elements([group(3, 4), group(5)]) == 12
+    assert elements([]) == 0
