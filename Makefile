@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-
 
 .PHONY: help demo test lint docs tables check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
-	measure-compressors measure-steps
+	measure-compressors measure-steps measure-judgement measure-talk
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -85,6 +85,12 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 		$(TTA) $$seed --task denoise --scale 1 --budget 300 --limit 8; \
 	done
 	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/results.md
+
+measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)
+	$(BIN)/python -m tests.measure.judgement
+
+measure-talk: $(VENV)/.lab $(VENV)/.test  ## the GraVAC paper's comparisons, like for like; needs root; resumable (1 hour)
+	$(BIN)/python -m tests.measure.talk
 
 measure-factored: $(VENV)/.lab $(VENV)/.test  ## six of the matrix's factored times against full runs; needs root (4 minutes)
 	$(BIN)/python -m tests.measure.factored --json docs/measurements/factored.json

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A compressor as one writes it in Python, read from a command line."""
+"""A compressor or a controller as one writes it in Python, read from a command line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ast
 from typing import Any
 
 from gravac.compressors import COMPRESSORS, Compressor
+from gravac.controllers import CONTROLLERS
 from gravac.settings import SettingsError
 
 
@@ -23,6 +24,34 @@ def compressor(text: str) -> Compressor:
         return _compressor(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError:
         raise ValueError(f"{text!r} is no compressor; use its name, such as topk, or topkc(chunk=64)") from None
+    except SettingsError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+
+
+def controller(text: str) -> Any:
+    """A controller from its name, or its name and settings: ``gravac(epsilon=0.9)``.
+
+    Returns:
+        The name itself where no settings are given, so that defaults that depend on the run stay.
+
+    Raises:
+        ValueError: no such controller, or a setting it does not have.
+    """
+    known = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"{text!r} is no controller; use its name, such as gravac, or gravac(epsilon=0.9)") from None
+    called = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(called, ast.Name) or called.id not in CONTROLLERS or called.id == "static":
+        raise ValueError(f"there is no controller {ast.unparse(called)!r}; there are {known}")
+    if not isinstance(node, ast.Call):
+        return called.id
+    if node.args:
+        raise ValueError(f"{text!r}: name its settings, such as gravac(epsilon=0.9)")
+    try:
+        settings = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
+        return CONTROLLERS[called.id](**settings)
     except SettingsError as error:
         raise ValueError(f"{text!r}: {error}") from None
 

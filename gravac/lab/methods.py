@@ -8,7 +8,8 @@
 ``torch-powersgd(4)``      torch's ``powerSGD_hook`` at rank 4, in one bucket: with more it aborts on gloo
 ``topk@10``                one of our compressors at one compression factor
 ``quantize(4)``            with settings, as in Python; without ``@`` it is the only CF it can do
-``gravac:topk@10-1000``    a controller over a compressor, from CF 10 to 1000 (the default range)
+``gravac:topk@10-1000``    a controller over a compressor, from CF 10 to 1000 (the default range); with settings:
+                           ``gravac(epsilon=0.9):topk``
 ========================== ==================================================================================
 """
 
@@ -32,8 +33,7 @@ from gravac import AdaptiveCompressor, Static
 from gravac.candidate import DENSE, Span
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, dense
-from gravac.controllers import CONTROLLERS
-from gravac.lab.expression import compressor
+from gravac.lab.expression import compressor, controller
 from gravac.telemetry.records import DecisionRecord, Record, StepRecord
 
 RANGE = (10.0, 1000.0)
@@ -49,7 +49,7 @@ _DENSE: dict[str, tuple[float, str, Callable[..., Any] | None]] = {
 }
 
 _POWERSGD = re.compile(r"torch-powersgd\((\d+)\)")
-_ADAPTIVE = re.compile(r"(?P<controller>\w+):(?P<base>[^@]+)(?:@(?P<low>[\d.]+)-(?P<high>[\d.]+))?")
+_ADAPTIVE = re.compile(r"(?P<controller>\w+(?:\([^:]*\))?):(?P<base>[^@]+)(?:@(?P<low>[\d.]+)-(?P<high>[\d.]+))?")
 _STATIC = re.compile(r"(?P<base>[^@:]+)(?:@(?P<cf>[\d.]+))?")
 
 
@@ -63,7 +63,7 @@ class Method:
         rank: of torch's PowerSGD.
         base: our compressor.
         cf: its one compression factor; ``None`` when a controller chooses.
-        controller: its name.
+        controller: its name, or itself where it has settings.
         cf_range: what the controller chooses from.
     """
 
@@ -72,7 +72,7 @@ class Method:
     rank: int | None = None
     base: Compressor | None = None
     cf: float | None = None
-    controller: str | None = None
+    controller: Any = None
     cf_range: tuple[float, float] = RANGE
 
     @property
@@ -101,11 +101,9 @@ class Method:
             return cls(text, rank=int(found[1]))
         try:
             if found := _ADAPTIVE.fullmatch(text):
-                if found["controller"] not in CONTROLLERS or found["controller"] == "static":
-                    known = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
-                    raise ValueError(f"there is no controller {found['controller']!r}; there are {known}")
                 cf_range = (float(found["low"]), float(found["high"])) if found["low"] else RANGE
-                method = cls(text, base=compressor(found["base"]), controller=found["controller"], cf_range=cf_range)
+                chosen = controller(found["controller"])
+                method = cls(text, base=compressor(found["base"]), controller=chosen, cf_range=cf_range)
                 method.make()  # refuses a range that the compressor cannot do
                 return method
             if found := _STATIC.fullmatch(text):
@@ -274,8 +272,19 @@ def attach(
         sinks=[see],
         pace=pace,
     )
+    if method.base is not None and method.base.owns_momentum:
+        _without_momentum(optimizer)
     made.attach(ddp, optimizer)
     return Exchange(method, ddp, made, seen)
+
+
+def _without_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """For compressors that do momentum themselves: switch the optimizer's off."""
+    for group in optimizer.param_groups:
+        if "momentum" in group:
+            group.update(momentum=0.0, nesterov=False)
+        if "betas" in group:
+            group["betas"] = (0.0, group["betas"][1])
 
 
 def bucket_mb(method: Method, parameters: int) -> float:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gravac import GraVAC
 from gravac.compressors import quantize, topk, topkc
 from gravac.lab.methods import Method, attach, bucket_mb, compressor
 
@@ -28,6 +29,13 @@ from gravac.lab.methods import Method, attach, bucket_mb, compressor
 def test_a_static_method_is_a_compressor_at_a_cf(text: str, base: object, cf: float) -> None:
     method = Method.parse(text)
     assert (method.base, method.cf, method.adaptive) == (base, cf, False)
+
+
+def test_a_controller_may_have_settings() -> None:
+    method = Method.parse("gravac(epsilon=0.9, epsilon_mode='absolute'):topk@10-1000")
+    assert method.controller == GraVAC(epsilon=0.9, epsilon_mode="absolute")
+    assert method.adaptive
+    assert Method.parse("gravac:topk").controller == "gravac"
 
 
 def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> None:
@@ -48,6 +56,10 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
         ("__import__('os')@2", "there is no compressor '__import__'"),
         ("(1 + 1)@2", "is no compressor"),
         ("pid:topk", "there is no controller 'pid'"),
+        ("static(cf=10):topk", "there is no controller 'static'"),
+        ("gravac(epsilon=2):topk", "epsilon"),
+        ("gravac(0.9):topk", "name its settings"),
+        ("gravac(epsilon=):topk", "is no controller"),
         ("gravac:topk@1000-10", "lower bound 1000 is above"),
         ("torch-powersgd(0)", "rank must be at least 1"),
         ("topk@@", "cannot be read; use fp32"),
@@ -75,7 +87,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("text", ["fp32", "fp16", "bf16", "torch-powersgd(2)", "topk@10", "gravac:topkc"])
+@pytest.mark.parametrize("text", ["fp32", "fp16", "bf16", "torch-powersgd(2)", "topk@10", "gravac:topkc", "dgc@10"])
 def test_every_kind_of_method_trains(text: str) -> None:
     method = Method.parse(text)
     torch.manual_seed(0)

@@ -1,0 +1,127 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Whether adaptive compression is ever a regret: against the best static method of each cell, in hindsight.
+
+The best static method of a (task, link) is picked from the matrix of ``make measure-tta``, then run again in full
+beside the adaptive one, on seeds that picked nothing; every run stands in the file. A cell's ratio is the adaptive
+method's time to accuracy over the static one's, seed by seed; one that did not reach the target counts with the time it
+had.
+
+    python -m tests.measure.judgement [--seeds N] [--adaptive METHOD] [--among METHOD ...] [--json FILE] [--minutes N]
+"""
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from gravac.lab import record
+from gravac.lab.record import RunRecord
+from gravac.lab.tta import REFERENCE, UNTHROTTLED, Matrix, run_matrix
+from gravac.lab.tta_display import Live
+
+FIRST_SEED = 10
+"""The matrix has lower ones."""
+
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+"""97.5 % quantile of Student's t for a mean of so many."""
+
+Cell = tuple[str, str]
+
+
+class Verdict(NamedTuple):
+    """A cell's: the best static method, the ratio's geometric mean over seeds, its 95 % interval, and the ratios."""
+
+    cell: Cell
+    best: str
+    ratio: float
+    low: float
+    high: float
+    ratios: tuple[float, ...]
+
+
+def best_static(runs: Sequence[RunRecord], among: Sequence[str] = ()) -> dict[Cell, str]:
+    """The static method of the lowest median time to accuracy, for every task and link."""
+    found: dict[Cell, dict[str, list[float]]] = {}
+    for run in runs:
+        if not run.adaptive and (not among or run.method in among):
+            times = found.setdefault((run.task, run.link), {}).setdefault(run.method, [])
+            times.append(math.inf if run.tta_s is None else run.tta_s)
+    return {cell: min(methods, key=lambda m: statistics.median(methods[m])) for cell, methods in found.items()}
+
+
+def verdicts(runs: Iterable[RunRecord], best: dict[Cell, str], adaptive: str) -> list[Verdict]:
+    """Of every cell that has both methods with the same seed."""
+    runs = list(runs)
+    told = []
+    for cell, method in best.items():
+        own = {(run.method, run.seed): run for run in runs if (run.task, run.link) == cell}
+        seeds = sorted(seed for name, seed in own if name == adaptive and (method, seed) in own)
+        if not seeds:
+            continue
+        logs = [math.log(taken(own[adaptive, seed]) / taken(own[method, seed])) for seed in seeds]
+        mean = statistics.fmean(logs)
+        reach = STUDENT[len(logs)] * statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else math.inf
+        bounds = (math.exp(mean), math.exp(mean - reach), math.exp(min(mean + reach, 99.0)))
+        told.append(Verdict(cell, method, *bounds, tuple(math.exp(log) for log in logs)))
+    return told
+
+
+def taken(run: RunRecord) -> float:
+    """Seconds to the target, or all it had."""
+    return run.seconds if run.tta_s is None else run.tta_s
+
+
+def table(told: Sequence[Verdict]) -> str:
+    """As Markdown, with what all cells come to."""
+    lines = ["| task | link | best static | adaptive / best static | 95 % interval | by seed |", "|" + " --- |" * 6]
+    for one in told:
+        by_seed = " ".join(f"{ratio:.2f}" for ratio in one.ratios)
+        interval = f"{one.low:.2f}-{one.high:.2f}" if math.isfinite(one.low) and one.low > 0 else ""
+        lines.append(f"| {one.cell[0]} | {one.cell[1]} | `{one.best}` | {one.ratio:.2f} | {interval} | {by_seed} |")
+    over = math.exp(statistics.fmean(math.log(one.ratio) for one in told))
+    above = sum(one.low > 1.05 for one in told)
+    lines += ["", f"Geometric mean over {len(told)} cells: {over:.3f}; cells whose interval lies above 1.05: {above}."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("docs/measurements/tta.json"))
+    parser.add_argument("--json", type=Path, default=Path("docs/measurements/judgement.json"))
+    parser.add_argument("--adaptive", default="goodput:ladder@2-1000")
+    parser.add_argument("--among", nargs="*", default=(), help="static methods to pick from; all of the matrix's")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many")
+    arguments = parser.parse_args()
+    until = time.monotonic() + 60 * arguments.minutes
+    picked_from = record.read([arguments.runs])
+    best = best_static(picked_from, arguments.among)
+    for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds):
+        for (task, link), method in best.items():
+            if time.monotonic() > until:
+                break
+            reference = next(
+                run for run in picked_from if (run.task, run.method, run.link) == (task, REFERENCE, UNTHROTTLED)
+            )
+            with Live(Console(), paced=False) as live:
+                matrix = Matrix(
+                    tasks=(task,),
+                    links=(link,),
+                    methods=(method, arguments.adaptive),
+                    seeds=(seed,),
+                    scale=reference.scale,
+                    budget=reference.steps,
+                    json=arguments.json,
+                )
+                run_matrix(matrix, live)
+    print(table(verdicts(record.read([arguments.json]), best, arguments.adaptive)))
+
+
+if __name__ == "__main__":
+    main()

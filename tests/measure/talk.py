@@ -1,0 +1,130 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""GraVAC's published comparisons, like for like: the same compressors, CFs and controllers on the lab's tasks.
+
+Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV, tables 2 and 4. Its runs take some 16 000 steps and its
+windows 500 and 2000 of them; ours take some 500, and windows are scaled alike. Beside its volume in floats, which is
+all that it counts, stand bytes on the wire and time to accuracy. Interrupted, it goes on where it was.
+
+    python -m tests.measure.talk [--json FILE] [--seeds N] [--tasks T ...] [--link LINK] [--table]
+"""
+
+import argparse
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gravac.lab import record
+from gravac.lab.record import RunRecord
+from gravac.lab.tta import REFERENCE, Matrix, run_matrix
+from gravac.lab.tta_display import Live
+
+TASKS = {"lstm": (1.0, 200, 6.0), "charlm": (0.4, 200, 6.0), "denoise": (1.0, 300, 8.0)}
+"""Scale, steps of the dense run and limit, those of ``make measure-tta``."""
+
+STATIC = tuple(f"{base}@{cf}" for base in ("topk", "dgc", "redsync", "randomk") for cf in (10, 1000))
+
+SHORT, LONG = 16, 64
+"""Windows for the paper's 500 and 2000 steps."""
+
+
+def gravac(epsilon: float, base: str, cf_range: str = "10-1000", window: int = SHORT, literal: bool = False) -> str:
+    """A method in words: the paper's controller, with its absolute epsilon."""
+    settings = f"window={window}, epsilon={epsilon}, epsilon_mode='absolute'" + (", paper_literal=True" * literal)
+    return f"gravac({settings}):{base}@{cf_range}"
+
+
+ADAPTIVE = (
+    *(gravac(epsilon, "topk", literal=literal) for epsilon in (0.7, 0.9) for literal in (False, True)),
+    *(gravac(epsilon, "dgc") for epsilon in (0.7, 0.9)),
+    gravac(0.7, "randomk", "1.5-1000", LONG),
+    "accordion(epoch=20, every=2):topk@10-1000",
+    "accordion(epoch=20, every=2):powersgd@16-64",
+    gravac(0.7, "powersgd", "16-64"),
+    "goodput:topk@10-1000",
+)
+
+
+def steps_at(run: RunRecord) -> Counter[float]:
+    """Steps of a run by the CF they ran at (of Accordion: at which the tensors ran that were critical)."""
+    counted: Counter[float] = Counter()
+    turns = [turn for turn in run.turns if turn.changed or turn.step == 0]
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        until = run.steps if following is None else min(following.step, run.steps)
+        counted[round(turn.cf, 1)] += max(until - turn.step, 0)
+    return counted
+
+
+def floats_saved(run: RunRecord) -> float | None:
+    """Floats of dense steps over floats sent, of the tensors that are compressed; ``None`` where CFs are not known."""
+    if not run.turns:
+        return float(run.method.rpartition("@")[2]) if "@" in run.method else None
+    counted = steps_at(run)
+    return sum(counted.values()) / sum(steps / cf for cf, steps in counted.items())
+
+
+def table(runs: Sequence[RunRecord]) -> str:
+    """As Markdown; medians over seeds. Speed-up is relative to top-k at 10x, as in the paper, and to native float32."""
+    lines = []
+    for task, link in dict.fromkeys((run.task, run.link) for run in runs if run.method in (*STATIC, *ADAPTIVE)):
+        own = [run for run in runs if (run.task, run.link) == (task, link)]
+        dense_bytes = next(r.wire_bytes / r.steps for r in runs if (r.task, r.method) == (task, REFERENCE))
+        times = {
+            method: statistics.median(run.tta_s or float("inf") for run in own if run.method == method)
+            for method in dict.fromkeys(run.method for run in own)
+        }
+        lines += [
+            "",
+            f"{task}, {link}:",
+            "",
+            "| method | time, s | to `topk@10` | to `fp32` | steps | floats saved | wire ratio | CFs of steps |",
+            "|" + " --- |" * 8,
+        ]
+        for method, time in times.items():
+            mine = [run for run in own if run.method == method]
+            reached = [run for run in mine if run.tta_s is not None]
+            said = f"{time:.1f}" if time < float("inf") else f"> {mine[0].seconds:.0f}"
+            against = [f"{times[other] / time:.2f}" if reached else "" for other in ("topk@10", REFERENCE)]
+            steps = f"{statistics.median(run.steps_to_target or 0 for run in reached):.0f}" if reached else ""
+            saved = floats_saved(mine[0])
+            wire = statistics.median(dense_bytes * run.steps / run.wire_bytes for run in mine)
+            spent = steps_at(mine[0])
+            shares = ", ".join(f"{cf:g}: {count / sum(spent.values()):.0%}" for cf, count in sorted(spent.items()))
+            lines.append(
+                f"| `{method}` | {said} | {' | '.join(against)} | {steps} | {'' if saved is None else f'{saved:.1f}'} "
+                f"| {wire:.1f} | {shares if mine[0].adaptive else ''} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=Path("docs/measurements/talk.json"))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--tasks", nargs="+", default=tuple(TASKS))
+    parser.add_argument("--link", default="100mbit")
+    parser.add_argument("--table", action="store_true", help="run nothing, print what the file holds")
+    arguments = parser.parse_args()
+    for task in () if arguments.table else arguments.tasks:
+        scale, budget, limit = TASKS[task]
+        with Live(Console(), paced=False) as live:
+            matrix = Matrix(
+                tasks=(task,),
+                links=(arguments.link,),
+                methods=(REFERENCE, *STATIC, *ADAPTIVE),
+                seeds=tuple(range(arguments.seeds)),
+                scale=scale,
+                budget=budget,
+                limit=limit,
+                factored=True,
+                json=arguments.json,
+            )
+            run_matrix(matrix, live)
+    print(table(record.read([arguments.json])))
+
+
+if __name__ == "__main__":
+    main()
