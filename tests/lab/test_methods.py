@@ -94,7 +94,7 @@ def test_every_kind_of_method_trains(text: str) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     count = sum(parameter.numel() for parameter in model.parameters())
     ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(method, count))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     exchange = attach(method, ddp, optimizer, samples_per_step=4, log_dir=None)
     for _ in range(4):
         optimizer.zero_grad()

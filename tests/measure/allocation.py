@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from gravac.lab import simulate
 from gravac.lab.expression import compressor
 from gravac.lab.tasks.charlm import CharLM
-from tests.measure import steps
 from tests.measure.results import write
 
 CASES = (("topk", 100.0), ("topkc", 10.0), ("topkc", 50.0), ("topkc(values=quantize(1))", 16.0), ("powersgd", 32.0))
@@ -31,7 +31,7 @@ def train(case: tuple[str, float, bool, int, int]) -> dict[str, Any]:
     task = CharLM(sequences=4, width=128, layers=3, validation_sequences=128, seed=seed)
     model = task.model()
     levels = tuple(cf * 2.0**power for power in range(-3, 4) if cf * 2.0**power >= 1)
-    came = steps.train(
+    came = simulate.train(
         model,
         torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95)),
         lambda step, rank: task.loss(model, task.batch(step, rank)),

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from gravac.candidate import Span
 from gravac.compressors import Compressor, Ladder, dense, ladder, powersgd, quantize, topk, topkc
 from gravac.compressors.ladder import HIGHEST, wire_ratio
-from tests.measure import steps
+from gravac.lab import simulate
 from tests.measure.results import write
 
 RATIOS = (1, 2, 3.9, 7.5, 10, 15, 28, 50, 100, 250, 500, 1000)
@@ -91,7 +91,7 @@ def train(case: tuple[str, float, float, int, int]) -> dict[str, Any]:
 
     base = FAMILIES.get(family, dense)
     cf = None if family == "float32" else lowest(base, ratio)
-    came = steps.train(model, optimizer, loss, base, cf, None, 2, count)
+    came = simulate.train(model, optimizer, loss, base, cf, None, 2, count)
     with torch.no_grad():
         validation = torch.nn.functional.cross_entropy(model(x[held]), y[held])
     return {"family": family, "ratio": ratio, "rate": rate, "loss": float(validation), "wire_ratio": came.wire_ratio}

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gravac.lab import simulate
 from gravac.lab.expression import compressor
 from gravac.lab.tasks.charlm import CharLM
-from tests.measure import steps
 from tests.measure.results import keep
 
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.03, 0.1, 0.3)}
@@ -66,7 +66,7 @@ def train(case: Case) -> dict[str, Any]:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=case.rate, betas=(0.9, 0.95))
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=case.rate, momentum=0.9, nesterov=True)
-    came = steps.train(
+    came = simulate.train(
         model,
         optimizer,
         lambda step, rank: task.loss(model, task.batch(step, rank)),

@@ -38,12 +38,14 @@ def train(
     steps: int,
     levels: tuple[float, ...] = (),
     survey_every: int = 50,
+    first: int = 0,
+    ramp: int = 20,
 ) -> Came:
     """Train.
 
     Args:
         model: trained.
-        optimizer: of it; its learning rate rises over the first 20 steps.
+        optimizer: of it.
         loss: of a step on a rank.
         base: compressor.
         cf: its CF; None for dense.
@@ -53,6 +55,8 @@ def train(
         levels: CFs that a single tensor may get, when the bytes of ``cf`` are spent over the tensors by their curves;
             none leaves all tensors at ``cf``.
         survey_every: steps between two surveys of the curves.
+        first: the step to count from.
+        ramp: steps over which the learning rate rises to its own.
     """
     averagers = [Averager(base, dense, feedback, BELOW, Feedback()) for _ in range(ranks)]
     for rank, averager in enumerate(averagers):
@@ -62,13 +66,13 @@ def train(
     rates = [group["lr"] for group in optimizer.param_groups]
     error = whole = 0.0
     cfs: dict[str, float | None] = {}
-    for step in range(steps):
+    for step in range(first, first + steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * min(1.0, (step + 1) / 20)
+            group["lr"] = rate * min(1.0, (step - first + 1) / max(ramp, 1))
         gradients = []
         for rank in range(ranks):
             optimizer.zero_grad(set_to_none=True)
-            loss(step, rank).backward()
+            loss(step, rank).backward()  # type: ignore[no-untyped-call]
             gradients.append({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None})
         for averager in averagers:
             averager.begin()
