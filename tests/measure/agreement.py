@@ -115,11 +115,12 @@ def draw(step: list[Span], path: Path) -> None:
     rows = ["start agreement", "start gradients", "wait for gradients", "wait for agreement"]
     for span in step:
         if span["what"] in rows:
-            width = max(1000 * (span["to"] - span["from"]), 0.15)
+            width = max(1000 * (span["to"] - span["from"]), 0.8)
             color = "tab:orange" if "agreement" in span["what"] else "tab:blue"
             axes.barh(rows.index(span["what"]), width, left=1000 * span["from"], color=color)
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
+    axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds since the first bucket")
     axes.set_title("Exchange thread of one step: 4 bits at 100 Mbit/s")
     figure.savefig(path, dpi=110)

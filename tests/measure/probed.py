@@ -24,7 +24,7 @@ from gravac.lab.tta import REFERENCE, UNTHROTTLED
 from tests.measure.efficiency import spearman
 from tests.measure.results import write
 
-BEFORE, STEPS, REPEATS = 60, 20, 2
+BEFORE, STEPS, REPEATS = 60, 40, 2
 """Dense steps before the probe; steps of each candidate, and how often."""
 
 
@@ -50,7 +50,8 @@ def main() -> None:
             for group in optimizer.param_groups:
                 group["lr"] = task.learning_rate_at(step)
             optimizer.zero_grad()
-            task.loss(model, torch.cat([task.batch(step, rank) for rank in range(2)])).backward()
+            for rank in range(2):
+                (task.loss(model, task.batch(step, rank)) / 2).backward()
             optimizer.step()
 
         def score(task: Any = task, model: torch.nn.Module = model) -> float:

@@ -16,20 +16,10 @@ from matplotlib.figure import Figure
 
 from gravac.lab.record import RunRecord
 from gravac.lab.report import plots
+from gravac.lab.report.numbers import BASELINE, LIMIT_LINK, LIMIT_METHOD, Amount, Row, inside_spread
 from gravac.lab.report.plots import PACED, Looks
-from gravac.lab.report.summary import (
-    BASELINE,
-    LIMIT_LINK,
-    LIMIT_METHOD,
-    Amount,
-    Row,
-    Section,
-    inside_spread,
-    link_order,
-    methods,
-    sections,
-    times,
-)
+from gravac.lab.report.summary import Section, link_order, methods, sections
+from gravac.lab.report.words import times
 from gravac.settings import SettingsError
 
 STYLE = """

@@ -19,7 +19,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 from gravac.lab.record import Point, RunRecord, Turn
-from gravac.lab.report.summary import BASELINE, DENSE, Row, Section
+from gravac.lab.report.numbers import BASELINE, DENSE, Row
+from gravac.lab.report.summary import Section
 
 PACED = "paced, not a real link"
 
