@@ -25,7 +25,7 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image, ImageColor
 
-from gravac.lab.report import plots
+from gravac.lab.report import plots, style
 from gravac.lab.report.page import write_report
 
 
@@ -217,7 +217,7 @@ def test_bytes_follow_the_decisions() -> None:
 
 def test_looks_differ_and_adaptive_ones_are_thick() -> None:
     names = ["fp32", "fp16", *(f"topk@{cf}" for cf in range(12)), "gravac:topk", "gravac:ladder"]
-    drawn = plots.looks(names, ["gravac:topk", "gravac:ladder"])
+    drawn = style.looks(names, ["gravac:topk", "gravac:ladder"])
     assert len({(look.colour, look.dash) for look in drawn.values()}) == len(names)
     assert drawn["gravac:topk"].width > drawn["fp16"].width
 
@@ -225,10 +225,10 @@ def test_looks_differ_and_adaptive_ones_are_thick() -> None:
 def test_pictures_keep_the_colours_of_methods() -> None:
     runs = [realistic("charlm", "100mbit", method, 0) for method in METHODS]
     section = only(runs)
-    drawn = plots.looks(list(METHODS), [run.method for run in runs if run.adaptive])
+    drawn = style.looks(list(METHODS), [run.method for run in runs if run.adaptive])
     for figure in (plots.metric_against_time(section, drawn), plots.frontier(section, drawn)):
         assert figure is not None
-        with Image.open(io.BytesIO(plots.png(figure))) as opened:
+        with Image.open(io.BytesIO(style.png(figure))) as opened:
             picture = opened.convert("RGB")
         colours = {colour for _, colour in picture.getcolors(picture.width * picture.height) or []}
         strong = [look.colour for method, look in drawn.items() if method not in DENSE]
@@ -237,7 +237,7 @@ def test_pictures_keep_the_colours_of_methods() -> None:
 
 def test_what_ended_before_fp32s_steps_is_left_out_of_the_frontier() -> None:
     section = only(seeds("fp32", 8.0) + seeds("topk@10", None, steps=50) + seeds("topk@20", None, steps=150))
-    figure = plots.frontier(section, plots.looks(["fp32", "topk@10", "topk@20"], []))
+    figure = plots.frontier(section, style.looks(["fp32", "topk@10", "topk@20"], []))
     assert figure is not None
     labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
     assert labels == {"fp32", "topk@20: not reached", "frontier"}

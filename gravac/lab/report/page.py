@@ -15,9 +15,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from gravac.lab.record import RunRecord
-from gravac.lab.report import plots
+from gravac.lab.report import plots, style
 from gravac.lab.report.numbers import BASELINE, LIMIT_LINK, LIMIT_METHOD, Amount, Row, inside_spread
-from gravac.lab.report.plots import PACED, Looks
+from gravac.lab.report.style import PACED, Looks
 from gravac.lab.report.summary import Section, link_order, methods, sections
 from gravac.lab.report.words import times
 from gravac.settings import SettingsError
@@ -81,7 +81,7 @@ def write_report(runs: Sequence[RunRecord], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     found = sections(runs)
     adaptive = {row.method for section in found for row in section.rows if row.adaptive}
-    drawn = plots.looks(methods(found), adaptive)
+    drawn = style.looks(methods(found), adaptive)
     names = file_names(found)
     bodies = [_section(section, names[section.place], drawn, out) for section in found]
     page = out / "index.html"
@@ -349,10 +349,10 @@ def _reasons(run: RunRecord) -> str:
 
 
 def _figure(section: Section, name: str, shown: Shown, out: Path) -> str:
-    picture = plots.png(shown.figure)
+    picture = style.png(shown.figure)
     file = f"{name}-{shown.name}.png"
     (out / file).write_bytes(picture)
-    text = plots.title(section, shown.caption)
+    text = style.title(section, shown.caption)
     data = base64.b64encode(picture).decode("ascii")
     html = f"""<figure><img alt="{escape(text)}" src="data:image/png;base64,{data}">
 <figcaption>{escape(shown.caption)}{_paced(section.paced)} <code>{escape(file)}</code></figcaption></figure>

@@ -4,112 +4,51 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter
-from PIL import Image
 
 from gravac.lab.record import Point, RunRecord, Turn
-from gravac.lab.report.numbers import BASELINE, DENSE, Row
+from gravac.lab.report.numbers import BASELINE, Row
+from gravac.lab.report.style import (
+    INK,
+    PALE,
+    Looks,
+    blank,
+    finish,
+    literally,
+    mark_of,
+    marked,
+    names_of,
+    one_axes,
+    plain_log,
+    tidy,
+    title,
+)
 from gravac.lab.report.summary import Section
-
-PACED = "paced, not a real link"
-
-DPI = 130
-WIDTH = 8.6
-"""Inches; about 1100 pixels, shown at 800."""
-
-_INK, _PALE = "#222222", "#8a8a8a"
-_DENSE_COLOURS = {"fp32": "#000000", "fp16": "#6b6b6b", "bf16": "#a6a6a6"}
-_ADAPTIVE_COLOURS = ("#d55e00", "#0072b2", "#882255", "#e69f00")
-_FIXED_COLOURS = ("#117733", "#88ccee", "#aa4499", "#999933", "#332288", "#44aa99", "#cc6677", "#c9b23c")
-"""Okabe and Ito's, and Tol's muted ones: told apart with every kind of colour blindness; lines and marks differ too."""
-
-_DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (4, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5)))
-"""Solid, dashed, dash-dot, dotted."""
-_MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "p")
 
 _COMPUTE, _EXPOSED, _INPUT, _COMPRESS, _EXCHANGE = "#56b4e9", "#d55e00", "#999999", "#009e73", "#f0b68a"
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a method is drawn, in every figure the same."""
-
-    colour: str
-    dash: tuple[float, tuple[float, ...]]
-    mark: str
-    width: float
-
-
-Looks = Mapping[str, Look]
-
-
-def looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, Look]:
-    """One for each, by place in the list; adaptive methods are thick and have the strongest colours."""
-    thick = set(adaptive)
-    adaptives, fixed = itertools.count(), itertools.count()
-    found = {}
-    for at, method in enumerate(methods):
-        if method in _DENSE_COLOURS:
-            colour, dash = _DENSE_COLOURS[method], _DASHES[DENSE.index(method)]
-        elif method in thick:
-            number = next(adaptives)
-            colour, dash = _ADAPTIVE_COLOURS[number % 4], _DASHES[number // 4 % len(_DASHES)]
-        else:
-            number = next(fixed)
-            colour, dash = _FIXED_COLOURS[number % 8], _DASHES[(1 + number // 8) % len(_DASHES) if number >= 8 else 0]
-        found[method] = Look(colour, dash, _MARKS[at % len(_MARKS)], 2.8 if method in thick else 1.4)
-    return found
-
-
-def title(section: Section, what: str) -> str:
-    """Of a figure: what, where, and whether the link was real."""
-    place = section.place
-    text = f"{what}\n{place.task} on {place.link}, {place.workers} workers"
-    text += f", scale {place.scale:g}" if place.scale != 1 else ""
-    return text + (f" ({PACED})" if section.paced else "")
-
-
-def png(figure: Figure) -> bytes:
-    """As a picture of its 256 most frequent colours: a third of the size, lines and marks keep theirs exactly."""
-    full, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(full, format="png", pil_kwargs={"compress_level": 1})
-    with Image.open(full) as opened:
-        pixels = np.asarray(opened.convert("RGB"), dtype=np.int32)
-    codes, where, counts = np.unique(pixels @ (65536, 256, 1), return_inverse=True, return_counts=True)
-    shades = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=1)
-    frequent = np.argsort(-counts, kind="stable")[:256]
-    nearest = np.abs(shades[:, None] - shades[None, frequent]).sum(axis=2).argmin(axis=1).astype(np.uint8)
-    picture = Image.fromarray(nearest[where.reshape(pixels.shape[:2])])
-    picture.putpalette(shades[frequent].astype(np.uint8).tobytes())
-    picture.save(small, "PNG")
-    return small.getvalue()
-
-
 def metric_against_time(section: Section, drawn: Looks) -> Figure:
     """Lines per method over training time."""
-    figure, axes = _new(4.6)
+    figure, axes = one_axes(4.6)
     _curves(axes, section, drawn, lambda run: [point.seconds for point in run.curve])
     axes.set_xlabel("training time, without evaluation [s]")
-    return _finish(figure, axes, title(section, "Metric against time"), _lines(section.rows, drawn))
+    return finish(figure, axes, title(section, "Metric against time"), names_of(section.rows, drawn))
 
 
 def metric_against_steps(section: Section, drawn: Looks) -> Figure:
     """Lines per method over steps: what compression costs in quality, whatever the link."""
-    figure, axes = _new(4.6)
+    figure, axes = one_axes(4.6)
     _curves(axes, section, drawn, lambda run: [float(point.step) for point in run.curve])
     axes.set_xlabel("steps")
-    return _finish(figure, axes, title(section, "Metric against steps"), _lines(section.rows, drawn))
+    return finish(figure, axes, title(section, "Metric against steps"), names_of(section.rows, drawn))
 
 
 def metric_against_bytes(section: Section, drawn: Looks) -> Figure | None:
@@ -117,12 +56,12 @@ def metric_against_bytes(section: Section, drawn: Looks) -> Figure | None:
     rows = [row for row in section.rows if row.bytes_per_step]
     if not rows:
         return None
-    figure, axes = _new(4.6)
+    figure, axes = one_axes(4.6)
     _curves(axes, section, drawn, bytes_sent)
     axes.set_xscale("log")
     axes.set_xlabel("sent by one rank [MB]")
-    _plain_log(axes, "x")
-    return _finish(figure, axes, title(section, "Metric against bytes sent"), _lines(rows, drawn))
+    plain_log(axes, "x")
+    return finish(figure, axes, title(section, "Metric against bytes sent"), names_of(rows, drawn))
 
 
 def bytes_sent(run: RunRecord) -> list[float]:
@@ -144,27 +83,27 @@ def time_to_target(section: Section, drawn: Looks) -> Figure:
     """Bars, shortest on top, relative to the limit, or in seconds when it is not known."""
     rows = section.rows
     unit = section.limit or 1.0
-    figure, axes = _new(1.6 + 0.34 * len(rows))
+    figure, axes = one_axes(1.6 + 0.34 * len(rows))
     least = min(row.tta.low for row in rows) / unit
     left = (min(0.8, 0.8 * least) if section.limit else 0.6 * least) or 0.1
     for at, row in enumerate(rows):
         _bar(axes, at, row, unit, left, drawn[row.method].colour)
-    axes.set_yticks(range(len(rows)), [_marked(row) for row in rows])
+    axes.set_yticks(range(len(rows)), [marked(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")
     most = max(2 * left, *(row.tta.high / unit for row in rows))
     axes.set_xlim(left, most * (most / left) ** 0.16)
-    _plain_log(axes, "x")
+    plain_log(axes, "x")
     names: list[Line2D | Patch] = []
     if section.limit:
-        axes.axvline(1, color=_INK, linewidth=1.4)
-        names.append(Line2D([], [], color=_INK, linewidth=1.4, label=f"the limit: {section.limit:.3g} s"))
+        axes.axvline(1, color=INK, linewidth=1.4)
+        names.append(Line2D([], [], color=INK, linewidth=1.4, label=f"the limit: {section.limit:.3g} s"))
     base = section.row(BASELINE)
     if base is not None and base.tta.exact:
-        axes.axvline(base.tta.median / unit, color=_PALE, linewidth=1.4, linestyle="--")
-        names.append(Line2D([], [], color=_PALE, linewidth=1.4, linestyle="--", label=f"{BASELINE} here"))
+        axes.axvline(base.tta.median / unit, color=PALE, linewidth=1.4, linestyle="--")
+        names.append(Line2D([], [], color=PALE, linewidth=1.4, linestyle="--", label=f"{BASELINE} here"))
     if any(not row.tta.exact for row in rows):
-        names.append(Patch(facecolor="white", edgecolor=_PALE, hatch="////", label="> target not reached"))
+        names.append(Patch(facecolor="white", edgecolor=PALE, hatch="////", label="> target not reached"))
     axes.set_xlabel("time to target / the limit" if section.limit else "time to target [s] (the limit was not run)")
     axes.grid(axis="y", visible=False)
     axes.set_title(title(section, "Time to target: median, whiskers from least to most"), fontsize=11, loc="left")
@@ -188,7 +127,7 @@ def _bar(axes: Axes, at: int, row: Row, unit: float, left: float, colour: str) -
         linewidth=1.0,
     )
     if row.tta.runs > 1:
-        axes.plot([tta.low, tta.high], [at, at], color=_INK, linewidth=1.3, marker="|", markersize=8)
+        axes.plot([tta.low, tta.high], [at, at], color=INK, linewidth=1.3, marker="|", markersize=8)
     axes.annotate(
         f"{tta.sense}{tta.median:.3g}",
         (max(tta.median, tta.high), at),
@@ -206,7 +145,7 @@ def frontier(section: Section, drawn: Looks) -> Figure | None:
     rows = [row for row in section.rows if row.bytes_per_step]
     if not section.dense_steps or not rows:
         return None
-    figure, axes = _new(4.6)
+    figure, axes = one_axes(4.6)
     spots = [(row, float(row.bytes_per_step or 0) / 1e6, row.steps.median / section.dense_steps) for row in rows]
     spots = [(row, sent, steps) for row, sent, steps in spots if row.steps.exact or steps >= 1]
     for row, sent, steps in spots:
@@ -227,17 +166,17 @@ def frontier(section: Section, drawn: Looks) -> Figure | None:
                 ">", (sent, steps), xytext=(0, 7), textcoords="offset points", ha="center", rotation=90, fontsize=9
             )
     best = pareto([(sent, steps) for row, sent, steps in spots if row.steps.exact])
-    axes.plot([x for x, _ in best], [y for _, y in best], color=_INK, linewidth=1, linestyle="-", zorder=1)
-    axes.axhline(1, color=_PALE, linewidth=1, linestyle="--", zorder=0)
+    axes.plot([x for x, _ in best], [y for _, y in best], color=INK, linewidth=1, linestyle="-", zorder=1)
+    axes.axhline(1, color=PALE, linewidth=1, linestyle="--", zorder=0)
     axes.set_xscale("log")
-    _plain_log(axes, "x")
+    plain_log(axes, "x")
     axes.set_xlabel("bytes sent by one rank in a step [MB]")
     axes.set_ylabel("steps to target / those of fp32")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.06 * (high - low))
-    names: list[Line2D | Patch] = [_mark(row, drawn) for row, _, _ in spots]
-    names.append(Line2D([], [], color=_INK, linewidth=1, label="frontier"))
-    return _finish(figure, axes, title(section, "Rate and distortion: fewer bytes against more steps"), names)
+    names: list[Line2D | Patch] = [mark_of(row, drawn) for row, _, _ in spots]
+    names.append(Line2D([], [], color=INK, linewidth=1, label="frontier"))
+    return finish(figure, axes, title(section, "Rate and distortion: fewer bytes against more steps"), names)
 
 
 def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -263,7 +202,7 @@ def decisions(section: Section, run: RunRecord, drawn: Looks) -> Figure | None:
     """CF and gain of an adaptive run over time, its changes numbered; ``None`` when it decided nothing."""
     if not run.turns:
         return None
-    figure = _figure(4.8)
+    figure = blank(4.8)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     timed = all(turn.seconds is not None for turn in run.turns)
 
@@ -278,16 +217,16 @@ def decisions(section: Section, run: RunRecord, drawn: Looks) -> Figure | None:
     )
     upper.lines[0].set_linewidth(2.2)
     upper.set_yscale("log")
-    _plain_log(upper, "y")
+    plain_log(upper, "y")
     upper.set_ylabel("compression factor (CF)")
     gains = [(when(turn), turn.gain) for turn in run.turns if turn.gain is not None and math.isfinite(turn.gain)]
     lower.plot([x for x, _ in gains], [y for _, y in gains], color=colour, marker="o", markersize=4, linewidth=1.2)
     lower.set_ylabel("gain of the window")
     lower.set_xlabel("training time, without evaluation [s]" if timed else "steps")
     for axes in (upper, lower):
-        _tidy(axes)
+        tidy(axes)
         for turn in changes(run):
-            axes.axvline(when(turn), color=_PALE, linewidth=0.8, linestyle=":", zorder=0)
+            axes.axvline(when(turn), color=PALE, linewidth=0.8, linestyle=":", zorder=0)
     _numbers(upper, [when(turn) for turn in changes(run)], max(end, at[-1]))
     figure.suptitle(
         title(section, f"Decisions of {run.method}, seed {run.seed}"), fontsize=11, x=0.01, horizontalalignment="left"
@@ -311,7 +250,7 @@ def _numbers(axes: Axes, at: Sequence[float], end: float) -> None:
             textcoords="offset points",
             ha="center",
             fontsize=8,
-            color=_INK,
+            color=INK,
         )
 
 
@@ -320,9 +259,9 @@ def timeline(section: Section) -> Figure | None:
     rows = [row for row in section.rows if any(run.split for run in row.runs)]
     if not rows:
         return None
-    figure, axes = _new(1.7 + 0.42 * len(rows))
+    figure, axes = one_axes(1.7 + 0.42 * len(rows))
     ends = [_steps_bars(axes, at, row) for at, row in enumerate(rows)]
-    axes.set_yticks(range(len(rows)), [_marked(row) for row in rows])
+    axes.set_yticks(range(len(rows)), [marked(row) for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, max(ends) * 1.03 or 1)
     axes.set_xlabel("time of a median step on rank 0 [ms]")
@@ -366,63 +305,6 @@ def _steps_bars(axes: Axes, at: int, row: Row) -> float:
     return max(ends)
 
 
-def _figure(height: float) -> Figure:
-    return Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
-
-
-def _new(height: float) -> tuple[Figure, Axes]:
-    figure = _figure(height)
-    axes = figure.add_subplot()
-    _tidy(axes)
-    return figure, axes
-
-
-def _tidy(axes: Axes) -> None:
-    axes.grid(color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9)
-
-
-def _finish(figure: Figure, axes: Axes, text: str, names: Sequence[Line2D | Patch]) -> Figure:
-    """A title, and the legend to the right of the axes, where no data is."""
-    axes.set_title(text, fontsize=11, loc="left")
-    figure.legend(handles=list(names), loc="outside right center", frameon=False, fontsize=9, handlelength=2.6)
-    return figure
-
-
-def _lines(rows: Sequence[Row], drawn: Looks) -> list[Line2D | Patch]:
-    names: list[Line2D | Patch] = [
-        Line2D(
-            [],
-            [],
-            color=drawn[row.method].colour,
-            linestyle=drawn[row.method].dash,
-            linewidth=drawn[row.method].width,
-            label=_marked(row),
-        )
-        for row in rows
-    ]
-    return [*names, Line2D([], [], color=_INK, linewidth=1, linestyle=(0, (1, 2)), label="target")]
-
-
-def _mark(row: Row, drawn: Looks) -> Line2D:
-    look = drawn[row.method]
-    face = look.colour if row.steps.exact else "white"
-    label = _marked(row) if row.steps.exact else f"{_marked(row)}: not reached"
-    return Line2D([], [], color=look.colour, marker=look.mark, markerfacecolor=face, linestyle="", label=label)
-
-
-def _marked(row: Row) -> str:
-    name = row.method if len(row.method) <= 30 else row.method[:29] + "…"
-    return _literally(name) + ("†" if row.factored else "")
-
-
-def _literally(text: str) -> str:
-    """Not as a formula."""
-    return text.replace("$", r"\$")
-
-
 def _curves(axes: Axes, section: Section, drawn: Looks, along: Callable[[RunRecord], Sequence[float]]) -> None:
     """Each seed thin, their median over it; in the order that leaves adaptive methods on top."""
     seen: list[float] = []
@@ -438,8 +320,8 @@ def _curves(axes: Axes, section: Section, drawn: Looks, along: Callable[[RunReco
             x, y = _median(tracks)
             axes.plot(x, y, color=look.colour, linestyle=look.dash, linewidth=look.width)
     run = section.run
-    axes.axhline(run.target, color=_INK, linewidth=1, linestyle=(0, (1, 2)))
-    axes.set_ylabel(_literally(run.metric))
+    axes.axhline(run.target, color=INK, linewidth=1, linestyle=(0, (1, 2)))
+    axes.set_ylabel(literally(run.metric))
     _focus(axes, seen, section)
 
 
@@ -478,20 +360,3 @@ def _focus(axes: Axes, seen: Sequence[float], section: Section) -> None:
     margin = 0.05 * abs(best - begin) or 1.0
     ends = (begin - margin, best + margin) if run.higher_is_better else (best - margin, begin + margin)
     axes.set_ylim(*ends)
-
-
-def _plain_log(axes: Axes, which: str) -> None:
-    """Numbers as people write them on a logarithmic axis; in between, too, when it spans little."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axis.set_major_formatter(plain)
-    few = low > 0 and high / low < 12
-    axis.set_minor_formatter(FuncFormatter(_some) if few else NullFormatter())
-    axis.set_tick_params(which="minor", labelsize=8)
-
-
-def _some(value: float, _: int | None = None) -> str:
-    """Only 2, 3 and 5 times a power of ten: more would touch."""
-    lead = value / 10 ** math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:g}" if any(abs(lead - kept) < 1e-6 for kept in (2, 3, 5)) else ""
