@@ -1,0 +1,148 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a step would have measured: as it was recorded, or filled in from what ran near it."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gravac.candidate import Candidate
+from gravac.controllers.base import Decision, Measurement
+from gravac.replay.trace import Trace, same
+from gravac.settings import SettingsError
+from gravac.telemetry.records import StepRecord
+
+NEAREST = 9
+"""Values, nearest in time, whose median stands in for one that was not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Values over steps, ascending."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, step: int, value: float | None) -> None:
+        if value is not None and math.isfinite(value):
+            self.steps.append(step)
+            self.values.append(value)
+
+    def near(self, step: int) -> float:
+        """Median of the values nearest in time; there must be one."""
+        middle = bisect.bisect_left(self.steps, step)
+        low = max(0, min(middle - NEAREST // 2, len(self.steps) - NEAREST))
+        return statistics.median(self.values[low : low + NEAREST])
+
+
+class Recording:
+    """A run's measurements, and estimates of those it does not have."""
+
+    def __init__(self, trace: Trace, base: str) -> None:
+        self._base = base
+        samples = trace.run.settings.get("samples_per_step")
+        self._samples = float(samples) if isinstance(samples, (int, float)) else float(trace.run.world_size)
+        self._gains: dict[float, _Series] = {}
+        self._times: dict[tuple[str, float], _Series] = {}
+        self._bytes: dict[tuple[str, float], float] = {}
+        self._dense_bytes = statistics.median(record.dense_wire_bytes for record in trace.steps)
+        shadows: dict[float, _Series] = {}
+        wire: dict[tuple[str, float], list[int]] = {}
+        rough: dict[tuple[str, float], _Series] = {}
+        for record in trace.steps:
+            key = record.compressor, record.cf
+            wire.setdefault(key, []).append(record.wire_bytes)
+            times = rough if record.shadow else self._times
+            times.setdefault(key, _Series()).add(record.step, self._seconds(record))
+            if record.compressor == base:
+                self._gains.setdefault(record.cf, _Series()).add(record.step, record.gain)
+            for cf, gain in record.shadow:
+                shadows.setdefault(cf, _Series()).add(record.step, gain)
+        self._gains = {cf: series for cf, series in self._gains.items() if series.steps}
+        for cf, series in shadows.items():
+            if series.steps and not any(same(cf, ran) for ran in self._gains):
+                self._gains[cf] = series
+        self._times = {key: series for key, series in self._times.items() if series.steps}
+        for key, series in rough.items():
+            if series.steps:
+                self._times.setdefault(key, series)
+        self._bytes = {key: statistics.median(sent) for key, sent in wire.items()}
+
+    def measure(self, record: StepRecord, holds: Decision) -> tuple[Measurement, bool]:
+        """What a decision would have come to in a recorded step, and whether any of it is estimated."""
+        ran = holds.candidate
+        as_recorded = ran.compressor == record.compressor and same(ran.cf, record.cf)
+        energy = self._energy(record)
+        seconds, guessed_time = self._seconds(record), False
+        if not as_recorded or (record.shadow and not holds.shadow):
+            seconds, guessed_time = self._time_at(record.step, ran), True
+        gain = record.gain  # None when a gradient was not finite: it would not have been with any CF
+        if gain is not None and not as_recorded:
+            gain = 1.0 if ran.dense else self._gain_of(record.step, ran.cf)
+        shadow, guessed_shadow = [], False
+        for cf in holds.shadow:
+            seen = next((value for at, value in record.shadow if same(at, cf)), None)
+            if seen is None:
+                seen = self._gain_of(record.step, cf)
+                guessed_shadow = True
+            shadow.append((cf, energy * (1 - seen)))
+        measured = Measurement(
+            step=record.step,
+            candidate=ran,
+            seconds=seconds,
+            samples=self._samples,
+            error=math.nan if gain is None else energy * (1 - gain),
+            energy=energy,
+            shadow=tuple(shadow),
+            waited=record.waited_seconds if as_recorded else math.nan,
+            coded=record.coded_seconds if as_recorded else math.nan,
+            exchanged=record.exchanged_seconds if as_recorded else math.nan,
+        )
+        return measured, not as_recorded or guessed_time or guessed_shadow
+
+    def _seconds(self, record: StepRecord) -> float:
+        """The mean over ranks: throughput is from that, ``seconds`` is the recording rank's own."""
+        if math.isfinite(record.t_system) and record.t_system > 0:
+            return self._samples / record.t_system
+        return record.seconds
+
+    @staticmethod
+    def _energy(record: StepRecord) -> float:
+        """As recorded, where records hold it; else 1, so that a window's gain is the mean of its steps' gains."""
+        energy = getattr(record, "energy", None)
+        return 1.0 if energy is None else float(energy)
+
+    def _gain_of(self, step: int, cf: float) -> float:
+        points = sorted((math.log(at), series) for at, series in self._gains.items())
+        if not points:
+            raise SettingsError(
+                f"trace: no step ran {self._base} or had it as shadow, so the gain at {cf:g}x cannot be estimated; "
+                "record a run that compresses"
+            )
+        return between(math.log(cf), [at for at, _ in points], lambda index: points[index][1].near(step))
+
+    def _time_at(self, step: int, ran: Candidate) -> float:
+        key = next((key for key in self._times if key[0] == ran.compressor and same(key[1], ran.cf)), None)
+        if key is not None:
+            return self._times[key].near(step)
+        points = sorted((self._bytes[key], key) for key in self._times)
+        if not points:
+            return math.nan
+        sent = self._dense_bytes / ran.wire_ratio
+        return between(sent, [at for at, _ in points], lambda index: self._times[points[index][1]].near(step))
+
+
+def between(at: float, points: Sequence[float], value: Callable[[int], float]) -> float:
+    """Linear between ascending points, the nearest one's value beyond."""
+    right = bisect.bisect_left(points, at)
+    if right == len(points):
+        return value(right - 1)
+    if right == 0 or math.isclose(points[right], at, rel_tol=1e-9):
+        return value(right)
+    left = right - 1
+    share = (at - points[left]) / (points[right] - points[left])
+    return (1 - share) * value(left) + share * value(right)

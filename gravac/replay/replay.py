@@ -1,0 +1,200 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What another policy would have decided in a recorded run.
+
+A controller is a pure function of measurements, so a run's records can be fed to another one, step by step, with the
+two steps of latency that training has. A trace has measurements only of what ran, and the gain of shadow CFs. What did
+not run is filled in, and the step counts as estimated:
+
+- gain: interpolated in log CF between the CFs of that compressor that ran or were shadows, at the median of their
+  ``NEAREST`` gains nearest in time; beyond the lowest and the highest, theirs. Shadow gains are optimistic.
+- step time: interpolated in wire bytes between the candidates that ran, at the median of their ``NEAREST`` clean step
+  times nearest in time; beyond the fewest and the most bytes, theirs. A clean step evaluates no shadow CFs.
+- predicted wire ratio of a candidate that the run did not admit: interpolated, log on log, between those that it
+  did and those it dropped; beyond them, in proportion to CF.
+
+A window's gain is a ratio of sums, so it needs each step's energy (``Σ‖g_ef‖²``). Where step records hold none, every
+step counts the same, and a decision near a threshold may differ from the run's; the replay then says so in its notes.
+
+Nothing is filled in for what another history would have done to the gradients: every gain is one of this training run.
+A step that ran what the policy would have run, with the same shadow CFs, is fed as it was recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gravac.candidate import DENSE, Candidate
+from gravac.controllers.base import Decision, Measurement
+from gravac.policy import Policy
+from gravac.replay.admission import admit_recorded
+from gravac.replay.recording import Recording
+from gravac.replay.trace import Trace
+from gravac.settings import SettingsError
+from gravac.telemetry.records import DecisionRecord, RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What was decided, and what the policy would have decided.
+
+    Attributes:
+        steps: which steps were recorded, counted from 0.
+        ran: CF of each step as recorded.
+        would: CF of each step as the policy would have had it.
+        estimated: of each step, whether what the policy was fed rests on an estimate.
+        candidates: what the policy could choose from, dense first.
+        dropped: what it could not, each with the reason.
+        recorded: the run's decisions.
+        replayed: the policy's, in the same form; ``step`` is the first step the decision holds for.
+        notes: what else keeps the replay from being the run itself.
+    """
+
+    steps: tuple[int, ...]
+    ran: tuple[float, ...]
+    would: tuple[float, ...]
+    estimated: tuple[bool, ...]
+    candidates: tuple[Candidate, ...]
+    dropped: tuple[str, ...]
+    recorded: tuple[DecisionRecord, ...]
+    replayed: tuple[DecisionRecord, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def share_estimated(self) -> float:
+        """Share of the steps that rest on estimates, in [0, 1]."""
+        return sum(self.estimated) / len(self.estimated)
+
+    @property
+    def same(self) -> bool:
+        """Whether every decision fell at the same step, for the same candidate, as in the run."""
+        return [_gist(record) for record in self.recorded] == [_gist(record) for record in self.replayed]
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values for JSON; a number that is not finite is ``None``."""
+        return {
+            "share_estimated": self.share_estimated,
+            "same": self.same,
+            "notes": list(self.notes),
+            "candidates": [
+                {"compressor": c.compressor, "cf": c.cf, "wire_ratio": _finite(c.wire_ratio)} for c in self.candidates
+            ],
+            "dropped": list(self.dropped),
+            "recorded": [_record(record) for record in self.recorded],
+            "replayed": [_record(record) for record in self.replayed],
+            "steps": [
+                {"step": step, "ran": ran, "would": would, "estimated": estimated}
+                for step, ran, would, estimated in zip(self.steps, self.ran, self.would, self.estimated, strict=True)
+            ],
+        }
+
+
+def replay(trace: Trace, policy: Policy) -> Replay:
+    """Feed a run's measurements to a policy's controller.
+
+    Args:
+        trace: the run.
+        policy: gives controller, range and base; its base must be the one recorded, as a trace says nothing of the
+            gain of another compressor.
+
+    Raises:
+        SettingsError: the policy has another base or decides by single tensors, the trace has no or not all steps, or
+            it has no gain of any CF where one is needed.
+    """
+    if not trace.steps:
+        raise SettingsError("trace: it has no step records, so there is nothing to replay")
+    numbers = [record.step for record in trace.steps]
+    if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        raise SettingsError("trace: steps are missing in between; a controller must see every step")
+    notes = _notes(trace, policy)
+    candidates, dropped = admit_recorded(trace.run, policy)
+    recording = Recording(trace, policy.base.name)
+    controller = policy.controller
+    state, coming = controller.start(candidates)
+    if coming.sums != "none":
+        raise SettingsError(
+            f"controller: {controller.name} decides by norms of single tensors, which a trace does not hold; give a "
+            "policy with another"
+        )
+    holds: Decision = coming
+    would, estimated, replayed = [], [], []
+    for record in trace.steps:
+        measured, guessed = recording.measure(record, holds)
+        would.append(holds.candidate.cf)
+        estimated.append(guessed)
+        state, decision = controller.observe(state, measured)
+        changed = decision.candidate != coming.candidate
+        if changed or decision.summary is not None:
+            replayed.append(_decided(record.step + 2, decision, changed, measured, trace.run))
+        holds, coming = coming, decision
+    return Replay(
+        tuple(numbers),
+        tuple(record.cf for record in trace.steps),
+        tuple(would),
+        tuple(estimated),
+        candidates,
+        dropped,
+        trace.decisions,
+        tuple(replayed),
+        notes,
+    )
+
+
+def _decided(step: int, decision: Decision, changed: bool, measured: Measurement, run: RunRecord) -> DecisionRecord:
+    """As ``gravac.steps`` writes it."""
+    summary = decision.summary
+    last = 1 - measured.error / measured.energy if measured.energy else 1.0
+    last = last if math.isfinite(last) else 0.0
+    epoch = run.settings.get("steps_per_epoch")
+    dated = f" (epoch {step / epoch:.2f})" if isinstance(epoch, (int, float)) and epoch else ""
+    return DecisionRecord(
+        step=step,
+        compressor=decision.candidate.compressor,
+        cf=decision.candidate.cf,
+        changed=changed,
+        gain=summary.gain if summary else last,
+        gain_low=summary.gain_low if summary else last,
+        gain_high=summary.gain_high if summary else last,
+        t_system=summary.t_system if summary else None,
+        t_compression=summary.t_compression if summary else None,
+        phase=summary.phase if summary else "",
+        reason=decision.reason + dated,
+    )
+
+
+def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
+    """What differs between run and replay; refuses another base."""
+    recorded = trace.run.settings
+    base = recorded.get("base", next((r.compressor for r in trace.steps if r.compressor != DENSE), policy.base.name))
+    if policy.base.name not in (base, DENSE):
+        raise SettingsError(
+            f"base: the policy's is {policy.base.name}, the trace was recorded with {base}, and says nothing of "
+            f"another compressor's gain; give a policy with base {base}"
+        )
+    notes = []
+    for name, value in policy.plain().items():
+        matters = name.startswith(("base.", "dense")) or name in ("error_feedback", "release", "allocation")
+        if matters and name in recorded and str(recorded[name]) != str(value):
+            notes.append(f"{name}: recorded with {recorded[name]}, the policy has {value}; gains are the recording's")
+    if trace.steps[0].step:
+        notes.append(f"the run was resumed at step {trace.steps[0].step}; the controller starts afresh there")
+    if all(getattr(record, "energy", None) is None for record in trace.steps):
+        notes.append(
+            "the trace has no energies, so every step counts the same in a window's gain; decisions may differ for that"
+        )
+    return tuple(notes)
+
+
+def _gist(record: DecisionRecord) -> tuple[int, str, float, bool]:
+    return record.step, record.compressor, float(f"{record.cf:.5g}"), record.changed
+
+
+def _record(record: DecisionRecord) -> dict[str, Any]:
+    names = DecisionRecord.__dataclass_fields__
+    return {name: _finite(getattr(record, name)) for name in names}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
