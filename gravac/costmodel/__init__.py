@@ -1,0 +1,24 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A model of a step's time: ``step.py`` has the formula."""
+
+from gravac.costmodel.fit import Observation, fit
+from gravac.costmodel.machine import COSTS, Costs, Machine
+from gravac.costmodel.network import Network, collective_seconds
+from gravac.costmodel.step import Format, Load, Prediction, break_even, load, predict
+
+__all__ = [
+    "COSTS",
+    "Costs",
+    "Format",
+    "Load",
+    "Machine",
+    "Network",
+    "Observation",
+    "Prediction",
+    "break_even",
+    "collective_seconds",
+    "fit",
+    "load",
+    "predict",
+]

@@ -1,0 +1,70 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Alpha-beta costs of collectives."""
+
+import math
+from dataclasses import dataclass
+
+from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Every rank's link.
+
+    Attributes:
+        alpha: latency of a message, seconds.
+        bandwidth: bits per second per rank, each way.
+    """
+
+    alpha: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        check("alpha", self.alpha, self.alpha >= 0, "seconds, 0 or more")
+        check("bandwidth", self.bandwidth, self.bandwidth > 0, "bits per second, above 0")
+
+
+def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Network, tree: bool = False) -> float:
+    """Seconds of one collective.
+
+    All-reduce: a ring, ``2(N-1)`` messages of ``B/N``; as a tree, up and down, ``2 ceil(log2 N)`` messages of ``B``.
+    All-gather: a ring, ``N-1`` messages of ``B``. All-to-all: ``N-1`` messages of ``B/N``. Broadcast: a binomial tree,
+    ``ceil(log2 N)`` messages of ``B``.
+
+    Args:
+        kind: the collective's class.
+        payload_bytes: bytes one rank hands over.
+        world: ranks.
+        network: of every rank.
+        tree: all-reduce by a tree.
+
+    Raises:
+        ValueError: a size is out of range; names it.
+    """
+    check("payload_bytes", payload_bytes, payload_bytes >= 0, "bytes, 0 or more")
+    check("world", world, world >= 1, "ranks, 1 or more")
+    messages, sent = messages_of(kind, payload_bytes, world, tree)
+    return messages * network.alpha + 8 * sent / network.bandwidth
+
+
+def messages_of(kind: Kind, payload: float, world: int, tree: bool = False) -> tuple[int, float]:
+    """Messages one after the other, and the bytes in all of them."""
+    depth = (world - 1).bit_length()
+    if tree and kind is AllReduce:
+        return 2 * depth, 2 * depth * payload
+    if kind is AllReduce:
+        return 2 * (world - 1), 2 * (world - 1) / world * payload
+    if kind is AllGather:
+        return world - 1, (world - 1) * payload
+    if kind is AllToAll:
+        return world - 1, (world - 1) / world * payload
+    if kind is Broadcast:
+        return depth, depth * payload
+    raise ValueError(f"kind: {kind!r} is no collective; use AllReduce, AllGather, AllToAll or Broadcast")
+
+
+def check(name: str, value: float, right: bool, allowed: str) -> None:
+    """Refuse a value that is out of range, or no number."""
+    if not right or not math.isfinite(value):
+        raise ValueError(f"{name}: {value!r} is out of range; give {allowed}")

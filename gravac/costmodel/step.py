@@ -1,0 +1,230 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a step takes: compute, compression, and the part of the exchange that backward does not hide.
+
+The network is alpha-beta: each message costs a latency and its bytes over the bandwidth. A step's exchange is cut into
+equal buckets; all but the last may travel while backward still runs:
+
+    step = compute + compression + max(0, (k-1) t - overlap * backward) + t        t: exchange of one of k buckets
+
+Compression is never hidden, because it contends with backward for the same device. Sources: Agarwal et al., "On the
+Utility of Gradient Compression in Distributed Training Systems", MLSys 2022 (the shape of the formula); Tyagi & Swany,
+"Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", 2023 (costs of collectives).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gravac.collectives import AllGather, Kind, Traffic
+from gravac.compressors import Compressor, Dense
+from gravac.costmodel.machine import SIXTEEN_BIT_COPIES, Machine
+from gravac.costmodel.network import Network, check, messages_of
+
+Shape = tuple[int, ...]
+
+
+Format = Literal["float32", "float16", "bfloat16"]
+
+
+BUCKET_BYTES = 25 * 2**20
+"""Gradient bytes of a bucket: DDP's default."""
+
+
+BACKWARD = 2 / 3
+"""Share of compute that is backward: it does two products where forward does one."""
+
+
+LOWEST, HIGHEST = 1e3, 1e13
+"""Bandwidths between which ``break_even`` looks, bits per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A step, in seconds.
+
+    Attributes:
+        step_s: all of it.
+        compute_s: forward, backward and optimizer.
+        compress_s: encode and decode.
+        exchange_s: all collectives, one after the other.
+        exposed_s: what of that backward does not hide.
+        wire_bytes: bytes one rank sends.
+    """
+
+    step_s: float
+    compute_s: float
+    compress_s: float
+    exchange_s: float
+    exposed_s: float
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step puts on a machine and a network, whatever the network's figures: a prediction's first half.
+
+    Attributes:
+        compute_s: seconds.
+        compress_s: seconds.
+        messages: one after the other, in each bucket.
+        bits: sent by one rank, in each bucket.
+        buckets: number of them.
+        wire_bytes: sent by one rank in all.
+    """
+
+    compute_s: float
+    compress_s: float
+    messages: int
+    bits: float
+    buckets: int
+    wire_bytes: int
+
+    def over(self, network: Network, overlap: float) -> Prediction:
+        """The step over a network."""
+        bucket = self.messages * network.alpha + self.bits / network.bandwidth
+        exposed = max(0.0, (self.buckets - 1) * bucket - overlap * BACKWARD * self.compute_s) + bucket
+        return Prediction(
+            step_s=self.compute_s + self.compress_s + exposed,
+            compute_s=self.compute_s,
+            compress_s=self.compress_s,
+            exchange_s=self.buckets * bucket,
+            exposed_s=exposed,
+            wire_bytes=self.wire_bytes,
+        )
+
+
+def load(
+    shapes: Sequence[Shape],
+    compressor: Compressor | None,
+    cf: float,
+    compute_s: float,
+    world: int,
+    machine: Machine,
+    buckets: int | None = None,
+    dense: Format = "bfloat16",
+    dense_below: int = 1024,
+) -> Load:
+    """See ``predict``, whose arguments these are."""
+    check("compute_s", compute_s, compute_s > 0, "seconds, above 0")
+    check("world", world, world >= 1, "ranks, 1 or more")
+    check("cf", cf, cf >= 1, "a compression factor, 1 or more")
+    if not shapes:
+        raise ValueError("shapes: none given (got []); give the shape of every parameter")
+    elements = sum(math.prod(shape) for shape in shapes)
+    if buckets is None:
+        buckets = max(1, min(len(shapes), round(4 * elements / BUCKET_BYTES)))
+    check("buckets", buckets, buckets >= 1, "1 or more")
+    if dense not in ("float32", "float16", "bfloat16"):
+        raise ValueError(f"dense: {dense!r} is no number format; use float32, float16 or bfloat16")
+    if isinstance(compressor, Dense):
+        dense = compressor.dtype
+        compressor = None
+    number_format = Dense(dtype=dense)
+    payloads: dict[tuple[int, Kind], int] = {}
+    copied = 0.0
+    for shape in shapes:
+        size = math.prod(shape)
+        if compressor is None or len(shape) < 2 or size < dense_below:
+            traffic: tuple[Traffic, ...] = number_format.traffic(shape, number_format.cf, torch.float32, world)
+            copies = 0.0 if dense == "float32" else SIXTEEN_BIT_COPIES
+        else:
+            traffic = compressor.traffic(shape, cf, torch.float32, world)
+            gathered = any(sent.kind is AllGather for sent in traffic)
+            copies = machine.copies(compressor.name, cf, world, gathered)
+        copied += 4 * size * copies
+        for turn, sent in enumerate(traffic):
+            payloads[turn, sent.kind] = payloads.get((turn, sent.kind), 0) + sent.payload_bytes
+    messages = sum(messages_of(kind, 0, world)[0] for _, kind in payloads)
+    sent_bytes = sum(messages_of(kind, payload, world)[1] for (_, kind), payload in payloads.items())
+    return Load(
+        compute_s=compute_s,
+        compress_s=copied / machine.copy_bytes_per_s,
+        messages=messages,
+        bits=8 * sent_bytes / buckets,
+        buckets=buckets,
+        wire_bytes=sum(kind.wire_bytes(payload, world) for (_, kind), payload in payloads.items()),
+    )
+
+
+def predict(
+    shapes: Sequence[Shape],
+    compressor: Compressor | None,
+    cf: float,
+    compute_s: float,
+    world: int,
+    network: Network,
+    machine: Machine,
+    buckets: int | None = None,
+    dense: Format = "bfloat16",
+    dense_below: int = 1024,
+) -> Prediction:
+    """A step's time.
+
+    Args:
+        shapes: of the parameters.
+        compressor: of the tensors that are large enough; ``None`` for none of them.
+        cf: compression factor; of no meaning without a compressor.
+        compute_s: forward, backward and optimizer, seconds.
+        world: ranks.
+        network: between them.
+        machine: of each of them.
+        buckets: into which the exchange is cut; ``None`` for one of each 25 MiB of gradients.
+        dense: number format of what is not compressed.
+        dense_below: tensors of fewer elements, and all of one dimension, are not compressed.
+
+    Raises:
+        ValueError: an argument is out of range, or the machine knows no cost of the compressor; names it.
+    """
+    held = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
+    return held.over(network, machine.overlap)
+
+
+def break_even(
+    shapes: Sequence[Shape],
+    compressor: Compressor,
+    cf: float,
+    compute_s: float,
+    world: int,
+    machine: Machine,
+    alpha: float = 50e-6,
+    buckets: int | None = None,
+    dense: Format = "bfloat16",
+    dense_below: int = 1024,
+) -> float | None:
+    """The bandwidth below which a step with the compressor is shorter than one in 16 bit; bits per second.
+
+    ``None`` where it is so at no bandwidth between ``LOWEST`` and ``HIGHEST``, or at all of them.
+
+    Args:
+        shapes: of the parameters.
+        compressor: of the tensors that are large enough.
+        cf: compression factor.
+        compute_s: forward, backward and optimizer, seconds.
+        world: ranks.
+        machine: of each of them.
+        alpha: latency of a message, seconds.
+        buckets: see ``predict``.
+        dense: the 16-bit format, or whatever else it is to be compared with; see ``predict``.
+        dense_below: see ``predict``.
+
+    Raises:
+        ValueError: see ``predict``.
+    """
+    sixteen = load(shapes, None, 1, compute_s, world, machine, buckets, dense, dense_below)
+    other = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
+
+    def wins(bandwidth: float) -> bool:
+        network = Network(alpha, bandwidth)
+        return other.over(network, machine.overlap).step_s < sixteen.over(network, machine.overlap).step_s
+
+    low, high = LOWEST, HIGHEST
+    if not wins(low) or wins(high):
+        return None
+    while high / low > 1.0001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if wins(middle) else (low, middle)
+    return math.sqrt(low * high)
