@@ -46,8 +46,8 @@ def _add_compressors(benches: Commands) -> None:
 def _compressors(options: argparse.Namespace) -> int:
     if not has_extra("lab", "rich"):
         return WRONG_USE
-    from gravac.lab.bench import Bench
-    from gravac.lab.bench_display import run_bench
+    from gravac.lab.bench.bench import Bench
+    from gravac.lab.bench.display import run_bench
 
     try:
         bench = Bench(
@@ -101,10 +101,10 @@ def _add_tta(benches: Commands) -> None:
 def _tta(options: argparse.Namespace) -> int:
     if not has_extra("lab", "rich"):
         return WRONG_USE
-    from gravac.lab.links import LinkError
-    from gravac.lab.run import RunFailed
-    from gravac.lab.tta import METHODS, Matrix
-    from gravac.lab.tta_display import run_tta
+    from gravac.lab.links.network import LinkError
+    from gravac.lab.training.run import RunFailed
+    from gravac.lab.tta.display import run_tta
+    from gravac.lab.tta.matrix import METHODS, Matrix
 
     try:
         matrix = Matrix(

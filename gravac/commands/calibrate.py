@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from gravac.lab import calibrate
     from gravac.lab.json_file import write_json
-    from gravac.lab.links import LinkError
+    from gravac.lab.links.network import LinkError
 
     try:
         if calibrate.under_torchrun():

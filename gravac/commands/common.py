@@ -20,7 +20,7 @@ FAILED = 1
 
 def rate(text: str) -> float:
     """An argument that is a link's rate, bits per second."""
-    from gravac.lab.rates import parse_rate
+    from gravac.lab.links.rates import parse_rate
 
     try:
         return parse_rate(text)

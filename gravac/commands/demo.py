@@ -34,9 +34,9 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     if not has_extra("lab", "rich"):
         return WRONG_USE
-    from gravac.lab.demo import Demo, run_demo
-    from gravac.lab.links import LinkError
-    from gravac.lab.run import RunFailed
+    from gravac.lab.demo.demo import Demo, run_demo
+    from gravac.lab.links.network import LinkError
+    from gravac.lab.training.run import RunFailed
 
     try:
         demo = Demo(

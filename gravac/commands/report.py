@@ -30,9 +30,9 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     if not has_extra("lab", "matplotlib"):
         return WRONG_USE
-    from gravac.lab import record
     from gravac.lab.report.markdown import insert
     from gravac.lab.report.page import write_report
+    from gravac.lab.tta import record
 
     try:
         runs = record.read(options.runs)

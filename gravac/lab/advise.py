@@ -21,7 +21,7 @@ from gravac.collectives import AllReduce
 from gravac.compressors import COMPRESSORS, Compressor, Dense
 from gravac.costmodel import Format, Load, Machine, Network, Prediction, break_even, load
 from gravac.lab.json_file import write_json
-from gravac.lab.rates import format_rate
+from gravac.lab.links.rates import format_rate
 from gravac.lab.shapes import MODELS, Shape
 
 if TYPE_CHECKING:

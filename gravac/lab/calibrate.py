@@ -31,10 +31,10 @@ from pydantic import Field
 
 from gravac.collectives import AllReduce
 from gravac.costmodel import Format, Machine, Network, Observation, fit
-from gravac.lab import links
-from gravac.lab.methods import Method, bucket_mb
-from gravac.lab.record import RunRecord
+from gravac.lab.links import network as links
 from gravac.lab.tasks import make
+from gravac.lab.training.methods import Method, bucket_mb
+from gravac.lab.tta.record import RunRecord
 from gravac.settings import Settings, SettingsError
 
 SIZES = (256, 4096, 65_536, 1_048_576, 8_388_608, 33_554_432)
@@ -306,7 +306,7 @@ def measure_here(workers: int, link: str | None) -> Calibration:
 
     Raises:
         ValueError: an argument is out of range.
-        gravac.lab.links.LinkError: links cannot be made here.
+        gravac.lab.links.network.LinkError: links cannot be made here.
         RuntimeError: a worker failed, or took longer than a minute.
     """
     if not 2 <= workers <= links.MOST_WORKERS:

@@ -8,7 +8,7 @@ import math
 import random
 from typing import Any
 
-from gravac.lab.record import Point, RunRecord, Split, Turn
+from gravac.lab.tta.record import Point, RunRecord, Split, Turn
 
 DENSE_BYTES = 8_000_000
 """A step of float32 over the wire."""

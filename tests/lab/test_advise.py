@@ -19,8 +19,8 @@ from gravac.costmodel import Machine, Network, collective_seconds
 from gravac.lab import calibrate
 from gravac.lab.advise import Advice, advise, shapes_of
 from gravac.lab.calibrate import Calibration, line, read_calibration
-from gravac.lab.record import Split
 from gravac.lab.shapes import MODELS
+from gravac.lab.tta.record import Split
 from tests.lab.made_up_runs import made_up
 
 SLOW = Network(50e-6, 1e8)

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 
 from gravac.cli import main
-from gravac.lab.bench import Bench, Contender, contenders
-from gravac.lab.bench_display import run_bench
-from gravac.lab.bench_measure import Gradients, Row, measure
-from gravac.lab.bench_ranks import TORCH
+from gravac.lab.bench.bench import Bench, Contender, contenders
+from gravac.lab.bench.display import run_bench
+from gravac.lab.bench.measure import Gradients, Row, measure
+from gravac.lab.bench.ranks import TORCH
 from gravac.lab.shapes import MODELS
 
 pytestmark = pytest.mark.timeout(60)
@@ -119,7 +119,7 @@ def test_an_interrupt_keeps_the_finished_rows(
             raise SystemExit(130)
         return measure(bench, contender, gradients)
 
-    monkeypatch.setattr("gravac.lab.bench_display.measure", interrupted)
+    monkeypatch.setattr("gravac.lab.bench.display.measure", interrupted)
     path = tmp_path / "rows.json"
     with pytest.raises(SystemExit, match="130"):
         main(["bench", "compressors", "--elements", "64", "--only", "dense", "topk", "--json", str(path)])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gravac.lab.links import available
-from gravac.lab.owner import started
-from gravac.lab.run import Run, RunFailed, Settings
-from gravac.lab.session import Leg
+from gravac.lab.links.network import available
+from gravac.lab.links.owner import started
+from gravac.lab.training.run import Run, RunFailed, Settings
+from gravac.lab.training.session import Leg
 
 pytestmark = pytest.mark.timeout(170)
 

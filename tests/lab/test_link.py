@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac.lab.link import LONGEST_DELAY, MOST_LOSS, SHORTEST_PHASE, SMALLEST, Link, Phase, parse_link
-from gravac.lab.rates import HIGHEST, LOWEST
+from gravac.lab.links.link import LONGEST_DELAY, MOST_LOSS, SHORTEST_PHASE, SMALLEST, Link, Phase, parse_link
+from gravac.lab.links.rates import HIGHEST, LOWEST
 
 pytestmark = pytest.mark.timeout(60)
 

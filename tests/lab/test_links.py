@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gravac.lab import links
-from gravac.lab.link import Phase, parse_link
-from gravac.lab.link_rate import stream, tcp_rate
-from gravac.lab.links import LinkError, Network, available, netem_missing, remove_leftovers
-from gravac.lab.owner import mark, orphaned, started
-from gravac.lab.schedule import Schedule
+from gravac.lab.links import network as links
+from gravac.lab.links.link import Phase, parse_link
+from gravac.lab.links.link_rate import stream, tcp_rate
+from gravac.lab.links.network import LinkError, Network, available, netem_missing, remove_leftovers
+from gravac.lab.links.owner import mark, orphaned, started
+from gravac.lab.links.schedule import Schedule
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -46,7 +46,7 @@ print(int(sys.argv[2]) * 8 / (time.perf_counter() - began))
 
 OWNER = """
 import json, subprocess, sys, time
-from gravac.lab.links import Network
+from gravac.lab.links.network import Network
 with Network(2, 1e8) as network:
     inside = subprocess.Popen([*network.prefix(0), "sleep", "600"])
     print(json.dumps([network.hub, network.namespace(0), network.namespace(1), inside.pid]), flush=True)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import GraVAC
 from gravac.compressors import quantize, topk, topkc
-from gravac.lab.methods import Method, attach, bucket_mb, compressor
+from gravac.lab.training.methods import Method, attach, bucket_mb, compressor
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gravac.lab.display import show_result
+from gravac.lab.demo.display import show_result
+from gravac.lab.demo.outcome import Comparison, Outcome
 from gravac.lab.json_file import write_json
-from gravac.lab.outcome import Comparison, Outcome
-from gravac.lab.record import Point
+from gravac.lab.tta.record import Point
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -4,7 +4,7 @@
 
 import pytest
 
-from gravac.lab.rates import format_rate, parse_rate
+from gravac.lab.links.rates import format_rate, parse_rate
 
 pytestmark = pytest.mark.timeout(30)
 

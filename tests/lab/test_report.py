@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gravac.lab.record import RunRecord, Split, Turn
 from gravac.lab.report.numbers import DENSE, Row, amount, bytes_per_step, faster
 from gravac.lab.report.summary import Section, link_order, sections
 from gravac.lab.report.words import times
+from gravac.lab.tta.record import RunRecord, Split, Turn
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import DENSE_BYTES, METHODS, made_up, realistic
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gravac.lab import record
-from gravac.lab.factored import factored, refactored
-from gravac.lab.links import available
-from gravac.lab.record import Point, RunRecord, first_reached
-from gravac.lab.run import RunFailed
-from gravac.lab.session import ALONE, Leg, Spec
-from gravac.lab.tta import Matrix, run_matrix, target_of
+from gravac.lab.links.network import available
+from gravac.lab.training.run import RunFailed
+from gravac.lab.training.session import ALONE, Leg, Spec
+from gravac.lab.tta.factored import factored, refactored
+from gravac.lab.tta.matrix import Matrix, record, run_matrix, target_of
+from gravac.lab.tta.record import Point, RunRecord, first_reached
 
 pytestmark = pytest.mark.timeout(170)
 
@@ -56,7 +55,9 @@ def workers_of(pid: int) -> list[int]:
         for thread in Path(f"/proc/{pid}/task").iterdir()
         for child in (thread / "children").read_text().split()
     ]
-    return sorted(child for child in children if b"gravac.lab.worker" in Path(f"/proc/{child}/cmdline").read_bytes())
+    return sorted(
+        child for child in children if b"gravac.lab.training.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
 
 
 def matrix(tmp_path: Path, **changes: object) -> Matrix:

@@ -22,8 +22,8 @@ from gravac import AdaptiveCompressor, Static, quantize
 from gravac.agreement import SIZE
 from gravac.collectives import AllReduce, Collective
 from gravac.exchange.group import Pending
-from gravac.lab.methods import Method, bucket_mb
 from gravac.lab.tasks import make
+from gravac.lab.training.methods import Method, bucket_mb
 from tests.measure.results import write
 from tests.ranks import processes
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from gravac.lab import simulate
-from gravac.lab.expression import compressor
 from gravac.lab.tasks.charlm import CharLM
+from gravac.lab.training.expression import compressor
 from tests.measure.results import write
 
 CASES = (("topk", 100.0), ("topkc", 10.0), ("topkc", 50.0), ("topkc(values=quantize(1))", 16.0), ("powersgd", 32.0))

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gravac.lab import record
-from gravac.lab.tta import REFERENCE, UNTHROTTLED
+from gravac.lab.tta.matrix import REFERENCE, UNTHROTTLED, record
 from tests.measure.results import write
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gravac.lab import record
-from gravac.lab.tta import REFERENCE, UNTHROTTLED, Matrix, run_matrix
-from gravac.lab.tta_display import Live
+from gravac.lab.tta.display import Live
+from gravac.lab.tta.matrix import REFERENCE, UNTHROTTLED, Matrix, record, run_matrix
 from tests.measure.results import write
 
 CASES = (

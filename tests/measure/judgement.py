@@ -20,10 +20,9 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from gravac.lab import record
-from gravac.lab.record import RunRecord
-from gravac.lab.tta import REFERENCE, UNTHROTTLED, Matrix, run_matrix
-from gravac.lab.tta_display import Live
+from gravac.lab.tta.display import Live
+from gravac.lab.tta.matrix import REFERENCE, UNTHROTTLED, Matrix, record, run_matrix
+from gravac.lab.tta.record import RunRecord
 
 FIRST_SEED = 10
 """The matrix has lower ones."""

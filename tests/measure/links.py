@@ -33,10 +33,10 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.collectives import AllReduce
 from gravac.exchange.group import GroupTransport
-from gravac.lab.link import Link, Phase, parse_link
-from gravac.lab.link_rate import Sample, stream, tcp_rate
-from gravac.lab.links import INTERFACE, Counters, Network
-from gravac.lab.schedule import Schedule
+from gravac.lab.links.link import Link, Phase, parse_link
+from gravac.lab.links.link_rate import Sample, stream, tcp_rate
+from gravac.lab.links.network import INTERFACE, Counters, Network
+from gravac.lab.links.schedule import Schedule
 from tests.measure.results import write
 
 WIDTH = 1768

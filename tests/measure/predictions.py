@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gravac.costmodel import fit
-from gravac.lab import record
 from gravac.lab.calibrate import observations
+from gravac.lab.tta import record
 from tests.measure.results import write
 
 CLOSE = 0.15

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from gravac.lab import record
-from gravac.lab.methods import Method
 from gravac.lab.probe import probe
 from gravac.lab.tasks import make
-from gravac.lab.tta import REFERENCE, UNTHROTTLED
+from gravac.lab.training.methods import Method
+from gravac.lab.tta.matrix import REFERENCE, UNTHROTTLED, record
 from tests.measure.efficiency import spearman
 from tests.measure.results import write
 

@@ -13,9 +13,9 @@ import random
 import statistics
 from typing import Any
 
-from gravac.lab.links import Network
-from gravac.lab.run import Run, Settings
-from gravac.lab.session import Leg
+from gravac.lab.links.network import Network
+from gravac.lab.training.run import Run, Settings
+from gravac.lab.training.session import Leg
 from tests.measure.results import write
 
 TASKS = {"charlm": 0.4, "lstm": 1.0, "denoise": 1.0}

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gravac.lab import record
-from gravac.lab.record import RunRecord
-from gravac.lab.tta import REFERENCE, Matrix, run_matrix
-from gravac.lab.tta_display import Live
+from gravac.lab.tta.display import Live
+from gravac.lab.tta.matrix import REFERENCE, Matrix, record, run_matrix
+from gravac.lab.tta.record import RunRecord
 
 TASKS = {"lstm": (1.0, 200, 6.0), "charlm": (0.4, 200, 6.0), "denoise": (1.0, 300, 8.0)}
 """Scale, steps of the dense run and limit, those of ``make measure-tta``."""

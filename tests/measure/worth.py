@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 from gravac.lab import simulate
-from gravac.lab.expression import compressor
 from gravac.lab.tasks.charlm import CharLM
+from gravac.lab.training.expression import compressor
 from tests.measure.results import keep
 
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.03, 0.1, 0.3)}

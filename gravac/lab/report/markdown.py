@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gravac.lab.record import RunRecord
 from gravac.lab.report.numbers import Amount, Row
 from gravac.lab.report.summary import Section, methods, sections
+from gravac.lab.tta.record import RunRecord
 from gravac.settings import SettingsError
 
 BEGIN, END = "<!-- gravac report: begin -->", "<!-- gravac report: end -->"

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gravac.lab.record import RunRecord
+from gravac.lab.tta.record import RunRecord
 
 LIMIT_METHOD, LIMIT_LINK = "fp32", "unthrottled"
 """Their median time to target is the limit: what a network that costs nothing would give."""

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from gravac.lab.record import RunRecord
 from gravac.lab.report import plots, style
 from gravac.lab.report.numbers import BASELINE, LIMIT_LINK, LIMIT_METHOD, Amount, Row, inside_spread
 from gravac.lab.report.style import PACED, Looks
 from gravac.lab.report.summary import Section, link_order, methods, sections
 from gravac.lab.report.words import times
+from gravac.lab.tta.record import RunRecord
 from gravac.settings import SettingsError
 
 STYLE = """

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gravac.lab.record import Point, RunRecord, Turn
 from gravac.lab.report.numbers import BASELINE, Row
 from gravac.lab.report.style import (
     INK,
@@ -31,6 +30,7 @@ from gravac.lab.report.style import (
     title,
 )
 from gravac.lab.report.summary import Section
+from gravac.lab.tta.record import Point, RunRecord, Turn
 
 _COMPUTE, _EXPOSED, _INPUT, _COMPRESS, _EXCHANGE = "#56b4e9", "#d55e00", "#999999", "#009e73", "#f0b68a"
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gravac.lab.rates import parse_rate
-from gravac.lab.record import RunRecord
+from gravac.lab.links.rates import parse_rate
 from gravac.lab.report.numbers import (
     BASELINE,
     DENSE,
@@ -27,6 +26,7 @@ from gravac.lab.report.numbers import (
     time_to_target,
 )
 from gravac.lab.report.words import notes, spread_note, verdict
+from gravac.lab.tta.record import RunRecord
 
 
 class Place(NamedTuple):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gravac.lab.record import RunRecord
 from gravac.lab.report.numbers import (
     BASELINE,
     DENSE,
@@ -18,6 +17,7 @@ from gravac.lab.report.numbers import (
     inside_spread,
     paired,
 )
+from gravac.lab.tta.record import RunRecord
 
 
 def spread_note(tta: Amount) -> str:

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gravac.lab.links import INTERFACE, Network
-from gravac.lab.owner import mark, orphaned
-from gravac.lab.schedule import Schedule
-from gravac.lab.session import Leg, Spec
+from gravac.lab.links.network import INTERFACE, Network
+from gravac.lab.links.owner import mark, orphaned
+from gravac.lab.links.schedule import Schedule
+from gravac.lab.training.session import Leg, Spec
 
 PATIENCE = 120.0
 """Seconds without news after which a session counts as stuck, besides the time its link needs for ten dense steps."""
@@ -145,7 +145,7 @@ class Run:
         )
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE if network else "lo", "OMP_NUM_THREADS": "1"}
         for rank in range(settings.workers):
-            command = [sys.executable, "-m", "gravac.lab.worker", spec.to_json(), str(rank)]
+            command = [sys.executable, "-m", "gravac.lab.training.worker", spec.to_json(), str(rank)]
             with open(self._folder / f"rank{rank}.log", "wb") as log:
                 self._workers.append(
                     subprocess.Popen(

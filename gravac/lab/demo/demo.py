@@ -12,17 +12,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gravac.lab.display import PACED, Live, show_result
+from gravac.lab.demo.display import PACED, Live, show_result
+from gravac.lab.demo.outcome import Comparison, Outcome
 from gravac.lab.json_file import write_json
-from gravac.lab.links import MOST_WORKERS, Network, available
-from gravac.lab.outcome import Comparison, Outcome
-from gravac.lab.rates import format_rate, parse_rate
-from gravac.lab.record import Point
-from gravac.lab.run import Run, Settings
-from gravac.lab.session import Leg
+from gravac.lab.links.network import MOST_WORKERS, Network, available
+from gravac.lab.links.rates import format_rate, parse_rate
+from gravac.lab.training.run import Run, Settings
+from gravac.lab.training.session import Leg
+from gravac.lab.tta.record import Point
 
 METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "goodput:ladder@2-1000"}
-"""What is compared, by the name it is shown with; see ``gravac.lab.methods``."""
+"""What is compared, by the name it is shown with; see ``gravac.lab.training.methods``."""
 
 EVALUATE_SECONDS = 5.0
 """Training time between evaluations; a short run is evaluated twice, besides before training."""

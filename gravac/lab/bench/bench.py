@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor
-from gravac.lab.bench_ranks import TORCH, MakeRank, OurRank, Rank, Shape
-from gravac.lab.expression import compressor
+from gravac.lab.bench.ranks import TORCH, MakeRank, OurRank, Rank, Shape
 from gravac.lab.shapes import MODELS
+from gravac.lab.training.expression import compressor
 
 SMALL = 1024
 """Tensors of a model with fewer elements are left out, as those with one dimension: training sends them dense."""

@@ -20,7 +20,7 @@ class Leg:
     """One method's training.
 
     Attributes:
-        method: see ``gravac.lab.methods``, or ``ALONE``.
+        method: see ``gravac.lab.training.methods``, or ``ALONE``.
         label: names its log folder and its progress.
         seconds: training time at most.
         steps: at most.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a session, in a process of its own: ``python -m gravac.lab.worker SPEC RANK``.
+"""One rank of a session, in a process of its own: ``python -m gravac.lab.training.worker SPEC RANK``.
 
 A session is a list of *legs*: each trains a fresh model with one method. The clock of a leg counts training only:
 neither the start (imports, first connection, the copy of the weights) nor evaluation. Rank 0 decides when to evaluate
@@ -27,11 +27,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.tensorboard import SummaryWriter
 
-from gravac.lab.methods import Exchange, Method, attach, bucket_mb
-from gravac.lab.session import ALONE, WARM_UP, Leg, Spec, log_folder
-from gravac.lab.step_clock import Lap, StepClock
 from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Score, Task
+from gravac.lab.training.methods import Exchange, Method, attach, bucket_mb
+from gravac.lab.training.session import ALONE, WARM_UP, Leg, Spec, log_folder
+from gravac.lab.training.step_clock import Lap, StepClock
 
 GO_ON, EVALUATE, STOP = 0, 1, 2
 

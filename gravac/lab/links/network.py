@@ -7,8 +7,8 @@ One more namespace, the hub, holds the bridge, so nothing is added to the machin
     worker 0: eth0 == p0 :hub: p1 == eth0 :worker 1        tbf on eth0: upload; tbf on p0, p1: download
 
 A namespace's name carries the process that owns it, so what a killed process left behind is recognised, and removed
-the next time a network is made. What a link can be is in ``gravac.lab.link``, its changes over time in
-``gravac.lab.schedule``.
+the next time a network is made. What a link can be is in ``gravac.lab.links.link``, its changes over time in
+``gravac.lab.links.schedule``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
-from gravac.lab.link import Link, Phase, parse_link
-from gravac.lab.owner import mark, orphaned
-from gravac.lab.rates import parse_rate
+from gravac.lab.links.link import Link, Phase, parse_link
+from gravac.lab.links.owner import mark, orphaned
+from gravac.lab.links.rates import parse_rate
 
 INTERFACE = "eth0"
 """A worker's interface inside its namespace: what ``GLOO_SOCKET_IFNAME`` is set to."""
@@ -60,7 +60,7 @@ class Network:
     Args:
         workers: 2 to 8.
         link: every worker's, full duplex: upload and download do not share. A plain rate, bits per second, holds for
-            both directions. The link's first phase is in force; ``gravac.lab.schedule`` applies the others.
+            both directions. The link's first phase is in force; ``gravac.lab.links.schedule`` applies the others.
 
     Raises:
         ValueError: the number of workers or the link is out of range.

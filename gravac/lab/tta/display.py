@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from gravac.lab.console import wide
-from gravac.lab.display import PACED, PLAIN_SECONDS
-from gravac.lab.links import available
-from gravac.lab.record import RunRecord
-from gravac.lab.run import Event, RunFailed
-from gravac.lab.session import Leg
-from gravac.lab.tta import Matrix, run_matrix
+from gravac.lab.demo.display import PACED, PLAIN_SECONDS
+from gravac.lab.links.network import available
+from gravac.lab.training.run import Event, RunFailed
+from gravac.lab.training.session import Leg
+from gravac.lab.tta.matrix import Matrix, run_matrix
+from gravac.lab.tta.record import RunRecord
 
 
 class Live:

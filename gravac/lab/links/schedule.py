@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import NamedTuple
 
-from gravac.lab.links import Network
+from gravac.lab.links.network import Network
 
 
 class Change(NamedTuple):

@@ -33,7 +33,7 @@ from gravac import AdaptiveCompressor, Static
 from gravac.candidate import DENSE, Span
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, dense
-from gravac.lab.expression import compressor, controller
+from gravac.lab.training.expression import compressor, controller
 from gravac.telemetry.records import DecisionRecord, Record, StepRecord
 
 RANGE = (10.0, 1000.0)

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from gravac.lab.bench import Bench, Contender, contenders
-from gravac.lab.bench_measure import Gradients, Row, measure
+from gravac.lab.bench.bench import Bench, Contender, contenders
+from gravac.lab.bench.measure import Gradients, Row, measure
 from gravac.lab.console import wide
 from gravac.lab.json_file import write_json
 

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from gravac.lab.record import RunRecord, Split, first_reached
-from gravac.lab.run import Event
+from gravac.lab.training.run import Event
+from gravac.lab.tta.record import RunRecord, Split, first_reached
 
 
 def factored(

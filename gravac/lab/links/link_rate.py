@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
-from gravac.lab.links import LinkError, Network
+from gravac.lab.links.network import LinkError, Network
 
 PORT = 5077
 

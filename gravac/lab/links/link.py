@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gravac.lab.rates import HIGHEST, LOWEST, UNITS, format_rate, parse_rate
+from gravac.lab.links.rates import HIGHEST, LOWEST, UNITS, format_rate, parse_rate
 
 UNTHROTTLED = "unthrottled"
 

@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gravac.lab import record
-from gravac.lab.factored import efficiency, factored, refactored
-from gravac.lab.link import UNTHROTTLED, Link, parse_link
-from gravac.lab.links import MOST_WORKERS, Network
-from gravac.lab.methods import Method
-from gravac.lab.record import Point, RunRecord, Split, Turn, first_reached
-from gravac.lab.run import Event, Run, RunFailed, Settings
-from gravac.lab.session import ALONE, WARM_UP, Leg
+from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
+from gravac.lab.links.network import MOST_WORKERS, Network
 from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Task
+from gravac.lab.training.methods import Method
+from gravac.lab.training.run import Event, Run, RunFailed, Settings
+from gravac.lab.training.session import ALONE, WARM_UP, Leg
+from gravac.lab.tta import record
+from gravac.lab.tta.factored import efficiency, factored, refactored
+from gravac.lab.tta.record import Point, RunRecord, Split, Turn, first_reached
 
 REFERENCE = "fp32"
 """The method whose unthrottled run sets target and limit."""
@@ -59,8 +59,8 @@ class Matrix:
 
     Attributes:
         tasks: names of reference tasks.
-        links: in words, see ``gravac.lab.link``.
-        methods: in words, see ``gravac.lab.methods``.
+        links: in words, see ``gravac.lab.links.link``.
+        methods: in words, see ``gravac.lab.training.methods``.
         workers: 2 to 8.
         seeds: 0 and up.
         scale: of the tasks.

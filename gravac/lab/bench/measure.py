@@ -30,8 +30,8 @@ import torch
 
 from gravac.collectives import AllReduce, Ledger
 from gravac.exchange import memory
-from gravac.lab.bench import Bench, Contender
-from gravac.lab.bench_ranks import Rank, Shape, Steps
+from gravac.lab.bench.bench import Bench, Contender
+from gravac.lab.bench.ranks import Rank, Shape, Steps
 
 TYPICAL = 1e-3
 """Standard deviation of the synthetic gradients, about."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gravac.lab.record import Point, first_reached
+from gravac.lab.tta.record import Point, first_reached
 
 DRAW = 0.01
 """Validation losses closer than this (nats) are called equal: one run with another seed differs by as much."""

@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from gravac.lab.outcome import Comparison, Outcome
-from gravac.lab.rates import format_rate
+from gravac.lab.demo.outcome import Comparison, Outcome
+from gravac.lab.links.rates import format_rate
 
 PLAIN_SECONDS = 5.0
 """Between two lines when the output is not a terminal."""
