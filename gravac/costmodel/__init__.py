@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of a step's time: ``step.py`` has the formula."""
 
-from gravac.costmodel.fit import Observation, fit
+from gravac.costmodel.fitting import Observation, fit
 from gravac.costmodel.machine import COSTS, Costs, Machine
 from gravac.costmodel.network import Network, collective_seconds
 from gravac.costmodel.step import Format, Load, Prediction, break_even, load, predict
