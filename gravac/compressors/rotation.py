@@ -44,7 +44,7 @@ class Rotation:
 
     def __init__(self, numbers: int, generator: torch.Generator, block: int, like: torch.Tensor) -> None:
         piece = min(max(PIECE, block), numbers)
-        signs = torch.randint(2, (max(PIECE, block) if numbers > block else block,), generator=generator)
+        signs = torch.randint(2, (max(piece, block),), generator=generator)
         self.parts = [slice(start, min(start + piece, numbers)) for start in range(0, numbers, max(1, piece))]
         self._block = block
         self._signs = signs.mul_(2).sub_(1).to(like)

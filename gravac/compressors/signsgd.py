@@ -123,8 +123,8 @@ def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
 
 def decode(positive: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
     """The scale where ``positive`` is 1, minus the scale where it is 0; dtype of the scales."""
-    magnitudes = spread(scales, block, positive.numel())
-    return torch.where(positive.bool(), magnitudes, -magnitudes)
+    signs = positive.to(scales.dtype).mul_(2).sub_(1)  # several times faster than torch.where
+    return signs.mul_(spread(scales, block, positive.numel()))
 
 
 def scatter(x: torch.Tensor, block: int) -> torch.Tensor:
