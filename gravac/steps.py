@@ -278,27 +278,9 @@ class Steps:
         changed = self.decision.runs != before
         if summary is None and not changed:
             return
-        last = self.gain if self.gain is not None else 0.0
-        record = DecisionRecord(
-            step=self.step + 1,
-            compressor=self.decision.candidate.compressor,
-            cf=self.decision.candidate.cf,
-            changed=changed,
-            gain=summary.gain if summary else last,
-            gain_low=summary.gain_low if summary else last,
-            gain_high=summary.gain_high if summary else last,
-            t_system=summary.t_system if summary else None,
-            t_compression=summary.t_compression if summary else None,
-            phase=summary.phase if summary else "",
-            reason=self._dated(self.decision.reason),
-        )
+        record = decided(self.step + 1, self.decision, changed, self.gain, self._steps_per_epoch)
         self.history.append(record)
         self._emit(record)
-
-    def _dated(self, reason: str) -> str:
-        if self._steps_per_epoch is None:
-            return reason
-        return f"{reason} (epoch {(self.step + 1) / self._steps_per_epoch:.2f})"
 
     def _tell(self, measured: Any, booked: Booked) -> None:
         """Emit the agreed step's record."""
@@ -330,6 +312,34 @@ class Steps:
                 exchanged_seconds=measured.exchanged,
             )
         )
+
+
+def decided(
+    step: int, decision: Decision, changed: bool, gain: float | None, steps_per_epoch: float | None
+) -> DecisionRecord:
+    """The record of a decision.
+
+    Args:
+        step: the first it holds for.
+        decision: made.
+        changed: whether something else runs than before.
+        gain: of the last step agreed on, told where no window ended; ``None``: not finite.
+        steps_per_epoch: to date the reason; ``None`` does not.
+    """
+    summary, last = decision.summary, 0.0 if gain is None else gain
+    return DecisionRecord(
+        step=step,
+        compressor=decision.candidate.compressor,
+        cf=decision.candidate.cf,
+        changed=changed,
+        gain=summary.gain if summary else last,
+        gain_low=summary.gain_low if summary else last,
+        gain_high=summary.gain_high if summary else last,
+        t_system=summary.t_system if summary else None,
+        t_compression=summary.t_compression if summary else None,
+        phase=summary.phase if summary else "",
+        reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
+    )
 
 
 def _cf(candidate: Candidate) -> float | None:

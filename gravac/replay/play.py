@@ -26,14 +26,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from gravac.agreement import gain
 from gravac.candidate import DENSE, Candidate
-from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.base import Decision
 from gravac.policy import Policy
 from gravac.replay.admission import admit_recorded
 from gravac.replay.recording import Recording
 from gravac.replay.trace import Trace
 from gravac.settings import SettingsError
-from gravac.telemetry.records import DecisionRecord, RunRecord
+from gravac.steps import decided
+from gravac.telemetry.records import DecisionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ def replay(trace: Trace, policy: Policy) -> Replay:
             "policy with another"
         )
     holds: Decision = coming
+    epoch = trace.run.settings.get("steps_per_epoch")
+    steps_per_epoch = epoch if isinstance(epoch, (int, float)) else None
     would, estimated, replayed = [], [], []
     for record in trace.steps:
         measured, guessed = recording.measure(record, holds)
@@ -127,7 +131,8 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         state, decision = controller.observe(state, measured)
         changed = decision.candidate != coming.candidate
         if changed or decision.summary is not None:
-            replayed.append(_decided(record.step + 2, decision, changed, measured, trace.run))
+            last = gain(measured.error, measured.energy)
+            replayed.append(decided(record.step + 2, decision, changed, last, steps_per_epoch))
         holds, coming = coming, decision
     return Replay(
         tuple(numbers),
@@ -139,28 +144,6 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         trace.decisions,
         tuple(replayed),
         notes,
-    )
-
-
-def _decided(step: int, decision: Decision, changed: bool, measured: Measurement, run: RunRecord) -> DecisionRecord:
-    """As ``gravac.steps`` writes it."""
-    summary = decision.summary
-    last = 1 - measured.error / measured.energy if measured.energy else 1.0
-    last = last if math.isfinite(last) else 0.0
-    epoch = run.settings.get("steps_per_epoch")
-    dated = f" (epoch {step / epoch:.2f})" if isinstance(epoch, (int, float)) and epoch else ""
-    return DecisionRecord(
-        step=step,
-        compressor=decision.candidate.compressor,
-        cf=decision.candidate.cf,
-        changed=changed,
-        gain=summary.gain if summary else last,
-        gain_low=summary.gain_low if summary else last,
-        gain_high=summary.gain_high if summary else last,
-        t_system=summary.t_system if summary else None,
-        t_compression=summary.t_compression if summary else None,
-        phase=summary.phase if summary else "",
-        reason=decision.reason + dated,
     )
 
 
