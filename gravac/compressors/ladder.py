@@ -14,7 +14,7 @@ compares worths tries those: worth by the model's shapes, and corrected by the g
 import functools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
@@ -26,6 +26,9 @@ from gravac.compressors.dense import dense
 from gravac.compressors.powersgd import powersgd
 from gravac.compressors.quantize import quantize
 from gravac.compressors.topkc import topkc
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SHAPE = (1024, 1024)
 """Of the tensor that ratios are predicted for; over two ranks. Small tensors and other numbers of ranks deviate."""
@@ -49,7 +52,7 @@ class Ladder(Compressor):
 
     members: Annotated[tuple[Compressor, ...], Field(min_length=1)]
 
-    def __call__(self, *members: Compressor, **changes: Any) -> Self:
+    def __call__(self, *members: Compressor, **changes: Any) -> "Self":
         """A ladder of other members."""
         return super().__call__(**({"members": members} if members else {}), **changes)
 

@@ -12,7 +12,7 @@ x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -23,6 +23,9 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import unit_roundoff, working
 from gravac.compressors.worth import by_rank
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SIDE = 1024
 """Rows and columns of the matrix by whose CF a fixed rank is called."""
@@ -109,7 +112,7 @@ class PowerSGD(Compressor):
         square = self.plan((SIDE, SIDE), 1.0)
         return (square.cf,) if square and cf_range[0] <= square.cf <= cf_range[1] else ()
 
-    def __call__(self, rank: int | None = None, **changes: Any) -> Self:
+    def __call__(self, rank: int | None = None, **changes: Any) -> "Self":
         """The same settings but for ``rank`` and other changes."""
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 

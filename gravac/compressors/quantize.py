@@ -13,7 +13,7 @@ swap their codes: as many bytes, and no second coding.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,6 +23,9 @@ from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.codebook import SCALE, Coded, Decoded, Kind, encode, mean
 from gravac.compressors.packing import packed_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 WIDTHS = (8, 4, 3, 2, 1)
 
@@ -57,7 +60,7 @@ class Quantize(Compressor):
     exchange: Literal["auto", "shards", "gather"] = "auto"
     compiled: bool = False
 
-    def __call__(self, bits: int | None = None, **changes: Any) -> Self:
+    def __call__(self, bits: int | None = None, **changes: Any) -> "Self":
         """The same settings but for ``bits`` and other changes."""
         return super().__call__(**({} if bits is None else {"bits": bits}), **changes)
 

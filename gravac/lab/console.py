@@ -4,10 +4,20 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+from typing import TYPE_CHECKING
+
 from rich.console import Console
+from rich.progress import Progress
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 WIDTH = 120
 """Columns, where the output is not a terminal."""
+
+PLAIN_SECONDS = 5.0
+"""Between two lines of progress, there."""
 
 
 def wide(console: Console | None = None) -> Console:
@@ -16,3 +26,18 @@ def wide(console: Console | None = None) -> Console:
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     return console
+
+
+class Shown:
+    """A context manager around progress bars: none where the output is not a terminal."""
+
+    _progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if self._progress:
+            self._progress.stop()

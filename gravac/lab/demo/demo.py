@@ -12,9 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gravac.lab.demo.display import PACED, Live, show_result
+from gravac.lab.demo.display import Live, show_result
 from gravac.lab.demo.outcome import Comparison, Outcome
 from gravac.lab.json_file import write_json
+from gravac.lab.links.link import PACED
 from gravac.lab.links.network import MOST_WORKERS, Network, available
 from gravac.lab.links.rates import format_rate, parse_rate
 from gravac.lab.training.run import Run, Settings

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.box import SIMPLE_HEAVY
@@ -14,19 +13,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from gravac.lab.console import PLAIN_SECONDS, Shown
 from gravac.lab.demo.outcome import Comparison, Outcome
+from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
-
-PLAIN_SECONDS = 5.0
-"""Between two lines when the output is not a terminal."""
-
-PACED = "paced, not a real link"
 
 MOST_TURNS = 24
 """Changes of the compression factor that are printed; more are cut in the middle."""
 
 
-class Live:
+class Live(Shown):
     """Progress of the runs: a line each with a bar on a terminal, otherwise a plain line every few seconds.
 
     Args:
@@ -40,7 +36,6 @@ class Live:
         self._console = console
         self._seconds = seconds
         self._note = f" ({PACED})" if paced else ""
-        self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._last = 0.0
         self._val_loss = "-"
@@ -49,15 +44,6 @@ class Live:
             self._progress = Progress(*columns, console=console)
             for method in methods:
                 self._tasks[method] = self._progress.add_task(method + self._note, total=seconds, state="waiting")
-
-    def __enter__(self) -> Live:
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        if self._progress:
-            self._progress.stop()
 
     def starting(self, method: str) -> None:
         """A run's processes have been started."""

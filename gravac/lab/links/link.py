@@ -21,6 +21,9 @@ from gravac.lab.links.rates import HIGHEST, LOWEST, UNITS, format_rate, parse_ra
 
 UNTHROTTLED = "unthrottled"
 
+PACED = "paced, not a real link"
+"""What is said of everything that came of no emulated link."""
+
 EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit+20ms+0.1% or unthrottled"
 
 SHORTEST_PHASE = 0.5

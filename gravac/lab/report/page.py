@@ -14,9 +14,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from gravac.lab.links.link import PACED
 from gravac.lab.report import plots, style
 from gravac.lab.report.numbers import BASELINE, LIMIT_LINK, LIMIT_METHOD, Amount, Row, inside_spread
-from gravac.lab.report.style import PACED, Looks
+from gravac.lab.report.style import Looks
 from gravac.lab.report.summary import Section, link_order, methods, sections
 from gravac.lab.report.words import times
 from gravac.lab.tta.record import RunRecord

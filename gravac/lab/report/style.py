@@ -18,11 +18,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
+from gravac.lab.links.link import PACED
 from gravac.lab.report.numbers import DENSE, Row
 from gravac.lab.report.summary import Section
-
-PACED = "paced, not a real link"
-
 
 DPI = 130
 

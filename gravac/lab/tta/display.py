@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.box import SIMPLE_HEAVY
 from rich.console import Console
@@ -14,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from gravac.lab.console import wide
-from gravac.lab.demo.display import PACED, PLAIN_SECONDS
+from gravac.lab.console import PLAIN_SECONDS, Shown, wide
+from gravac.lab.links.link import PACED
 from gravac.lab.links.network import available
 from gravac.lab.training.run import Event, RunFailed
 from gravac.lab.training.session import Leg
@@ -23,14 +22,13 @@ from gravac.lab.tta.matrix import Matrix, run_matrix
 from gravac.lab.tta.record import RunRecord
 
 
-class Live:
+class Live(Shown):
     """A watcher: one line with a bar on a terminal, otherwise a plain line every few seconds and one per record."""
 
     def __init__(self, console: Console, paced: bool) -> None:
         self.failures = 0
         self._console = console
         self._note = f" ({PACED})" if paced else ""
-        self._progress: Progress | None = None
         self._wanted = self._there = self._made = 0
         self._began = self._last = time.monotonic()
         self._metric = ""
@@ -38,15 +36,6 @@ class Live:
             columns = [TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()]
             self._progress = Progress(*columns, TextColumn("{task.fields[state]}"), console=console)
             self._bar = self._progress.add_task("runs" + self._note, total=None, state="")
-
-    def __enter__(self) -> Live:
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        if self._progress:
-            self._progress.stop()
 
     def planned(self, records: int, there: int) -> None:
         """See ``Watcher``."""
