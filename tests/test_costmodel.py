@@ -3,6 +3,7 @@
 """The cost model: its formulas against the collectives' wire bytes, what it recovers, and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,8 @@ def test_costs_are_those_measured() -> None:
             assert encode + decode == pytest.approx(total, rel=0.3), (name, cf)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "bandwidth", "overlap"), [(2e-4, 1e8, 0.6), (1e-5, 1e9, 0.95), (1e-3, 2e7, 0.0), (0.0, 5e8, 1.0)]
-)
-def test_fit_recovers_what_made_the_observations(alpha: float, bandwidth: float, overlap: float) -> None:
-    network, machine = Network(alpha, bandwidth), Machine(14e9, overlap)
+def observed(network: Network, machine: Machine, link: str = "") -> list[Observation]:
+    """Steps as the model has them, of several compressors, ranks, buckets and compute times."""
     shapes = [(500, 400)] * 20
     observations = []
     for world in (2, 4, 8):
@@ -116,11 +114,49 @@ def test_fit_recovers_what_made_the_observations(alpha: float, bandwidth: float,
             for compressor, cf in ((None, 1.0), (topk, 10.0), (topk, 100.0), (signsgd, 32.0)):
                 for buckets in (1, 5):
                     step = predict(shapes, compressor, cf, compute, world, network, machine, buckets).step_s
-                    observations.append(Observation(shapes, compressor, cf, compute, world, step, buckets))
-    found, on = fit(observations, Machine(14e9))
-    assert found.alpha == pytest.approx(alpha, rel=0.02, abs=1e-7)
-    assert found.bandwidth == pytest.approx(bandwidth, rel=0.02)
-    assert on.overlap == pytest.approx(overlap, rel=0.02, abs=0.01)
+                    observations.append(Observation(shapes, compressor, cf, compute, world, step, buckets, link=link))
+    return observations
+
+
+@pytest.mark.parametrize(
+    ("alpha", "bandwidth", "overlap"), [(2e-4, 1e8, 0.6), (1e-5, 1e9, 0.95), (1e-3, 2e7, 0.0), (0.0, 5e8, 1.0)]
+)
+@pytest.mark.parametrize(("speed", "start"), [(14e9, 0.0), (2e9, 3e-3)])
+def test_fit_recovers_what_made_the_observations(
+    alpha: float, bandwidth: float, overlap: float, speed: float, start: float
+) -> None:
+    machine = Machine(speed, overlap, start_s=start)
+    found = fit(observed(Network(alpha, bandwidth), machine))
+    assert found.networks[""].alpha == pytest.approx(alpha, rel=0.02, abs=1e-7)
+    assert found.networks[""].bandwidth == pytest.approx(bandwidth, rel=0.02)
+    assert found.machine.overlap == pytest.approx(overlap, rel=0.02, abs=0.01)
+    assert found.machine.copy_bytes_per_s == pytest.approx(speed, rel=0.02)
+    assert found.machine.start_s == pytest.approx(start, rel=0.02, abs=1e-6)
+
+
+def test_links_are_told_apart_and_share_the_machine() -> None:
+    machine, networks = Machine(5e9, 0.5, start_s=1e-3), {"slow": Network(1e-3, 2e7), "fast": Network(1e-4, 1e9)}
+    steps = [step for link, network in networks.items() for step in observed(network, machine, link)]
+    found = fit(steps)
+    for link, network in networks.items():
+        assert found.networks[link].bandwidth == pytest.approx(network.bandwidth, rel=0.02)
+        assert found.networks[link].alpha == pytest.approx(network.alpha, rel=0.02)
+    assert found.machine.start_s == pytest.approx(1e-3, rel=0.02)
+    assert max(abs(found.error(step)) for step in steps) < 0.01
+
+
+def test_a_few_odd_steps_move_nothing() -> None:
+    network, machine = Network(2e-4, 1e8), Machine(5e9, 0.5, start_s=1e-3)
+    steps = observed(network, machine)
+    odd = [replace(step, step_s=3 * step.step_s) if at % 20 == 0 else step for at, step in enumerate(steps)]
+    assert fit(odd).networks[""].bandwidth == pytest.approx(1e8, rel=0.02)
+
+
+def test_where_nothing_was_compressed_the_machine_stays_as_given() -> None:
+    steps = [step for step in observed(Network(2e-4, 1e8), Machine(14e9, 0.5)) if step.compressor is None]
+    steps = [replace(step, dense="float32") for step in steps]
+    found = fit(steps, Machine(3e9, start_s=7e-3))
+    assert (found.machine.copy_bytes_per_s, found.machine.start_s) == (3e9, 7e-3)
 
 
 def test_break_even_is_where_both_take_as_long() -> None:
@@ -151,6 +187,7 @@ def test_break_even_is_none_where_there_is_none() -> None:
         (lambda: Network(0.0, float("nan")), "bandwidth: nan"),
         (lambda: Machine(0.0), "copy_bytes_per_s: 0.0"),
         (lambda: Machine(1e9, 1.5), "overlap: 1.5"),
+        (lambda: Machine(1e9, start_s=-1.0), "start_s: -1.0"),
         (lambda: predict(SHAPES, None, 1, 0.0, 2, SLOW, LAB), "compute_s: 0.0"),
         (lambda: predict(SHAPES, None, 1, 0.1, 0, SLOW, LAB), "world: 0"),
         (lambda: predict(SHAPES, topk, 0.5, 0.1, 2, SLOW, LAB), "cf: 0.5"),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of a step's time: ``step.py`` has the formula."""
 
-from gravac.costmodel.fitting import Observation, fit
+from gravac.costmodel.fitting import Fit, Observation, fit
 from gravac.costmodel.machine import COSTS, Costs, Machine
 from gravac.costmodel.network import Network, collective_seconds
 from gravac.costmodel.step import Format, Load, Prediction, break_even, load, predict
@@ -10,6 +10,7 @@ from gravac.costmodel.step import Format, Load, Prediction, break_even, load, pr
 __all__ = [
     "COSTS",
     "Costs",
+    "Fit",
     "Format",
     "Load",
     "Machine",

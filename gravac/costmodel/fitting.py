@@ -3,8 +3,8 @@
 """The model's constants, from step times that were measured."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,18 @@ import numpy.typing as npt
 from gravac.compressors import Compressor
 from gravac.costmodel.machine import Machine
 from gravac.costmodel.network import Network, check
-from gravac.costmodel.step import BACKWARD, Format, Load, Shape, load
+from gravac.costmodel.step import BACKWARD, Format, Load, Prediction, Shape, load
+
+Floats = npt.NDArray[np.float64]
+
+FEWEST = 3
+"""Observations of a link: it has two constants, and shares the machine's."""
+
+TELLING = 0.05
+"""Errors relative to the step count squared up to this, and by their size beyond: a few odd steps move nothing."""
+
+FREE = 1e-6
+"""Seconds a gigabyte that stand for none, so that a speed is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +33,7 @@ class Observation:
     Attributes:
         shapes: see ``predict``, as are the others.
         step_s: measured, seconds.
+        link: a name; steps of one name went over one network.
     """
 
     shapes: Sequence[Shape]
@@ -33,6 +45,7 @@ class Observation:
     buckets: int | None = None
     dense: Format = "bfloat16"
     dense_below: int = 1024
+    link: str = ""
 
     def load(self, machine: Machine) -> Load:
         """What it put on a machine and a network."""
@@ -49,81 +62,136 @@ class Observation:
         )
 
 
-def fit(observations: Sequence[Observation], machine: Machine | None = None) -> tuple[Network, Machine]:
-    """Latency, bandwidth and overlap that explain measured steps best.
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The constants that explain measured steps best.
 
-    Least squares of the errors relative to the steps measured. For a given overlap, and given which exchanges stick
-    out of backward, the step is linear in latency and 1 / bandwidth; the overlap is searched.
+    Attributes:
+        networks: by the link's name.
+        machine: with the speed of its copies, what a start takes and its overlap, while training.
+    """
+
+    networks: Mapping[str, Network]
+    machine: Machine
+
+    def predict(self, observation: Observation) -> Prediction:
+        """What it would say of such a step, over a link that was fitted."""
+        return observation.load(self.machine).over(self.networks[observation.link], self.machine)
+
+    def error(self, observation: Observation) -> float:
+        """Of the step predicted, relative to the one measured."""
+        return self.predict(observation).step_s / observation.step_s - 1
+
+
+def fit(observations: Sequence[Observation], machine: Machine | None = None) -> Fit:
+    """Latency and bandwidth of each link, and what coding and overlap come to on the machine, from measured steps.
+
+    Least squares of the errors relative to the steps measured, less swayed by large ones. For a given overlap, and
+    given which exchanges stick out of backward, the step is linear in the other constants; the overlap is searched.
 
     Args:
-        observations: of more than one rank, at least three; to tell the three apart they must differ in bytes, in
-            buckets or ranks, and some must be partly hidden.
-        machine: its speed and costs are taken as they are; default: what ``COSTS`` was measured on.
+        observations: of more than one rank, at least three of each link; to tell the constants apart they must differ
+            in bytes, in buckets or ranks, and in what they compress, and some must be partly hidden.
+        machine: its costs in copies are taken as they are, its speed and start where nothing was compressed; default:
+            what ``COSTS`` was measured on.
 
     Raises:
         ValueError: too few observations, or no bandwidth explains them.
     """
     machine = machine or Machine(14e9)
     rows = [observation for observation in observations if observation.world > 1]
-    if len(rows) < 3:
-        raise ValueError(f"observations: {len(rows)} of more than one rank, fewer than 3; measure more steps")
+    links = list(dict.fromkeys(row.link for row in rows))
+    for link in links or [""]:
+        count = sum(row.link == link for row in rows)
+        if count < FEWEST:
+            where = f" over {link}" if link else ""
+            raise ValueError(
+                f"observations: {count} of more than one rank{where}, fewer than {FEWEST}; measure more steps"
+            )
     for row in rows:
         check("step_s", row.step_s, row.step_s > 0, "seconds, above 0")
-    loads = [row.load(machine) for row in rows]
-    measured = np.array([row.step_s for row in rows])
-    spent = np.array([held.compute_s + held.compress_s for held in loads])
-    hideable = BACKWARD * np.array([held.compute_s for held in loads])
-    buckets = np.array([held.buckets for held in loads], dtype=float)
-    # in gigabits, so that the columns are of like size
-    columns = np.array([[held.messages, held.bits * 1e-9] for held in loads])
-
-    def solve(overlap: float) -> tuple[float, npt.NDArray[np.float64]]:
-        """The error left, and (alpha, seconds per gigabit)."""
-        best = (math.inf, np.zeros(2))
-        for start in (np.ones(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)):
-            exposed = start
-            for _ in range(30):
-                times = np.where(exposed, buckets, 1.0)
-                wanted = measured - spent + np.where(exposed, overlap * hideable, 0.0)
-                answer = _not_negative(columns * (times / measured)[:, None], wanted / measured)
-                bucket = columns @ answer
-                step = spent + np.maximum(0.0, (buckets - 1) * bucket - overlap * hideable) + bucket
-                left = float((((step - measured) / measured) ** 2).sum())
-                if left < best[0]:
-                    best = (left, answer)
-                now = (buckets - 1) * bucket > overlap * hideable
-                if bool((now == exposed).all()):
-                    break
-                exposed = now
-        return best
-
-    span, width = np.linspace(0, 1, 51), 0.02
-    found = min(span, key=lambda overlap: solve(float(overlap))[0])
-    for _ in range(4):
-        span = np.clip(np.linspace(found - width, found + width, 21), 0, 1)
-        found = min(span, key=lambda overlap: solve(float(overlap))[0])
-        width /= 10
-    alpha, per_gigabit = solve(float(found))[1]
-    if per_gigabit <= 0:
-        raise ValueError(
-            "observations: steps do not take longer with more bytes, so no bandwidth explains them; measure over a "
-            "slower link, or steps that send more"
-        )
-    return (
-        Network(float(alpha), 1e9 / float(per_gigabit)),
-        Machine(machine.copy_bytes_per_s, float(found), machine.costs, machine.per_rank),
+    problem = _Problem(rows, links, machine)
+    answer, overlap = problem.solve()
+    alphas, per_gigabit = answer[: len(links)], answer[len(links) : 2 * len(links)]
+    for link, seconds in zip(links, per_gigabit, strict=True):
+        if seconds <= 0:
+            where = f" over {link}" if link else ""
+            raise ValueError(
+                f"observations: steps{where} do not take longer with more bytes, so no bandwidth explains them; measure "
+                "over a slower link, or steps that send more"
+            )
+    per_gigabyte, start = (float(value) for value in answer[2 * len(links) :])
+    return Fit(
+        {
+            link: Network(float(alpha), 1e9 / float(seconds))
+            for link, alpha, seconds in zip(links, alphas, per_gigabit, strict=True)
+        },
+        replace(
+            machine,
+            copy_bytes_per_s=1e9 / max(per_gigabyte, FREE) if problem.coding.any() else machine.copy_bytes_per_s,
+            start_s=start if problem.coding.any() else machine.start_s,
+            overlap=overlap,
+        ),
     )
 
 
-def _not_negative(columns: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Least squares of two columns with no answer below 0."""
-    both = np.linalg.lstsq(columns, wanted, rcond=None)[0]
-    if (both >= 0).all():
-        return np.asarray(both)
-    answers = []
-    for one in range(2):
-        answer = np.zeros(2)
-        square = float(columns[:, one] @ columns[:, one])
-        answer[one] = max(0.0, float(columns[:, one] @ wanted) / square) if square else 0.0
-        answers.append(answer)
-    return min(answers, key=lambda answer: float(((columns @ answer - wanted) ** 2).sum()))
+class _Problem:
+    """Columns: latency of each link, seconds per gigabit of each, seconds per gigabyte copied, seconds of a start."""
+
+    def __init__(self, rows: Sequence[Observation], links: Sequence[str], machine: Machine) -> None:
+        loads = [row.load(machine) for row in rows]
+        on = np.array([[row.link == link for link in links] for row in rows], dtype=float)
+        self.measured = np.array([row.step_s for row in rows])
+        self.compute = np.array([held.compute_s for held in loads])
+        self.buckets = np.array([held.buckets for held in loads], dtype=float)
+        messages = np.array([[held.messages] for held in loads], dtype=float)
+        gigabits = np.array([[held.bits * 1e-9] for held in loads])
+        self.bucket = np.hstack([on * messages, on * gigabits])
+        self.coding = np.array([[held.copied_bytes * 1e-9, held.starts] for held in loads])
+
+    def solve(self) -> tuple[Floats, float]:
+        """The best answer, and its overlap."""
+        span, width = np.linspace(0, 1, 21), 0.05
+        found = min(span, key=lambda overlap: self.at(float(overlap))[0])
+        for _ in range(3):
+            span = np.clip(np.linspace(found - width, found + width, 11), 0, 1)
+            found = min(span, key=lambda overlap: self.at(float(overlap))[0])
+            width /= 5
+        return self.at(float(found))[1], float(found)
+
+    def at(self, overlap: float) -> tuple[float, Floats]:
+        """The error left at an overlap, and the answer."""
+        hidden = overlap * BACKWARD * self.compute
+        best = (math.inf, np.zeros(self.bucket.shape[1] + 2))
+        for exposed in (np.ones(len(hidden), dtype=bool), np.zeros(len(hidden), dtype=bool)):
+            weights = 1 / self.measured
+            for _ in range(30):
+                columns = np.hstack([self.bucket * np.where(exposed, self.buckets, 1.0)[:, None], self.coding])
+                wanted = self.measured - self.compute + np.where(exposed, hidden, 0.0)
+                answer = _not_negative(columns * weights[:, None], wanted * weights)
+                bucket = self.bucket @ answer[:-2]
+                waits = (self.buckets - 1) * bucket - hidden
+                step = self.compute + self.coding @ answer[-2:] + np.maximum(0.0, waits) + bucket
+                off = np.abs(step / self.measured - 1)
+                left = float(np.where(off < TELLING, off * off / (2 * TELLING), off - TELLING / 2).sum())
+                if left < best[0]:
+                    best = (left, answer)
+                before, exposed = exposed, waits > 0
+                now = 1 / (self.measured * np.sqrt(np.maximum(off, TELLING)))
+                settled = bool((before == exposed).all()) and np.allclose(now, weights, rtol=1e-3)
+                weights = now
+                if settled:
+                    break
+        return best
+
+
+def _not_negative(columns: Floats, wanted: Floats) -> Floats:
+    """Least squares with no answer below 0: what comes out below is left out, the worst first."""
+    scale = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
+    used = np.ones(columns.shape[1], dtype=bool)
+    while True:
+        answer = np.zeros(columns.shape[1])
+        answer[used] = np.linalg.lstsq(columns[:, used] / scale[used], wanted, rcond=None)[0]
+        if (answer >= 0).all():
+            return np.asarray(answer / scale)
+        used[int(np.argmin(answer))] = False

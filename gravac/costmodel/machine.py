@@ -65,16 +65,19 @@ class Machine:
         costs: see ``Costs``; between CFs interpolated in log CF, beyond them the nearest.
         per_rank: whether the decode of an all-gather grows with the ranks, less what it costs at the highest CF
             measured (at most a copy and a half); otherwise costs are as given at any number of ranks.
+        start_s: what compressing a bucket takes however small it is: waking, calls, cold caches; seconds.
     """
 
     copy_bytes_per_s: float
     overlap: float = 0.9
     costs: Costs = field(default_factory=lambda: COSTS)
     per_rank: bool = True
+    start_s: float = 0.0
 
     def __post_init__(self) -> None:
         check("copy_bytes_per_s", self.copy_bytes_per_s, self.copy_bytes_per_s > 0, "bytes per second, above 0")
         check("overlap", self.overlap, 0 <= self.overlap <= 1, "a share, 0 to 1")
+        check("start_s", self.start_s, self.start_s >= 0, "seconds, 0 or more")
 
     def copies(self, compressor: str, cf: float, world: int = MEASURED_WORLD, gathered: bool = False) -> float:
         """What encoding and decoding a tensor costs, in copies of it.

@@ -7,7 +7,8 @@ equal buckets; all but the last may travel while backward still runs:
 
     step = compute + compression + max(0, (k-1) t - overlap * backward) + t        t: exchange of one of k buckets
 
-Compression is never hidden, because it contends with backward for the same device. Sources: Agarwal et al., "On the
+Compression takes a start for each bucket and so many copies of its bytes. It is never hidden, because it contends with
+backward for the same device. Sources: Agarwal et al., "On the
 Utility of Gradient Compression in Distributed Training Systems", MLSys 2022 (the shape of the formula); Tyagi & Swany,
 "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", 2023 (costs of collectives).
 """
@@ -65,11 +66,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step puts on a machine and a network, whatever the network's figures: a prediction's first half.
+    """What a step puts on a machine and a network, whatever their speed: a prediction's first half.
 
     Attributes:
         compute_s: seconds.
-        compress_s: seconds.
+        copied_bytes: bytes that a copy would have to move to take as long as encode and decode.
+        starts: buckets that are compressed.
         messages: one after the other, in each bucket.
         bits: sent by one rank, in each bucket.
         buckets: number of them.
@@ -77,20 +79,22 @@ class Load:
     """
 
     compute_s: float
-    compress_s: float
+    copied_bytes: float
+    starts: int
     messages: int
     bits: float
     buckets: int
     wire_bytes: int
 
-    def over(self, network: Network, overlap: float) -> Prediction:
-        """The step over a network."""
+    def over(self, network: Network, machine: Machine) -> Prediction:
+        """The step on a machine, over a network."""
+        compress = self.copied_bytes / machine.copy_bytes_per_s + self.starts * machine.start_s
         bucket = self.messages * network.alpha + self.bits / network.bandwidth
-        exposed = max(0.0, (self.buckets - 1) * bucket - overlap * BACKWARD * self.compute_s) + bucket
+        exposed = max(0.0, (self.buckets - 1) * bucket - machine.overlap * BACKWARD * self.compute_s) + bucket
         return Prediction(
-            step_s=self.compute_s + self.compress_s + exposed,
+            step_s=self.compute_s + compress + exposed,
             compute_s=self.compute_s,
-            compress_s=self.compress_s,
+            compress_s=compress,
             exchange_s=self.buckets * bucket,
             exposed_s=exposed,
             wire_bytes=self.wire_bytes,
@@ -142,7 +146,8 @@ def load(
     sent_bytes = sum(messages_of(kind, payload, world)[1] for (_, kind), payload in payloads.items())
     return Load(
         compute_s=compute_s,
-        compress_s=copied / machine.copy_bytes_per_s,
+        copied_bytes=copied,
+        starts=0 if compressor is None else buckets,
         messages=messages,
         bits=8 * sent_bytes / buckets,
         buckets=buckets,
@@ -180,7 +185,7 @@ def predict(
         ValueError: an argument is out of range, or the machine knows no cost of the compressor; names it.
     """
     held = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
-    return held.over(network, machine.overlap)
+    return held.over(network, machine)
 
 
 def break_even(
@@ -219,7 +224,7 @@ def break_even(
 
     def wins(bandwidth: float) -> bool:
         network = Network(alpha, bandwidth)
-        return other.over(network, machine.overlap).step_s < sixteen.over(network, machine.overlap).step_s
+        return other.over(network, machine).step_s < sixteen.over(network, machine).step_s
 
     low, high = LOWEST, HIGHEST
     if not wins(low) or wins(high):

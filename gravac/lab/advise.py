@@ -205,7 +205,7 @@ def advise(
     shapes = shapes_of(model)
     elements = sum(math.prod(shape) for shape in shapes)
     full = AllReduce.wire_bytes(4 * elements, workers)
-    sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense).over(network, machine.overlap)
+    sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense).over(network, machine)
 
     def choice(
         name: str, cf: float, predicted: Prediction, even: float | None = None, worth: float | None = None
@@ -224,10 +224,10 @@ def advise(
             cost=None if price_per_hour is None else hours * price_per_hour,
         )
 
-    single = load(shapes, None, 1, batch_s, workers, machine, dense="float32").over(network, machine.overlap)
+    single = load(shapes, None, 1, batch_s, workers, machine, dense="float32").over(network, machine)
     choices = [choice("dense", 1.0, single, worth=1.0), choice("dense", 2.0, sixteen, worth=1.0)]
     for compressor, cf in candidates(compressors, cfs, shapes, machine):
-        predicted = load(shapes, compressor, cf, batch_s, workers, machine, dense=dense).over(network, machine.overlap)
+        predicted = load(shapes, compressor, cf, batch_s, workers, machine, dense=dense).over(network, machine)
         even = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
         if even is None:
             even = math.inf if predicted.step_s < sixteen.step_s else 0.0
@@ -374,7 +374,7 @@ def plot(
         return load(shapes, compressor, cf, advice.batch_s, workers, machine, dense=dense)
 
     def speed_ups(ours: Load, sixteen: Load, networks: Sequence[Network]) -> list[float]:
-        return [sixteen.over(at, machine.overlap).step_s / ours.over(at, machine.overlap).step_s for at in networks]
+        return [sixteen.over(at, machine).step_s / ours.over(at, machine).step_s for at in networks]
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_bandwidth, by_workers = figure.subplots(1, 2)

@@ -17,9 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -30,11 +29,8 @@ import torch.distributed as dist
 from pydantic import Field
 
 from gravac.collectives import AllReduce
-from gravac.costmodel import Format, Machine, Network, Observation, fit
+from gravac.costmodel import Machine, Network
 from gravac.lab.links import network as links
-from gravac.lab.tasks import make
-from gravac.lab.training.methods import Method, bucket_mb
-from gravac.lab.tta.record import RunRecord
 from gravac.settings import Settings, SettingsError
 
 SIZES = (256, 4096, 65_536, 1_048_576, 8_388_608, 33_554_432)
@@ -178,78 +174,6 @@ def measure(say: Say, where: Literal["torchrun", "loopback", "emulated"] = "torc
         sizes=tuple(sizes),
         seconds=tuple(medians),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A cost model fitted to a third of some steps, and tried on the others.
-
-    Attributes:
-        network: fitted.
-        machine: fitted.
-        error: median of |predicted - measured| / measured over the steps it was not fitted to.
-        worst: the largest of them.
-        steps: how many it was tried on.
-    """
-
-    network: Network
-    machine: Machine
-    error: float
-    worst: float
-    steps: int
-
-
-def observations(runs: Iterable[RunRecord]) -> list[Observation]:
-    """The lab's runs as observed steps: those of torch's dense exchange, and of ours at one CF, that are not paced.
-
-    Runs of one link, of one rate throughout, describe one network: ``fit`` them link by link.
-    """
-    shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
-    found = []
-    for run in runs:
-        method = Method.parse(run.method)
-        if run.adaptive or run.paced or run.split is None or method.rank is not None:
-            continue
-        key = (run.task, run.scale)
-        if key not in shapes:
-            model = make(run.task, scale=run.scale).model()
-            shapes[key] = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
-        elements = sum(math.prod(shape) for shape in shapes[key])
-        formats: dict[str | None, Format] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-        found.append(
-            Observation(
-                shapes=shapes[key],
-                compressor=method.base,
-                cf=method.cf or 1.0,
-                compute_s=run.split.compute,
-                world=run.workers,
-                step_s=run.step_s,
-                buckets=max(1, math.ceil(4 * elements / (bucket_mb(method, elements) * 2**20))),
-                dense=formats.get(method.native, "float32"),
-            )
-        )
-    return found
-
-
-def hold_out(steps: Sequence[Observation], machine: Machine | None = None) -> Fitted:
-    """Fits the cost model to every third step, and tries it on the others.
-
-    Args:
-        steps: over one network; nine or more.
-        machine: see ``gravac.costmodel.fit``.
-
-    Raises:
-        ValueError: too few steps, or no bandwidth explains them.
-    """
-    if len(steps) < 9:
-        raise ValueError(f"steps: {len(steps)} are fewer than 9, too few to hold two thirds out; measure more")
-    network, fitted = fit(steps[::3], machine)
-    errors = [
-        abs(step.load(fitted).over(network, fitted.overlap).step_s / step.step_s - 1)
-        for at, step in enumerate(steps)
-        if at % 3
-    ]
-    return Fitted(network, fitted, statistics.median(errors), max(errors), len(errors))
 
 
 def _timed(work: Callable[[], object], device: torch.device, together: bool = True) -> float:

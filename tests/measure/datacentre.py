@@ -28,7 +28,7 @@ Also assumed: 15 µs a message; 90 % of backward hides dense exchange; rings.
 import argparse
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gravac.compressors import Compressor, majority, powersgd, quantize, signsgd, topk
@@ -115,7 +115,7 @@ def count(costs: str, gpu: GPU, model: str) -> list[dict[str, Any]]:
         if costs == "published"
         else Machine(gpu.copy, OVERLAP, COSTS)
     )
-    overlap = 0.0 if costs == "published" else OVERLAP
+    coding = replace(machine, overlap=0.0) if costs == "published" else machine
     loads: dict[int, tuple[Load, Load, list[Load]]] = {
         ranks: (
             load(shapes, None, 1, seconds, ranks, machine, dense="float32"),
@@ -132,8 +132,8 @@ def count(costs: str, gpu: GPU, model: str) -> list[dict[str, Any]]:
         row |= {"papers_wins": 0, "papers_wins_over_float32": 0}
         best = (0.0, "", 0)
         for ranks, (single, sixteen, others) in loads.items():
-            full, half = (dense.over(network, OVERLAP).step_s for dense in (single, sixteen))
-            steps = [other.over(network, overlap).step_s for other in others]
+            full, half = (dense.over(network, machine).step_s for dense in (single, sixteen))
+            steps = [other.over(network, coding).step_s for other in others]
             worths = [compressor.worth(cf) for compressor, cf in CANDIDATES]
             papers = min(s for s, (compressor, _) in zip(steps, CANDIDATES, strict=True) if compressor.name in PAPERS)
             row["papers_wins"] += half / papers > MARGIN

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How well the cost model predicts step times it was not fitted on: each link of the matrix, fitted on a third.
+"""How well the cost model predicts step times it was not fitted on: the matrix's, fitted on each third in turn.
 
 python -m tests.measure.predictions [--runs docs/measurements/tta.json] [--json FILE]
 """
@@ -10,12 +10,14 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from gravac.costmodel import fit
-from gravac.lab.calibrate import observations
 from gravac.lab.tta import record
+from gravac.lab.tta.observed import hold_out, observations
 from tests.measure.results import write
 
 CLOSE = 0.15
+
+LINKS = ("20mbit", "100mbit", "1gbit")
+"""Unthrottled there is no bandwidth to be found."""
 
 
 def main() -> None:
@@ -23,29 +25,28 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("docs/measurements/tta.json"))
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    runs = [run for run in record.read([arguments.runs]) if run.seed == 0]
+    steps = observations(run for run in record.read([arguments.runs]) if run.seed == 0 and run.link in LINKS)
     rows: list[dict[str, Any]] = []
-    for link in ("20mbit", "100mbit", "1gbit"):
-        steps = observations(run for run in runs if run.link == link)
-        network, machine = fit(steps[::3])
-        off = [
-            abs(step.load(machine).over(network, machine.overlap).step_s / step.step_s - 1)
-            for at, step in enumerate(steps)
-            if at % 3
-        ]
-        rows.append(
-            {
-                "link": link,
-                "fitted_on": len(steps[::3]),
-                "tried_on": len(off),
-                "within_15_percent": sum(error <= CLOSE for error in off),
-                "median_error": statistics.median(off),
-                "worst_error": max(off),
-                "bandwidth_mbit": network.bandwidth / 1e6,
-                "alpha_us": 1e6 * network.alpha,
-                "overlap": machine.overlap,
-            }
-        )
+    for first in range(3):
+        held = hold_out(steps, first=first)
+        machine = held.fit.machine
+        for link in LINKS:
+            off = [abs(error) for step, error in zip(held.tried, held.errors, strict=True) if step.link == link]
+            rows.append(
+                {
+                    "third": first,
+                    "link": link,
+                    "tried_on": len(off),
+                    "within_15_percent": sum(error <= CLOSE for error in off),
+                    "median_error": statistics.median(off),
+                    "worst_error": max(off),
+                    "bandwidth_mbit": held.fit.networks[link].bandwidth / 1e6,
+                    "alpha_us": 1e6 * held.fit.networks[link].alpha,
+                    "copy_gbyte_per_s": machine.copy_bytes_per_s / 1e9,
+                    "start_ms": 1e3 * machine.start_s,
+                    "overlap": machine.overlap,
+                }
+            )
     write(rows, arguments.json)
 
 

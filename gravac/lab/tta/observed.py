@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The lab's runs as steps that the cost model can be fitted to, and how well it then predicts the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gravac.costmodel import Fit, Format, Machine, Observation, fit
+from gravac.lab.tasks import make
+from gravac.lab.training.methods import Method, bucket_mb
+from gravac.lab.tta.record import RunRecord
+
+FEWEST = 9
+"""Steps, so that a third of them can be fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A cost model fitted to a third of some steps, and tried on the others.
+
+    Attributes:
+        fit: to the third.
+        tried: the other steps.
+        errors: predicted over measured, less one, of each of them.
+    """
+
+    fit: Fit
+    tried: tuple[Observation, ...]
+    errors: tuple[float, ...]
+
+
+def observations(runs: Iterable[RunRecord]) -> list[Observation]:
+    """Those of torch's dense exchange, and of ours at one CF, that are not paced, on links of one rate throughout."""
+    shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
+    found = []
+    for run in runs:
+        method = Method.parse(run.method)
+        if run.adaptive or run.paced or run.split is None or method.rank is not None:
+            continue
+        key = (run.task, run.scale)
+        if key not in shapes:
+            model = make(run.task, scale=run.scale).model()
+            shapes[key] = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
+        elements = sum(math.prod(shape) for shape in shapes[key])
+        formats: dict[str | None, Format] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+        found.append(
+            Observation(
+                shapes=shapes[key],
+                compressor=method.base,
+                cf=method.cf or 1.0,
+                compute_s=run.split.compute,
+                world=run.workers,
+                step_s=run.step_s,
+                buckets=max(1, math.ceil(4 * elements / (bucket_mb(method, elements) * 2**20))),
+                dense=formats.get(method.native, "float32"),
+                link=run.link,
+            )
+        )
+    return found
+
+
+def hold_out(steps: Sequence[Observation], machine: Machine | None = None, first: int = 0) -> HeldOut:
+    """Fits the cost model to every third step, and tries it on the others.
+
+    Args:
+        steps: nine or more.
+        machine: see ``gravac.costmodel.fit``.
+        first: step of the third, 0 to 2.
+
+    Raises:
+        ValueError: too few steps, or no bandwidth explains them.
+    """
+    if len(steps) < FEWEST:
+        raise ValueError(f"steps: {len(steps)} are fewer than {FEWEST}, too few to hold two thirds out; measure more")
+    fitted = fit(steps[first::3], machine)
+    tried = tuple(step for at, step in enumerate(steps) if at % 3 != first)
+    return HeldOut(fitted, tried, tuple(fitted.error(step) for step in tried))
