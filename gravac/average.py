@@ -8,19 +8,20 @@ averaged dense.
 """
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
 
 from gravac.bundles import Bundle, bundled
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Addend, Compressor, Context, Reduced, Rounds, Sparse, blocks, energy
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import Dense
 from gravac.compressors.dtypes import working
+from gravac.energies import all_finite, energy_of, lost, summed
 from gravac.exchange.fuse import fuse
 from gravac.feedback import Feedback
-from gravac.plan import Form, Piece, Plan, Scalar, Tally
+from gravac.plan import Form, Piece, Plan, Tally
 
 
 class Averager:
@@ -138,7 +139,7 @@ class Averager:
         if plan.sums == "none":
             self.sums.clear()
             return
-        finite = _all_finite([_energy(piece.flat) for piece in pieces])
+        finite = all_finite([energy_of(piece.flat) for piece in pieces])
         for piece in pieces:
             if not self.compresses(piece.shape):
                 continue
@@ -160,10 +161,10 @@ class Averager:
         bundles = bundled(pieces, lambda piece: self._cf(piece, plan), lambda piece: self._multiple(piece, plan))
         plain = [self._plain(bundle) for bundle in bundles]
         sizes = [None if x is None else energy(x) for x in plain]
-        finite = _all_finite(
+        finite = all_finite(
             size
             for bundle, known in zip(bundles, sizes, strict=True)
-            for size in ([_energy(piece.flat) for piece in bundle.pieces] if known is None else [known])
+            for size in ([energy_of(piece.flat) for piece in bundle.pieces] if known is None else [known])
         )
         folded: list[tuple[Piece, torch.Tensor]] = []
         xs: list[torch.Tensor] = []
@@ -216,8 +217,8 @@ class Averager:
         kept = any(self.feedback.has(piece.name) for piece in pieces)
         folded: list[tuple[Piece, torch.Tensor]] = []
         if kept or plan.shadow or plan.survey:
-            energies = [_energy(piece.flat) for piece in pieces]
-            if _all_finite(energies):
+            energies = [energy_of(piece.flat) for piece in pieces]
+            if all_finite(energies):
                 for piece, size in zip(pieces, energies, strict=True):
                     x = self._fold(piece, keep=False)
                     folded.append((piece, x))
@@ -235,7 +236,7 @@ class Averager:
         else:
             (total,) = yield [AllReduce((flat / self.world).to(wire))]
             flat.copy_(total)
-        if (kept or self.feedback.safe) and not _all_finite([_energy(flat)]):
+        if (kept or self.feedback.safe) and not all_finite([energy_of(flat)]):
             self._refuse(pieces, folded)
             return
         for piece, x in folded:
@@ -305,12 +306,12 @@ class Averager:
             if came.error is not None:
                 errors.append(came.error)
             elif came.sent is not target:
-                errors.append(_error(target, energies[-1], came.sent))
+                errors.append(lost(target, energies[-1], came.sent))
             if bundle.cf is not None:
                 self.tally.compressed += bundle.elements
                 self.tally.sent += bundle.elements / came.cf
-        self.tally.energy = self.tally.energy + _total(energies)
-        self.tally.error = self.tally.error + _total(errors)
+        self.tally.energy = self.tally.energy + summed(energies)
+        self.tally.error = self.tally.error + summed(errors)
 
     def _refuse(self, pieces: Sequence[Piece], folded: Sequence[tuple[Piece, torch.Tensor]]) -> None:
         self.tally.finite = False
@@ -319,33 +320,3 @@ class Averager:
         for piece in pieces:
             self._changed.pop(piece.name, None)
             piece.flat.fill_(float("nan"))
-
-
-def _all_finite(energies: Iterable[torch.Tensor]) -> bool:
-    return bool(torch.stack([size.double() for size in energies]).isfinite().all())
-
-
-def _energy(flat: torch.Tensor) -> torch.Tensor:
-    """``‖flat‖²``, of 16-bit tensors in float32."""
-    if flat.element_size() >= 4:
-        return energy(flat)
-    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
-    return norm.square()
-
-
-def _error(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
-    """``‖x - sent‖²``; ``size`` is ``‖x‖²``."""
-    if isinstance(sent, torch.Tensor):
-        return energy(x - sent)
-    if not isinstance(sent, Sparse):
-        return energy(sent.add_to(x.clone(), alpha=-1.0))
-    left = size
-    for indices, values in sent.parts:
-        before = blocks(x, values).index_select(0, indices).view(-1)
-        left = left - energy(before) + energy(before.sub_(values.view(-1)))
-    return left.clamp(min=0)
-
-
-def _total(numbers: Sequence[torch.Tensor]) -> Scalar:
-    """The sum of 0-d tensors, in float64."""
-    return torch.stack([number.double() for number in numbers]).sum() if numbers else 0.0

@@ -45,13 +45,13 @@ def _run(options: argparse.Namespace) -> int:
     if not has_extra("lab", "rich", *(["matplotlib"] if options.plot is not None else [])):
         return WRONG_USE
     from gravac.costmodel import Machine, Network
-    from gravac.lab import advise
+    from gravac.lab.advise import COPY, LATENCY, advise, display
     from gravac.lab.calibrate import read_calibration
 
     try:
         if options.calibration is None:
-            latency = advise.LATENCY if options.latency_us is None else 1e-6 * options.latency_us
-            network, copy, workers = Network(latency, options.link), advise.COPY, 8
+            latency = LATENCY if options.latency_us is None else 1e-6 * options.latency_us
+            network, copy, workers = Network(latency, options.link), COPY, 8
         else:
             if options.latency_us is not None:
                 raise ValueError(f"latency_us: {options.latency_us:g} given beside a calibration; leave one out")
@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
             network, copy, workers = calibration.network, calibration.copy_bytes_per_s, calibration.workers
         if options.copy_gbyte is not None:
             copy = 1e9 * options.copy_gbyte
-        advice = advise.advise(
+        advice = advise(
             options.model,
             options.batch_seconds,
             workers if options.workers is None else options.workers,
@@ -69,11 +69,11 @@ def _run(options: argparse.Namespace) -> int:
             options.cf,
             options.price_per_hour,
         )
-        advise.show(advice)
+        display.show(advice)
         if options.json is not None:
-            advise.save(advice, options.json)
+            display.save(advice, options.json)
         if options.plot is not None:
-            advise.plot(advice, options.model, options.plot)
+            display.plot(advice, options.model, options.plot)
     except ValueError as error:
         return complain("advise", error, WRONG_USE)
     except OSError as error:

@@ -117,8 +117,8 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
         if seconds <= 0:
             where = f" over {link}" if link else ""
             raise ValueError(
-                f"observations: steps{where} do not take longer with more bytes, so no bandwidth explains them; measure "
-                "over a slower link, or steps that send more"
+                f"observations: steps{where} do not take longer with more bytes, so no bandwidth explains them; "
+                "measure over a slower link, or steps that send more"
             )
     per_gigabyte, start = (float(value) for value in answer[2 * len(links) :])
     return Fit(

@@ -25,7 +25,7 @@ pytest.importorskip("matplotlib")
 
 from PIL import Image, ImageColor
 
-from gravac.lab.report import plots, style
+from gravac.lab.report import curves, plots, style
 from gravac.lab.report.page import write_report
 
 
@@ -209,7 +209,7 @@ def test_bytes_follow_the_decisions() -> None:
         Turn(step=60, compressor="topk@9", cf=9.0, changed=True, reason="more"),
     )
     run = made_up("gravac:topk", turns=turns, wire_bytes=200_000_000)
-    sent = plots.bytes_sent(run)
+    sent = curves.bytes_sent(run)
     assert math.isnan(sent[0])
     assert sent[3] == pytest.approx(180.0)
     assert sent[-1] == pytest.approx(200.0)
@@ -226,7 +226,7 @@ def test_pictures_keep_the_colours_of_methods() -> None:
     runs = [realistic("charlm", "100mbit", method, 0) for method in METHODS]
     section = only(runs)
     drawn = style.looks(list(METHODS), [run.method for run in runs if run.adaptive])
-    for figure in (plots.metric_against_time(section, drawn), plots.frontier(section, drawn)):
+    for figure in (curves.metric_against_time(section, drawn), plots.frontier(section, drawn)):
         assert figure is not None
         with Image.open(io.BytesIO(style.png(figure))) as opened:
             picture = opened.convert("RGB")

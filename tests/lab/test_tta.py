@@ -14,9 +14,11 @@ import pytest
 from gravac.lab.links.network import available
 from gravac.lab.training.run import RunFailed
 from gravac.lab.training.session import ALONE, Leg, Spec
+from gravac.lab.tta import record
 from gravac.lab.tta.factored import factored, refactored
-from gravac.lab.tta.matrix import Matrix, record, run_matrix, target_of
+from gravac.lab.tta.matrix import Matrix
 from gravac.lab.tta.record import Point, RunRecord, first_reached
+from gravac.lab.tta.runner import run_matrix, target_of
 
 pytestmark = pytest.mark.timeout(170)
 

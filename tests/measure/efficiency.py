@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gravac.lab.tta.matrix import REFERENCE, UNTHROTTLED, record
+from gravac.lab.links.link import UNTHROTTLED
+from gravac.lab.tta import record
+from gravac.lab.tta.matrix import REFERENCE
 from tests.measure.results import write
 
 

@@ -11,8 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gravac.lab.links.link import UNTHROTTLED
+from gravac.lab.tta import record
 from gravac.lab.tta.display import Live
-from gravac.lab.tta.matrix import REFERENCE, UNTHROTTLED, Matrix, record, run_matrix
+from gravac.lab.tta.matrix import REFERENCE, Matrix
+from gravac.lab.tta.runner import run_matrix
 from tests.measure.results import write
 
 CASES = (

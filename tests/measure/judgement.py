@@ -20,9 +20,12 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from gravac.lab.links.link import UNTHROTTLED
+from gravac.lab.tta import record
 from gravac.lab.tta.display import Live
-from gravac.lab.tta.matrix import REFERENCE, UNTHROTTLED, Matrix, record, run_matrix
+from gravac.lab.tta.matrix import REFERENCE, Matrix
 from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.runner import run_matrix
 
 FIRST_SEED = 10
 """The matrix has lower ones."""

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
+from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.probe import probe
 from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method
-from gravac.lab.tta.matrix import REFERENCE, UNTHROTTLED, record
+from gravac.lab.tta import record
+from gravac.lab.tta.matrix import REFERENCE
 from tests.measure.efficiency import spearman
 from tests.measure.results import write
 

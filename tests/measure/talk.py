@@ -17,9 +17,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gravac.lab.tta import record
 from gravac.lab.tta.display import Live
-from gravac.lab.tta.matrix import REFERENCE, Matrix, record, run_matrix
+from gravac.lab.tta.matrix import REFERENCE, Matrix
 from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.runner import run_matrix
 
 TASKS = {"lstm": (1.0, 200, 6.0), "charlm": (0.4, 200, 6.0), "denoise": (1.0, 300, 8.0)}
 """Scale, steps of the dense run and limit, those of ``make measure-tta``."""

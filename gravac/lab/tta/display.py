@@ -18,8 +18,9 @@ from gravac.lab.links.link import PACED
 from gravac.lab.links.network import available
 from gravac.lab.training.run import Event, RunFailed
 from gravac.lab.training.session import Leg
-from gravac.lab.tta.matrix import Matrix, run_matrix
+from gravac.lab.tta.matrix import Matrix
 from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.runner import run_matrix
 
 
 class Live(Shown):

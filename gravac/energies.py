@@ -1,0 +1,41 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Squared norms: of gradients, of what compression loses, and whether they are finite."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from gravac.compressors.base import Addend, Sparse, blocks, energy
+from gravac.plan import Scalar
+
+
+def all_finite(energies: Iterable[torch.Tensor]) -> bool:
+    """Whether all of them are numbers: one not finite makes its whole tensor's energy so."""
+    return bool(torch.stack([size.double() for size in energies]).isfinite().all())
+
+
+def energy_of(flat: torch.Tensor) -> torch.Tensor:
+    """``‖flat‖²``, of 16-bit tensors in float32."""
+    if flat.element_size() >= 4:
+        return energy(flat)
+    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
+    return norm.square()
+
+
+def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
+    """``‖x - sent‖²``; ``size`` is ``‖x‖²``."""
+    if isinstance(sent, torch.Tensor):
+        return energy(x - sent)
+    if not isinstance(sent, Sparse):
+        return energy(sent.add_to(x.clone(), alpha=-1.0))
+    left = size
+    for indices, values in sent.parts:
+        before = blocks(x, values).index_select(0, indices).view(-1)
+        left = left - energy(before) + energy(before.sub_(values.view(-1)))
+    return left.clamp(min=0)
+
+
+def summed(numbers: Sequence[torch.Tensor]) -> Scalar:
+    """The sum of 0-d tensors, in float64."""
+    return torch.stack([number.double() for number in numbers]).sum() if numbers else 0.0

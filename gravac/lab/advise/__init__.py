@@ -1,0 +1,7 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac advise``: whether to compress at all, by the cost model."""
+
+from gravac.lab.advise.choices import COPY, LATENCY, Advice, Choice, advise, shapes_of
+
+__all__ = ["COPY", "LATENCY", "Advice", "Choice", "advise", "shapes_of"]

@@ -1,0 +1,160 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Advice as a table, as JSON and as a picture. The table needs rich, the picture matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gravac.compressors import COMPRESSORS
+from gravac.costmodel import Format, Load, Network, load
+from gravac.lab.json_file import write_json
+from gravac.lab.links.rates import format_rate
+from gravac.lab.shapes import Shape
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console
+from gravac.lab.advise.choices import MARGIN, Advice, Choice, shapes_of
+
+BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
+"""Of the plot, bits per second: 0.01 to 100 Gbit/s."""
+
+WORKERS = tuple(2**power for power in range(1, 13))
+"""Of the plot: 2 to 4096."""
+
+
+def show(advice: Advice, console: Console | None = None) -> None:
+    """The table, and the verdict below it. Needs rich."""
+    from rich.box import SIMPLE_HEAVY
+    from rich.table import Table
+
+    from gravac.lab.console import wide
+
+    console = wide(console)
+    network, machine = advice.network, advice.machine
+    table = Table(
+        box=SIMPLE_HEAVY,
+        title=f"{advice.elements / 1e6:.1f} M parameters, {advice.workers} workers, "
+        f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, "
+        f"{1e6 * network.alpha:.4g} µs a message",
+        caption=f"Predicted, not measured. Compression costs as many copies as on a CPU, at "
+        f"{machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides exchange.",
+    )
+    table.add_column("compressor")
+    priced = any(choice.cost is not None for choice in advice.choices)
+    heads = ["CF", "step ms", "compress ms", "exposed ms", "vs 16 bit", "wire ratio", "break-even", "step's worth"]
+    for head in [*heads, *(["cost / 1000 steps"] if priced else [])]:
+        table.add_column(head, justify="right")
+    for choice in advice.choices:
+        cells = [
+            f"{choice.cf:.4g}",
+            f"{1e3 * choice.step_s:.1f}",
+            f"{1e3 * choice.compress_s:.1f}",
+            f"{1e3 * choice.exposed_s:.1f}",
+            f"{choice.speed_up:.2f}",
+            f"{choice.wire_ratio:.2f}",
+            _even(choice.break_even),
+            "-" if choice.worth is None else f"{choice.worth:.2f}",
+            *([f"{choice.cost:.2f}"] if choice.cost is not None else []),
+        ]
+        style = "bold green" if choice.break_even is not None and choice.speed_up > MARGIN else None
+        table.add_row(choice.compressor, *cells, style=style)
+    console.print(table)
+    console.print(advice.verdict, highlight=False, soft_wrap=True)
+
+
+def _even(bandwidth: float | None) -> str:
+    if bandwidth is None:
+        return "-"
+    if bandwidth == 0:
+        return "never"
+    return "always" if math.isinf(bandwidth) else format_rate(float(f"{bandwidth:.3g}"))
+
+
+def as_json(advice: Advice) -> dict[str, Any]:
+    """For a file: ``break_even`` is bits per second, ``"always"`` or ``"never"``."""
+
+    def row(choice: Choice) -> dict[str, Any]:
+        even: float | str | None = choice.break_even
+        if even in (0.0, math.inf):
+            even = "never" if even == 0.0 else "always"
+        return {**{name: getattr(choice, name) for name in Choice.__slots__}, "break_even": even}
+
+    return {
+        "verdict": advice.verdict,
+        "workers": advice.workers,
+        "batch_seconds": advice.batch_s,
+        "elements": advice.elements,
+        "alpha": advice.network.alpha,
+        "bandwidth": advice.network.bandwidth,
+        "copy_bytes_per_s": advice.machine.copy_bytes_per_s,
+        "overlap": advice.machine.overlap,
+        "choices": [row(choice) for choice in advice.choices],
+    }
+
+
+def save(advice: Advice, path: Path) -> None:
+    """Writes ``as_json`` to a file."""
+    write_json(path, as_json(advice))
+
+
+def plot(
+    advice: Advice, model: str | torch.nn.Module | Sequence[Shape], path: Path, dense: Format = "bfloat16"
+) -> None:
+    """Speed-up over 16 bit against bandwidth, and against workers, of each compressor's best choice. Needs matplotlib.
+
+    Args:
+        advice: for the model.
+        model: as given to ``advise``.
+        path: of a PNG.
+        dense: as given to ``advise``.
+    """
+    from matplotlib.figure import Figure
+
+    shapes = shapes_of(model)
+    machine, network = advice.machine, advice.network
+    best: dict[str, Choice] = {}
+    for choice in advice.choices[2:]:
+        if choice.compressor not in best or choice.progress > best[choice.compressor].progress:
+            best[choice.compressor] = choice
+    shown = sorted(best.values(), key=lambda choice: -choice.progress)[:8]
+
+    def held(choice: Choice | None, workers: int) -> Load:
+        compressor, cf = (None, 1.0) if choice is None else (COMPRESSORS[choice.compressor], choice.cf)
+        return load(shapes, compressor, cf, advice.batch_s, workers, machine, dense=dense)
+
+    def speed_ups(ours: Load, sixteen: Load, networks: Sequence[Network]) -> list[float]:
+        return [sixteen.over(at, machine).step_s / ours.over(at, machine).step_s for at in networks]
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    by_bandwidth, by_workers = figure.subplots(1, 2)
+    networks = [Network(network.alpha, bandwidth) for bandwidth in BANDWIDTHS]
+    sixteen = held(None, advice.workers)
+    dense_by_workers = {workers: held(None, workers) for workers in WORKERS}
+    for choice in shown:
+        ours = held(choice, advice.workers)
+        by_bandwidth.plot([b / 1e9 for b in BANDWIDTHS], speed_ups(ours, sixteen, networks), label=str(choice))
+        lines = [speed_ups(held(choice, n), dense_by_workers[n], [network])[0] for n in WORKERS]
+        by_workers.plot(WORKERS, lines, label=str(choice))
+    _axes(by_bandwidth, f"{advice.workers} workers", "bandwidth, Gbit/s", network.bandwidth / 1e9)
+    rate = format_rate(float(f"{network.bandwidth:.3g}"))
+    _axes(by_workers, rate, "workers", advice.workers)
+    by_bandwidth.set_ylabel("step time of 16 bit / step time")
+    by_workers.legend(fontsize=8)
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _axes(axes: Axes, title: str, label: str, here: float) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.axvline(here, color="black", linewidth=0.8, linestyle=":")
+    axes.set_title(title)
+    axes.set_xlabel(label)
+    axes.grid(alpha=0.3)

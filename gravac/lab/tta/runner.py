@@ -1,0 +1,308 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a matrix: what its file does not hold yet, cell after cell, each run saved as it ends."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
+from gravac.lab.links.network import Network
+from gravac.lab.training.methods import Method
+from gravac.lab.training.run import Event, Run, RunFailed, Settings
+from gravac.lab.training.session import ALONE, WARM_UP, Leg
+from gravac.lab.tta import record
+from gravac.lab.tta.factored import efficiency, factored, refactored
+from gravac.lab.tta.matrix import REFERENCE, Matrix
+from gravac.lab.tta.record import Point, RunRecord, Split, Turn, first_reached
+
+TARGET_AT = 0.8
+"""Share of the reference's budget at which its metric is the target."""
+
+AROUND = 0.06
+"""The target is the mean of the evaluations within this share of the budget around that point."""
+
+ALONE_STEPS = 15
+"""Steps of one worker by itself, to know what a worker can do."""
+
+PROBE_STEPS = WARM_UP + 8
+"""Steps of a turn in which a step's time is taken; each method has two turns."""
+
+
+class Watcher(Protocol):
+    """Is told of a matrix's progress."""
+
+    def planned(self, records: int, there: int) -> None:
+        """So many records the matrix has, of which some are there already."""
+
+    def starting(self, cell: str, leg: Leg) -> None:
+        """A leg begins."""
+
+    def event(self, cell: str, leg: Leg, event: Event) -> None:
+        """A leg's rank 0 reports."""
+
+    def finished(self, run: RunRecord) -> None:
+        """A record was made and saved."""
+
+    def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
+        """A leg failed; the others go on."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a leg reported: its end, and the metric over it."""
+
+    leg: Leg
+    start: Event
+    end: Event
+    curve: tuple[Point, ...]
+
+
+def run_matrix(matrix: Matrix, watcher: Watcher) -> list[RunRecord]:
+    """Runs what the result file does not hold yet, and returns all its runs. Saves after each.
+
+    Raises:
+        SettingsError: the result file holds something else.
+        LinkError: a link cannot be made.
+    """
+    return _Bench(matrix, watcher).run()
+
+
+class _Bench:
+    def __init__(self, matrix: Matrix, watcher: Watcher) -> None:
+        self.matrix = matrix
+        self.watcher = watcher
+        there = matrix.json is not None and matrix.json.exists()
+        self.runs = record.read([matrix.json]) if there and matrix.json else []
+        self.methods = [Method.parse(text) for text in matrix.methods]
+
+    def run(self) -> list[RunRecord]:
+        self.watcher.planned(*self._count())
+        for seed in self.matrix.seeds:
+            for task in self.matrix.tasks:
+                reference = self._reference(task, seed)
+                static = [method for method in self.methods if not method.adaptive]
+                if self.matrix.factored:
+                    self._steps(reference, static)
+                for text in self.matrix.links:
+                    link = parse_link(text)
+                    if self.matrix.factored:
+                        self._times(reference, link, static)
+                        rest = [method for method in self.methods if method.adaptive]
+                    else:
+                        rest = self.methods
+                    self._full(reference, link, rest)
+        return self.runs
+
+    def _count(self) -> tuple[int, int]:
+        links = {str(parse_link(text)) for text in self.matrix.links}
+        wanted = {
+            (task, link, method.text, seed)
+            for seed in self.matrix.seeds
+            for task in self.matrix.tasks
+            for link in links
+            for method in self.methods
+        }
+        for seed in self.matrix.seeds:
+            for task in self.matrix.tasks:
+                wanted.add((task, UNTHROTTLED, REFERENCE, seed))
+                if self.matrix.factored:
+                    wanted |= {(task, UNTHROTTLED, m.text, seed) for m in self.methods if not m.adaptive}
+        return len(wanted), sum(self._find(*key) is not None for key in wanted)
+
+    # the four kinds of sessions
+
+    def _reference(self, task: str, seed: int) -> RunRecord:
+        """The unthrottled run of native DDP, and what one worker does alone."""
+        found = self._find(task, UNTHROTTLED, REFERENCE, seed)
+        if found:
+            return found
+        made = self.matrix.task(task, seed)
+        budget = self.matrix.budget or made.budget
+        legs = [
+            Leg(ALONE, ALONE, steps=min(ALONE_STEPS, budget)),
+            Leg(REFERENCE, self._label(task, UNTHROTTLED, REFERENCE, seed), steps=budget, every_steps=made.every),
+        ]
+        alone, whole = self._session(task, parse_link(UNTHROTTLED), seed, legs)
+        target = self.matrix.target if self.matrix.target is not None else target_of(whole.curve, budget)
+        one = alone.start["batch_size"] / alone.end["step_s"]
+        run = self._record(task, parse_link(UNTHROTTLED), seed, whole, target, None)
+        if run.tta_s is None:
+            raise RunFailed(
+                f"{task}: dense did not reach the target {target:g} within {budget} steps (it came to "
+                f"{run.val_metric:g}); use another --target or a larger --budget"
+            )
+        run = run.model_copy(update={"efficiency": run.samples_per_s / (self.matrix.workers * one)})
+        self._keep(run)
+        return run
+
+    def _steps(self, reference: RunRecord, static: Sequence[Method]) -> None:
+        """Static methods, unthrottled, to the target."""
+        self._full(reference, parse_link(UNTHROTTLED), static)
+
+    def _full(self, reference: RunRecord, link: Link, methods: Sequence[Method]) -> None:
+        """Methods on a link, to the target: static ones in one session, adaptive ones each in their own."""
+        task, seed = reference.task, reference.seed
+        assert reference.tta_s is not None
+        seconds = self.matrix.limit * reference.tta_s
+        wanted = [method for method in methods if not self._find(task, str(link), method.text, seed)]
+        alike = [method for method in wanted if not method.adaptive and len(link.phases) == 1]
+        sessions = [alike] if alike else []
+        sessions += [[method] for method in wanted if method not in alike]
+        every = self.matrix.task(task, seed).every
+        for session in sessions:
+            legs = [
+                Leg(
+                    method.text,
+                    self._label(task, str(link), method.text, seed),
+                    seconds=seconds,
+                    target=reference.target,
+                    every_steps=every,
+                )
+                for method in session
+            ]
+            for ended in self._session(task, link, seed, legs):
+                self._keep(self._record(task, link, seed, ended, reference.target, seconds, reference))
+
+    def _times(self, reference: RunRecord, link: Link, static: Sequence[Method]) -> None:
+        """Static methods on a link by factors: steps from the unthrottled run, times from turns on this link."""
+        task, seed = reference.task, reference.seed
+        wanted = [
+            (method, unthrottled)
+            for method in static
+            if not self._find(task, str(link), method.text, seed)
+            and (unthrottled := self._find(task, UNTHROTTLED, method.text, seed))
+        ]
+        if not wanted:
+            return
+        assert reference.tta_s is not None
+        seconds = self.matrix.limit * reference.tta_s
+        known = {run.method: run for run in self.runs if self._same(run, task, str(link)) and run.factored}
+        if any(method.text not in known for method, _ in wanted):
+            turns = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in wanted] * 2
+            probes: dict[str, list[Event]] = defaultdict(list)
+            for ended in self._session(task, link, seed, turns):
+                probes[ended.leg.method].append(ended.end)
+            for method, unthrottled in wanted:
+                if probes[method.text]:
+                    self._keep(factored(unthrottled, str(link), probes[method.text], seconds, reference))
+            return
+        for method, unthrottled in wanted:
+            self._keep(refactored(unthrottled, known[method.text], seconds))
+
+    def _session(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[Ended]:
+        """What each leg came to. A leg that fails is told of and left out; those after it run in a new session."""
+        matrix = self.matrix
+        settings = Settings(
+            workers=matrix.workers,
+            link=str(link),
+            slowest=link.slowest,
+            task=task,
+            scale=matrix.scale,
+            data=matrix.data,
+            seed=seed,
+            log_dir=matrix.log_dir,
+        )
+        cell = f"{task} {link} seed {seed}"
+        todo = list(legs)
+        while todo:
+            at, start = 0, {}
+            curve: list[Point] = []
+            self.watcher.starting(cell, todo[0])
+            try:
+                with ExitStack() as stack:
+                    network = None if matrix.paced else stack.enter_context(Network(matrix.workers, link))
+                    run = stack.enter_context(Run(todo, settings, network))
+                    for event in run.events():
+                        self.watcher.event(cell, todo[event["leg"]], event)
+                        if event["event"] == "start":
+                            at, start, curve = event["leg"], event, []
+                        elif event["event"] == "evaluation":
+                            curve.append(Point(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
+                        elif event["event"] == "end":
+                            yield Ended(todo[at], start, event, tuple(curve))
+                            at += 1
+                return
+            except RunFailed as error:
+                if todo[at].method in (ALONE, REFERENCE) or at >= len(todo):
+                    raise
+                self.watcher.failed(cell, todo[at], error)
+                todo = todo[at + 1 :]
+
+    # records
+
+    def _record(
+        self,
+        task: str,
+        link: Link,
+        seed: int,
+        ended: Ended,
+        target: float,
+        limit_s: float | None,
+        reference: RunRecord | None = None,
+    ) -> RunRecord:
+        metric = self.matrix.task(task, seed).metric
+        end, curve = ended.end, ended.curve
+        reached = first_reached(curve, target, metric.higher_is_better)
+        samples = ended.start["samples_per_step"] / end["step_s"]
+        return RunRecord(
+            task=task,
+            scale=self.matrix.scale,
+            link=str(link),
+            workers=self.matrix.workers,
+            method=ended.leg.method,
+            adaptive=Method.parse(ended.leg.method).adaptive,
+            seed=seed,
+            metric=f"{metric.name}, {metric.unit}",
+            higher_is_better=metric.higher_is_better,
+            target=target,
+            tta_s=reached[0] if reached else None,
+            steps_to_target=round(reached[1]) if reached else None,
+            seconds=end["seconds"],
+            limit_s=limit_s,
+            steps=end["step"],
+            step_s=end["step_s"],
+            samples_per_s=samples,
+            efficiency=efficiency(samples, reference),
+            wire_bytes=end["wire_bytes"],
+            interface_bytes=end["interface_bytes"],
+            cpu_seconds=end["cpu_seconds"],
+            gain=end["gain"],
+            val_metric=curve[-1].metric,
+            curve=curve,
+            turns=tuple(Turn(**turn) for turn in end["turns"]),
+            split=Split(**end["split"]),
+            paced=self.matrix.paced and link.slowest is not None,
+            factored=False,
+        )
+
+    def _keep(self, run: RunRecord) -> None:
+        self.runs.append(run)
+        if self.matrix.json is not None:
+            record.save(self.matrix.json.absolute(), self.runs)
+        self.watcher.finished(run)
+
+    def _find(self, task: str, link: str, method: str, seed: int) -> RunRecord | None:
+        return next(
+            (run for run in self.runs if self._same(run, task, link) and (run.method, run.seed) == (method, seed)), None
+        )
+
+    def _same(self, run: RunRecord, task: str, link: str) -> bool:
+        return run.cell[:4] == (task, self.matrix.scale, link, self.matrix.workers)
+
+    def _label(self, task: str, link: str, method: str, seed: int) -> str:
+        return "/".join((task, link.replace("/", "-"), method.replace(":", "-"), f"seed{seed}"))
+
+
+def target_of(curve: Sequence[Point], budget: int) -> float:
+    """What the reference had reached at 80 % of its budget: the mean of the evaluations around that step."""
+    at, width = TARGET_AT * budget, AROUND * budget
+    near = [point.metric for point in curve if abs(point.step - at) <= width]
+    if not near:
+        near = [min(curve, key=lambda point: abs(point.step - at)).metric]
+    return statistics.fmean(near)
