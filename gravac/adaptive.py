@@ -17,10 +17,12 @@ from gravac.average import Averager
 from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
 from gravac.collectives import Ledger
-from gravac.compressors import Compressor, ladder
+from gravac.compressors import Compressor, Dense, ladder
 from gravac.controllers import CONTROLLERS
 from gravac.controllers.base import Controller
+from gravac.costmodel import COSTS, Machine, Network, predict
 from gravac.exchange.group import GroupTransport
+from gravac.exchange.sounding import Sounding, sound
 from gravac.feedback import Feedback
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_momentum
 from gravac.plan import Form
@@ -172,6 +174,7 @@ class AdaptiveCompressor:
         self._attached = False
         self._closed = False
         self._restored: dict[str, Any] | None = None
+        self._sounding: Sounding | None = None
 
     # attaching
 
@@ -347,6 +350,8 @@ class AdaptiveCompressor:
             check_place(self._restored, transport.rank, transport.world)
         if transport.rank == 0:
             self._sinks.open()
+        if not self.policy.controller.insists:
+            self._sounding = sound(transport, _device(group))
         self._steps.open(transport)
 
     def _emit(self, record: Record) -> None:
@@ -364,9 +369,19 @@ class AdaptiveCompressor:
         def wire_bytes(compressor: Compressor, cf: float) -> int:
             return sum(traffic.wire_bytes(world) for traffic in self._averager.traffic(forms, compressor, cf))
 
+        def seconds(compressor: Compressor, cf: float) -> tuple[float, float] | None:
+            sounded, known = self._sounding, isinstance(compressor, Dense) or compressor.name in COSTS
+            if sounded is None or not known:
+                return None
+            network, machine = Network(sounded.latency, sounded.bandwidth), Machine(sounded.copy_bytes_per_s)
+            shapes, dense = [shape for shape, _ in forms], self.policy.dense_format.dtype
+            below = self.policy.dense_below
+            step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
+            return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
+
         elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         compressed = [shape for shape, _ in forms if self._averager.compresses(shape)]
-        return admit(self.policy, wire_bytes, elements, compressed, world)
+        return admit(self.policy, wire_bytes, elements, compressed, world, seconds)
 
     def _totals(self) -> dict[str, float]:
         steps = self._steps
@@ -386,6 +401,13 @@ class AdaptiveCompressor:
         totals["share_lowest_cf"] = share(steps.candidates[lowest : lowest + 1])
         totals["share_higher_cf"] = share(steps.candidates[lowest + 1 :])
         return totals
+
+
+def _device(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's tensors are."""
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    )
 
 
 def _controller(controller: Controller[Any] | str | None, settings: dict[str, Any]) -> Any:

@@ -15,9 +15,17 @@ SAME = 1.01
 WireBytes = Callable[[Compressor, float], int]
 """Predicted wire bytes of a step with the base compressor, or with all in a dense format, at a CF."""
 
+Seconds = Callable[[Compressor, float], tuple[float, float] | None]
+"""The same of the seconds that coding and exchange are expected to take; ``None`` where that is not known."""
+
 
 def admit(
-    policy: Policy, wire_bytes: WireBytes, elements: int, compressed: Sequence[tuple[int, ...]], world: int
+    policy: Policy,
+    wire_bytes: WireBytes,
+    elements: int,
+    compressed: Sequence[tuple[int, ...]],
+    world: int,
+    seconds: Seconds = lambda compressor, cf: None,
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """The candidates, and in words those dropped because they would send no less than dense.
 
@@ -30,6 +38,7 @@ def admit(
         elements: of the model.
         compressed: shapes of its tensors that are not always sent dense.
         world: ranks.
+        seconds: see ``Seconds``.
 
     Returns:
         Candidates ascending by predicted wire ratio, dense first, then 16 bit; and the dropped ones.
@@ -40,7 +49,9 @@ def admit(
         sent = wire_bytes(compressor, cf)
         ratio = full / sent if sent else 1.0
         worth = round(compressor.worth(cf, compressed), 4)
-        return Candidate(compressor.name, cf, ratio, worth, compressor.family(cf), compressor.worth_by_gain(cf))
+        coding, exchange = seconds(compressor, cf) or (None, None)
+        by_gain = compressor.worth_by_gain(cf)
+        return Candidate(compressor.name, cf, ratio, worth, compressor.family(cf), by_gain, coding, exchange)
 
     dense, *sixteen = (candidate(form, form.cf) for form in policy.dense_formats)
     if isinstance(policy.base, Dense):

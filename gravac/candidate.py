@@ -4,7 +4,7 @@
 
 import bisect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DENSE = "dense"
 
@@ -20,6 +20,8 @@ class Candidate:
         worth: share of a dense step's progress that one of its steps makes, expected before training.
         family: candidates of one family differ in what they send and not in how they code.
         by_gain: what a gain measured while training makes of ``worth``: ``(gain, worth)``, ascending; empty: nothing.
+        coding_s: seconds that coding of a step was expected to take by itself, before the first; ``None``: not known.
+        exchange_s: the same of its exchange.
     """
 
     compressor: str
@@ -28,6 +30,8 @@ class Candidate:
     worth: float = 1.0
     family: str = ""
     by_gain: tuple[tuple[float, float], ...] = ()
+    coding_s: float | None = field(default=None, compare=False)
+    exchange_s: float | None = field(default=None, compare=False)
 
     @property
     def dense(self) -> bool:

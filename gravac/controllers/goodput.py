@@ -7,11 +7,12 @@ energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and m
 candidate carries its *worth*, the share of a dense step's progress that one of its steps makes, from committed
 measurements (``gravac.compressors.worth``); throughput is measured while training.
 
-The search starts at the highest wire ratio whose worth is near dense's: fast on any link. What was measured bounds how
-fast the others can be (``State.fastest``); the one whose bound promises most is tried for a few steps, and given up
-early when it is clearly slower. When no bound promises more than ``hysteresis``, the best is held. It is held until its
-step time changes (the link did), or until what is known of the others is old: then those that could be better are tried
-again. All trials together cost at most ``explore`` of the run's time, besides the first few. Worth is corrected by the
+The search starts, among those whose worth is near dense's, at what is expected to code and exchange fastest by what the
+link was sounded at (``gravac.exchange.sounding``); where that is not known, at the highest wire ratio, which is fast on
+any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most is
+tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``, the
+best is held. It is held until its step time changes (the link did), or until what is known of the others is old: then
+those that could be better are tried again. All trials together cost at most ``explore`` of the run's time, besides the first few. Worth is corrected by the
 gain that is measured, for compressors where gain tells (``Candidate.worth_at``).
 """
 
@@ -35,6 +36,9 @@ from gravac.settings import Settings
 
 GRANT = 25.0
 """Steps' time that trials may cost at the start of a run and after a change, whatever their share."""
+
+BESIDE = 2.0
+"""Coding beside backward, with cold caches, takes about so many times what it takes by itself."""
 
 SOON = 3
 """Steps of a trial after which it may be given up for little; one more runs before that takes effect."""
@@ -84,10 +88,12 @@ class Goodput(Settings):
         return tuple(cf for cf in sorted(set(reach)) if cf_range[0] <= cf <= cf_range[1])
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[State, Decision]:
-        """The highest wire ratio whose worth is near dense's."""
+        """Where the search starts, see the module's text."""
         at = self._first(candidates)
         state = State(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
         said = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].worth:.2f}"
+        if (ahead := _ahead(candidates[at])) is not None:
+            said = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
         if len(candidates) == 1:
             said = "no candidate sends less than dense: dense for good"
         return state, Decision(candidates[at], changed=True, reason=said)
@@ -124,10 +130,13 @@ class Goodput(Settings):
         state = State.restore({name: value for name, value in plain.items() if name != "candidates"}, candidates)
         return state, Decision(state.running)
 
-    def _first(self, candidates: Sequence[Candidate]) -> int:
-        """Position of the highest wire ratio whose worth is near dense's."""
+    def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:
+        """Position of where a search starts; by wire ratio once the link has changed."""
         good = [at for at, candidate in enumerate(candidates) if candidate.worth >= self.near * candidates[0].worth]
-        return max(good, key=lambda position: candidates[position].wire_ratio)
+        ahead = [(seconds, at) for at in good if (seconds := _ahead(candidates[at])) is not None]
+        if moved or len(ahead) < len(good):
+            return max(good, key=lambda position: candidates[position].wire_ratio)
+        return min(ahead)[1]
 
     def _hopeless(self, state: State) -> bool:
         """Whether a trial can be given up: its steps take clearly longer than their worth allows, or the first far."""
@@ -164,11 +173,11 @@ class Goodput(Settings):
                 return state, f"{said}, not the {1000 * entry.seconds:.4g} it was: wait for another window"
             said += f", not the {1000 * entry.seconds:.4g} it was: the link or the machine changed"
             return self._anew(state.changed(seconds), said)
-        return self._go_on(replace(state, off=0).enter(0.5 * (seconds + entry.seconds)), f"{said} holds")
+        return self._go_on(replace(state, off=0).drift(seconds), f"{said} holds")
 
     def _anew(self, state: State, said: str) -> tuple[State, str]:
         """After a change: from where a run starts, when that is elsewhere."""
-        first = self._first(state.candidates)
+        first = self._first(state.candidates, moved=True)
         if first == state.position:
             return self._go_on(state, said)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
@@ -201,3 +210,10 @@ class Goodput(Settings):
         if held is not None and state.goodput(top) <= state.goodput(held) * (1 + self.hysteresis):
             return held
         return top
+
+
+def _ahead(candidate: Candidate) -> float | None:
+    """Seconds that coding and exchange were expected to add to a step in which nothing hides."""
+    if candidate.coding_s is None or candidate.exchange_s is None:
+        return None
+    return BESIDE * candidate.coding_s + candidate.exchange_s

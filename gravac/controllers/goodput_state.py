@@ -21,8 +21,17 @@ NOISE = 0.12
 LIGHTER = 0.5
 """A family that codes more cheaply takes at best this share of another's step time, when both send alike."""
 
+SURE = 0.8
+"""Of what was foreseen before the first step, coding and exchange take at least this share."""
+
+AHEAD = 1 / 3
+"""Share of compute that no exchange hides behind: forward."""
+
 FLOOR = 0.4
 """Sending less shortens a step to this share at best, as long as nothing is known of the link."""
+
+LEAST = 0.01
+"""And to this one whatever is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,12 @@ class Entry:
     window: int
     worth: float
     saved: tuple[float, float, float] | None = None
+
+    def scaled(self, ratio: float) -> Entry:
+        """As it would be on a machine that takes so many times as long."""
+        saved = None if self.saved is None else (self.saved[0], ratio * self.saved[1], self.saved[2])
+        waited = 0.0 if self.saved is None else self.saved[0]
+        return replace(self, seconds=waited + ratio * (self.seconds - waited), saved=saved)
 
     def dump(self) -> dict[str, Any]:
         """As plain values."""
@@ -70,6 +85,7 @@ class State:
         spent: seconds that probes took more than the best would have for the same progress.
         floors: ``(position, seconds)``: what candidates measured before the link changed take at least now.
         off: windows on end in which the chosen candidate's step time was not what it had been.
+        moved: whether the link changed since it was sounded.
     """
 
     candidates: tuple[Candidate, ...]
@@ -84,6 +100,7 @@ class State:
     spent: float = 0.0
     floors: tuple[tuple[int, float], ...] = ()
     off: int = 0
+    moved: bool = False
 
     @property
     def running(self) -> Candidate:
@@ -104,6 +121,22 @@ class State:
         others = tuple(entry for entry in self.entries if entry.position != self.position)
         worth, saved = self.running.worth_at(self.window.gain), self.window.savings
         return replace(self, entries=(*others, Entry(self.position, seconds, self.windows, worth, saved)))
+
+    def drift(self, seconds: float) -> State:
+        """Enter another window of what is held; where the machine became slower or faster, so did all candidates on it.
+
+        What a step did not wait for bytes tells the machine from the link. Without that a candidate measured in a better
+        minute would look better for ever after.
+        """
+        before = self.entry(self.position)
+        assert before is not None
+        now = self.enter(0.5 * (seconds + before.seconds))
+        if before.saved is None or self.window.savings is None:
+            return now
+        busy, was = seconds - self.window.savings[0], before.seconds - before.saved[0]
+        ratio = 0.5 * (1 + busy / was) if min(busy, was) > 0 else 1.0
+        others = (entry if entry.position == self.position else entry.scaled(ratio) for entry in now.entries)
+        return replace(now, entries=tuple(others))
 
     def worth(self, position: int) -> float:
         """Of a candidate's steps: as measured, or as expected."""
@@ -128,7 +161,7 @@ class State:
                 continue
             moved = slower * share / here if (share > here) == (slower > 0) else 0.0
             floors[entry.position] = (1 - NOISE) * max(0.0, entry.seconds + moved)
-        cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0)
+        cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0, moved=True)
         return cleared.enter(seconds)
 
     def goodput(self, entry: Entry) -> float:
@@ -153,21 +186,23 @@ class State:
         """The least time a step of a candidate may take, by what is measured: a lower bound, in seconds.
 
         What was measured itself is believed, half of it after ``expire`` windows, a quarter after twice as many. Of a
-        step that was measured, sending less saves the time it waited at most; another family may save its coding too.
-        Step time is convex in the bytes sent: flat while the exchange hides behind backward, then linear. So a slope
-        measured between two amounts of bytes is a lower bound of that above them, and an upper bound of that below.
+        step that was measured, sending less saves the time it waited at most; another family may save its coding too,
+        and takes its own. Step time is convex in the bytes sent: flat while the exchange hides behind backward, then
+        linear. So a slope measured between two amounts of bytes is a lower bound of that above them, and an upper bound
+        of that below.
         """
         mine = self.candidates[position]
         own = self.entry(position)
         if own is not None:
             return own.seconds * 0.5 ** ((self.windows - own.window) // expire)
         bounds = [floor for at, floor in self.floors if at == position]
-        bounds += [FLOOR * min((entry.seconds for entry in self.entries), default=0.0)]
+        bounds.append(self._foreseen(mine))
         for entry in self.entries:
             other = self.candidates[entry.position]
             waited, coded, _ = entry.saved or (entry.seconds,) * 3
-            coded = 0.0 if mine.family == other.family else min(coded, (1 - LIGHTER) * entry.seconds)
-            least = entry.seconds - coded
+            least = entry.seconds
+            if mine.family != other.family:
+                least += SURE * (mine.coding_s or 0.0) - min(coded, (1 - LIGHTER) * entry.seconds)
             more = 1 / mine.wire_ratio - 1 / other.wire_ratio
             if more < 0:
                 bounds.append(least - waited)
@@ -176,6 +211,19 @@ class State:
             elif (high := self._slope(entry.position, above=True)) is not None:
                 bounds.append(least + more * high)
         return max(bounds)
+
+    def _foreseen(self, candidate: Candidate) -> float:
+        """The least time by what the link was sounded at, and by how quick what ran turned out to be on it."""
+        shortest = min((entry.seconds for entry in self.entries), default=0.0)
+        known = [(entry, entry.saved) for entry in self.entries if entry.saved is not None]
+        if self.moved or candidate.exchange_s is None or not known:
+            return FLOOR * shortest
+        compute = min(entry.seconds - waited - coded for entry, (waited, coded, _) in known)
+        quick = 1.0
+        for entry, (_, _, exchanged) in known:
+            expected = self.candidates[entry.position].exchange_s
+            quick = min(quick, exchanged / expected) if expected else quick
+        return max(LEAST * shortest, SURE * quick * candidate.exchange_s + AHEAD * max(0.0, compute))
 
     @overload
     def _slope(self, position: int, *, above: Literal[False]) -> float: ...

@@ -18,7 +18,8 @@ from gravac.telemetry.records import RunRecord
 
 _ADMITTED = re.compile(
     r"^(?P<name>\S+) (?P<cf>[0-9.e+-]+)x "
-    r"\(predicted wire ratio (?P<ratio>[0-9.e+-]+)(?:, worth (?P<worth>[0-9.e+-]+))?\)"
+    r"\(predicted wire ratio (?P<ratio>[0-9.e+-]+)(?:, worth (?P<worth>[0-9.e+-]+))?"
+    r"(?:, coding (?P<coding>[0-9.e+-]+) ms, exchange (?P<exchange>[0-9.e+-]+) ms)?\)"
 )
 
 
@@ -35,8 +36,17 @@ def admit_recorded(run: RunRecord, policy: Policy) -> tuple[tuple[Candidate, ...
     words, with two digits after the point; where it holds none, see the module's text.
     """
     known, admitted, dense_ratio = _ratios(run)
+    seconds = _seconds(run)
     dense, *sixteen = (
-        Candidate(DENSE, form.cf, dense_ratio.get(form.cf, form.cf), form.worth(form.cf), form.family(form.cf))
+        Candidate(
+            DENSE,
+            form.cf,
+            dense_ratio.get(form.cf, form.cf),
+            form.worth(form.cf),
+            form.family(form.cf),
+            (),
+            *seconds.get((DENSE, form.cf), ()),
+        )
         for form in policy.dense_formats
     )
     if isinstance(policy.base, Dense):
@@ -49,7 +59,8 @@ def admit_recorded(run: RunRecord, policy: Policy) -> tuple[tuple[Candidate, ...
     def candidate(cf: float) -> Candidate:
         base, ratio = policy.base, _ratio_at(known.get(name, []), cf)
         expected = worth.get((name, cf), base.worth(cf))
-        return Candidate(name, cf, ratio, expected, base.family(cf), base.worth_by_gain(cf))
+        times = seconds.get((name, cf), ())
+        return Candidate(name, cf, ratio, expected, base.family(cf), base.worth_by_gain(cf), *times)
 
     wanted = [candidate(cf) for cf in proposed]
     if policy.controller.insists:
@@ -101,6 +112,12 @@ def _worths(run: RunRecord) -> dict[tuple[str, float], float]:
     """By compressor and CF: what a step was expected to be worth on the recorded model."""
     found = [it for it in map(_ADMITTED.match, run.candidates) if it is not None and it["worth"] is not None]
     return {(it["name"], float(it["cf"])): float(it["worth"]) for it in found}
+
+
+def _seconds(run: RunRecord) -> dict[tuple[str, float], tuple[float, float]]:
+    """By compressor and CF: what coding and exchange were expected to take."""
+    found = [it for it in map(_ADMITTED.match, run.candidates) if it is not None and it["coding"] is not None]
+    return {(it["name"], float(it["cf"])): (1e-3 * float(it["coding"]), 1e-3 * float(it["exchange"])) for it in found}
 
 
 def _ratio_at(known: Sequence[tuple[float, float]], cf: float) -> float:

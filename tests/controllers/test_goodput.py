@@ -43,6 +43,7 @@ class Cluster:
         coding: seconds by family.
         hidden: share of compute that an exchange hides behind.
         jitter: relative, alternating.
+        machine: what compute and coding take, relative, by step.
         booked: whether seconds waited and coded are known.
     """
 
@@ -52,19 +53,33 @@ class Cluster:
     hidden: float = 0.5
     jitter: float = 0.0
     booked: bool = False
+    machine: Callable[[int], float] = lambda step: 1.0
 
     def seconds(self, candidate: Candidate, step: int) -> float:
-        busy = self.compute + self.coding[candidate.family]
-        return busy + max(0.0, self.dense(step) / candidate.wire_ratio - self.hidden * self.compute)
+        slow = self.machine(step)
+        busy = slow * (self.compute + self.coding[candidate.family])
+        return busy + max(0.0, self.dense(step) / candidate.wire_ratio - self.hidden * slow * self.compute)
 
     def measure(self, step: int, holds: Decision) -> Measurement:
         wobble = 1 + self.jitter * math.sin(12.9898 * step)
-        seconds, coded = wobble * self.seconds(holds.candidate, step), wobble * self.coding[holds.candidate.family]
-        waited = max(0.0, seconds - wobble * self.compute - coded)
+        slow = wobble * self.machine(step)
+        seconds, coded = wobble * self.seconds(holds.candidate, step), slow * self.coding[holds.candidate.family]
+        waited = max(0.0, seconds - slow * self.compute - coded)
         times = (waited, coded, self.dense(step) / holds.candidate.wire_ratio) if self.booked else (math.nan,) * 3
         waited, coded, exchanged = times
         return Measurement(
             step, holds.candidate, seconds, 16.0, 1.0, 2.0, waited=waited, coded=coded, exchanged=exchanged
+        )
+
+    def foreseen(self, coding: float = 1.0, link: float = 1.0) -> tuple[Candidate, ...]:
+        """The ladder with what was expected of it: so many times the truth."""
+        return tuple(
+            replace(
+                candidate,
+                coding_s=coding * self.coding[candidate.family],
+                exchange_s=link * self.dense(0) / candidate.wire_ratio,
+            )
+            for candidate in LADDER
         )
 
     def goodput(self, candidate: Candidate, step: int) -> float:
@@ -77,8 +92,15 @@ class Cluster:
 CODING = {"float32": 0.0, "bfloat16": 0.005, "quantize": 0.02, "topkc": 0.015}
 
 
-def played(cluster: Cluster, steps: int = 400) -> list[Step]:
-    return list(drive(Goodput(), LADDER, cluster.measure, steps))
+def played(cluster: Cluster, steps: int = 400, candidates: tuple[Candidate, ...] = LADDER) -> list[Step]:
+    return list(drive(Goodput(), candidates, cluster.measure, steps))
+
+
+def regret(cluster: Cluster, steps: int, candidates: tuple[Candidate, ...] = LADDER) -> float:
+    """Time over that which the best candidate would have taken for the same progress."""
+    ran = [step.ran.candidate for step in played(cluster, steps, candidates)]
+    taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
+    return taken / (sum(candidate.worth for candidate in ran) / cluster.best(0))
 
 
 @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
@@ -111,6 +133,55 @@ def test_a_search_without_noise_ends_near_the_best(
     cluster = Cluster(compute, lambda step: dense, costs, hidden, booked=booked)
     last = played(cluster, 300)[-1].ran.candidate
     assert cluster.goodput(last, 0) >= cluster.best(0) / 1.0301
+
+
+@given(
+    compute=st.floats(0.01, 1.0),
+    dense=st.floats(0.0, 50.0),
+    hidden=st.floats(0.0, 0.66),
+    coding=st.fixed_dictionaries({family: st.floats(0.0, 0.3) for family in CODING}),
+    expected=st.tuples(st.floats(0.2, 1.2), st.floats(0.2, 1.2)),
+    booked=st.booleans(),
+)
+@settings(max_examples=150)
+def test_what_was_foreseen_never_keeps_a_search_from_the_best(
+    compute: float, dense: float, hidden: float, coding: dict[str, float], expected: tuple[float, float], booked: bool
+) -> None:
+    costs = {f: share * compute for f, share in coding.items()}
+    cluster = Cluster(compute, lambda step: dense, costs, hidden, booked=booked)
+    last = played(cluster, 300, cluster.foreseen(*expected))[-1].ran.candidate
+    assert cluster.goodput(last, 0) >= cluster.best(0) / 1.0301
+
+
+@pytest.mark.parametrize("wrong", [5.0, 100.0])
+def test_a_link_that_was_sounded_too_slow_is_found_to_be_fast(wrong: float) -> None:
+    cluster = Cluster(0.08, lambda step: 0.01, CODING, booked=True)
+    last = played(cluster, 300, cluster.foreseen(link=wrong))[-1].ran.candidate
+    assert cluster.goodput(last, 0) >= cluster.best(0) / 1.0301
+
+
+def test_where_the_link_is_fast_a_run_starts_dense_and_loses_little() -> None:
+    cluster = Cluster(0.08, lambda step: 0.005, CODING, booked=True)
+    steps = played(cluster, 160, cluster.foreseen())
+    assert steps[0].ran.candidate.dense
+    assert regret(cluster, 160, cluster.foreseen()) < 1.02 < regret(cluster, 160)
+
+
+@pytest.mark.parametrize("dense", [0.005, 0.02, 0.1, 0.5, 3.0, 20.0], ids="{:g}s".format)
+def test_foresight_never_costs(dense: float) -> None:
+    cluster = Cluster(0.08, lambda step: dense, CODING, booked=True)
+    assert regret(cluster, 160, cluster.foreseen(0.5, 0.9)) <= 1.01 * regret(cluster, 160)
+
+
+@pytest.mark.parametrize("dense", [0.005, 0.35, 1.5], ids="{:g}s".format)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_machine_that_drifts_does_not_make_it_waver(dense: float, known: bool) -> None:
+    """Steps grow and shrink by a quarter over the run; what was measured in a better minute is no better."""
+    cluster = Cluster(
+        0.08, lambda step: dense, CODING, booked=True, machine=lambda step: 1 + 0.12 * math.sin(step / 40)
+    )
+    later = {s.ran.candidate for s in played(cluster, 470, cluster.foreseen() if known else LADDER)[60:]}
+    assert len(later) == 1
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.04, 2.0), (2.0, 0.04), (0.3, 5.0)])

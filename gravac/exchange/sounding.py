@@ -1,0 +1,85 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What link and machine can do, found out in a moment before the first step.
+
+A few all-reduces, larger ones only while they are quick, and a copy. It tells a slow link from a fast one, which is
+enough to know where a search should start; whatever depends on it is measured again while training.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from gravac.collectives import AllReduce
+from gravac.exchange.group import GroupTransport
+
+SIZES = (65_536, 1_048_576, 8_388_608)
+"""Bytes of the all-reduces; one that takes longer than ``LONG`` is the last."""
+
+LONG = 0.01
+"""Seconds."""
+
+COPIED = 8_388_608
+"""Bytes of the tensor that is copied."""
+
+
+class Sounding(NamedTuple):
+    """The same on every rank.
+
+    Attributes:
+        latency: of a message, seconds.
+        bandwidth: of a rank's link, bits per second.
+        copy_bytes_per_s: bytes of a tensor over the seconds that copying it takes.
+    """
+
+    latency: float
+    bandwidth: float
+    copy_bytes_per_s: float
+
+
+def sound(transport: GroupTransport, device: torch.device) -> Sounding | None:
+    """Called on every rank at the same point; ``None`` where there is one rank.
+
+    Args:
+        transport: nothing else may be under way on it.
+        device: of the tensors that will be exchanged.
+    """
+    if transport.world == 1:
+        return None
+
+    def reduced(size: int, times: int = 1) -> float:
+        """Seconds of an all-reduce; the one before it lines the ranks up and uses up what a link lets through at once."""
+        tensor = torch.zeros(size // 4, device=device)
+        taken = [
+            _timed(lambda: transport.finish(transport.start([AllReduce(tensor)])), device) for _ in range(1 + times)
+        ]
+        return min(taken[1:])
+
+    def agreed(seconds: float) -> float:
+        (total,) = transport.finish(transport.start([AllReduce(torch.tensor([seconds], device=device))]))
+        return float(total) / transport.world
+
+    least = agreed(reduced(4, times=3))
+    for size in SIZES:
+        seconds = agreed(reduced(size))
+        if seconds > LONG:
+            break
+    source = torch.ones(COPIED // 4, device=device)
+    target = torch.ones_like(source)
+    copied = agreed(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
+    sent = AllReduce.wire_bytes(size, transport.world)
+    return Sounding(
+        latency=least / (2 * (transport.world - 1)),
+        bandwidth=8 * sent / max(seconds - least, seconds / 2, 1e-9),
+        copy_bytes_per_s=COPIED / max(copied, 1e-9),
+    )
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
