@@ -405,9 +405,8 @@ class AdaptiveCompressor:
 
 def _device(group: dist.ProcessGroup) -> torch.device:
     """Where a group's tensors are."""
-    return (
-        torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else torch.device("cpu")
-    )
+    on_gpu = dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def _controller(controller: Controller[Any] | str | None, settings: dict[str, Any]) -> Any:

@@ -10,10 +10,11 @@ measurements (``gravac.compressors.worth``); throughput is measured while traini
 The search starts, among those whose worth is near dense's, at what is expected to code and exchange fastest by what the
 link was sounded at (``gravac.exchange.sounding``); where that is not known, at the highest wire ratio, which is fast on
 any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most is
-tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``, the
-best is held. It is held until its step time changes (the link did), or until what is known of the others is old: then
-those that could be better are tried again. All trials together cost at most ``explore`` of the run's time, besides the first few. Worth is corrected by the
-gain that is measured, for compressors where gain tells (``Candidate.worth_at``).
+tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``,
+the best is held. It is held until its step time changes (the link did), or until what is known of the others is old:
+then those that could be better are tried again. All trials together cost at most ``explore`` of the run's time, besides
+the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
+(``Candidate.worth_at``).
 """
 
 from __future__ import annotations

@@ -123,10 +123,10 @@ class State:
         return replace(self, entries=(*others, Entry(self.position, seconds, self.windows, worth, saved)))
 
     def drift(self, seconds: float) -> State:
-        """Enter another window of what is held; where the machine became slower or faster, so did all candidates on it.
+        """Enter another window of what is held; where the machine became slower or faster, so did all candidates.
 
-        What a step did not wait for bytes tells the machine from the link. Without that a candidate measured in a better
-        minute would look better for ever after.
+        What a step did not wait for bytes tells the machine from the link. Without that a candidate measured in a
+        better minute would look better for ever after.
         """
         before = self.entry(self.position)
         assert before is not None

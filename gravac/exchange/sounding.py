@@ -50,7 +50,7 @@ def sound(transport: GroupTransport, device: torch.device) -> Sounding | None:
         return None
 
     def reduced(size: int, times: int = 1) -> float:
-        """Seconds of an all-reduce; the one before it lines the ranks up and uses up what a link lets through at once."""
+        """Seconds of an all-reduce, after one that lines the ranks up and uses up what a link lets through at once."""
         tensor = torch.zeros(size // 4, device=device)
         taken = [
             _timed(lambda: transport.finish(transport.start([AllReduce(tensor)])), device) for _ in range(1 + times)
