@@ -59,10 +59,23 @@ def record_run(
 
     def candidate(cf: float) -> Candidate:
         worth = round(base.worth(cf), 4)
-        return Candidate(base.name, cf, wire_ratio(cf), worth, base.family(cf), base.worth_by_gain(cf))
+        by_gain = base.worth_by_gain(cf)
+        return Candidate(
+            base.name, cf, wire_ratio(cf), worth, base.family(cf), by_gain, 0.004, exchange(wire_ratio(cf))
+        )
+
+    def exchange(ratio: float) -> float:
+        return float(f"{1e-7 * DENSE_BYTES / ratio:.3g}")
 
     dense = [
-        replace(DENSE_CANDIDATE, cf=form.cf, wire_ratio=form.cf, family=form.family(form.cf))
+        replace(
+            DENSE_CANDIDATE,
+            cf=form.cf,
+            wire_ratio=form.cf,
+            family=form.family(form.cf),
+            coding_s=0.0,
+            exchange_s=exchange(form.cf),
+        )
         for form in policy.dense_formats
     ]
     candidates = (*dense, *(candidate(cf) for cf in proposed))
@@ -233,6 +246,14 @@ def test_candidates_are_those_recorded_and_others_are_interpolated() -> None:
     assert (ratios[1], ratios[1000]) == (1, 250)
     assert ratios[32] == pytest.approx(8)
     assert [words.split(":")[0] for words in dropped] == ["topk 2x", "topk 4x"]
+
+
+def test_what_was_expected_of_candidates_is_read_back(tmp_path: Path) -> None:
+    record_run(tmp_path / "trace.jsonl", topk_policy(controller=Goodput()), steps=20)
+    run = read_trace(tmp_path / "trace.jsonl").run
+    candidates, _ = admit_recorded(run, topk_policy(controller=Goodput()))
+    assert [candidate.coding_s for candidate in candidates] == [0.0, 0.0, *[0.004] * (len(candidates) - 2)]
+    assert candidates[0].exchange_s == pytest.approx(1e-7 * DENSE_BYTES, rel=1e-2)
 
 
 def test_16_bit_that_a_run_did_not_have_is_admitted_unless_the_run_says_why_not() -> None:
