@@ -135,7 +135,7 @@ def test_fit_recovers_what_made_the_observations(
 
 
 def test_links_are_told_apart_and_share_the_machine() -> None:
-    machine, networks = Machine(5e9, 0.5, start_s=1e-3), {"slow": Network(1e-3, 2e7), "fast": Network(1e-4, 1e9)}
+    machine, networks = Machine(5e9, 0.5, start_s=1e-3), {"slow": Network(5e-4, 2e7), "fast": Network(5e-4, 1e9)}
     steps = [step for link, network in networks.items() for step in observed(network, machine, link)]
     found = fit(steps)
     for link, network in networks.items():

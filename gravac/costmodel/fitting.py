@@ -17,7 +17,7 @@ from gravac.costmodel.step import BACKWARD, Format, Load, Prediction, Shape, loa
 Floats = npt.NDArray[np.float64]
 
 FEWEST = 3
-"""Observations of a link: it has two constants, and shares the machine's."""
+"""Observations of a link."""
 
 TELLING = 0.05
 """Errors relative to the step count squared up to this, and by their size beyond: a few odd steps move nothing."""
@@ -84,10 +84,12 @@ class Fit:
 
 
 def fit(observations: Sequence[Observation], machine: Machine | None = None) -> Fit:
-    """Latency and bandwidth of each link, and what coding and overlap come to on the machine, from measured steps.
+    """The bandwidth of each link, a message's latency, and what coding and overlap come to, from measured steps.
 
-    Least squares of the errors relative to the steps measured, less swayed by large ones. For a given overlap, and
-    given which exchanges stick out of backward, the step is linear in the other constants; the overlap is searched.
+    Links are taken to differ in bandwidth alone: most of a message's latency is the machine's, and one for each link
+    would leave too little to tell it from what coding takes. Fit links that are far apart one by one. Least squares of
+    the errors relative to the steps measured, less swayed by large ones. For a given overlap, and given which exchanges
+    stick out of backward, the step is linear in the other constants; the overlap is searched.
 
     Args:
         observations: of more than one rank, at least three of each link; to tell the constants apart they must differ
@@ -112,7 +114,7 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
         check("step_s", row.step_s, row.step_s > 0, "seconds, above 0")
     problem = _Problem(rows, links, machine)
     answer, overlap = problem.solve()
-    alphas, per_gigabit = answer[: len(links)], answer[len(links) : 2 * len(links)]
+    alpha, *per_gigabit, per_gigabyte, start = (float(value) for value in answer)
     for link, seconds in zip(links, per_gigabit, strict=True):
         if seconds <= 0:
             where = f" over {link}" if link else ""
@@ -120,12 +122,8 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
                 f"observations: steps{where} do not take longer with more bytes, so no bandwidth explains them; "
                 "measure over a slower link, or steps that send more"
             )
-    per_gigabyte, start = (float(value) for value in answer[2 * len(links) :])
     return Fit(
-        {
-            link: Network(float(alpha), 1e9 / float(seconds))
-            for link, alpha, seconds in zip(links, alphas, per_gigabit, strict=True)
-        },
+        {link: Network(alpha, 1e9 / seconds) for link, seconds in zip(links, per_gigabit, strict=True)},
         replace(
             machine,
             copy_bytes_per_s=1e9 / max(per_gigabyte, FREE) if problem.coding.any() else machine.copy_bytes_per_s,
@@ -136,7 +134,7 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
 
 
 class _Problem:
-    """Columns: latency of each link, seconds per gigabit of each, seconds per gigabyte copied, seconds of a start."""
+    """Columns: a message's latency, seconds per gigabit of each link and per gigabyte copied, seconds of a start."""
 
     def __init__(self, rows: Sequence[Observation], links: Sequence[str], machine: Machine) -> None:
         loads = [row.load(machine) for row in rows]
@@ -146,7 +144,7 @@ class _Problem:
         self.buckets = np.array([held.buckets for held in loads], dtype=float)
         messages = np.array([[held.messages] for held in loads], dtype=float)
         gigabits = np.array([[held.bits * 1e-9] for held in loads])
-        self.bucket = np.hstack([on * messages, on * gigabits])
+        self.bucket = np.hstack([messages, on * gigabits])
         self.coding = np.array([[held.copied_bytes * 1e-9, held.starts] for held in loads])
 
     def solve(self) -> tuple[Floats, float]:
