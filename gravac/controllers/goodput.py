@@ -20,7 +20,6 @@ the first few. Worth is corrected by the gain that is measured, for compressors 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -140,7 +139,10 @@ class Goodput(Settings):
         return min(ahead)[1]
 
     def _hopeless(self, state: State) -> bool:
-        """Whether a trial can be given up: its steps take clearly longer than their worth allows, or the first far."""
+        """Whether a trial can be given up: its best step takes clearly longer than its worth allows, or the first far.
+
+        The best, for a shared machine stalls a step now and then.
+        """
         best = state.entry(state.best)
         seconds = (*state.window.rough, *state.window.seconds)
         if best is None or state.position == state.best or not seconds:
@@ -148,7 +150,7 @@ class Goodput(Settings):
         allowed = state.worth(state.position) / state.goodput(best)
         if state.window.steps < SOON or len(seconds) == 1:
             return seconds[0] > FAR * allowed
-        return statistics.median(seconds[1:]) > self.hopeless * allowed
+        return min(seconds[1:]) > self.hopeless * allowed
 
     def _tried(self, state: State, seconds: float, given_up: bool) -> tuple[State, str]:
         """A trial ended."""
@@ -172,8 +174,10 @@ class Goodput(Settings):
             state = replace(state, off=state.off + 1)
             if state.off < 2 and moved <= 2 * self.change:
                 return state, f"{said}, not the {1000 * entry.seconds:.4g} it was: wait for another window"
-            said += f", not the {1000 * entry.seconds:.4g} it was: the link or the machine changed"
-            return self._anew(state.changed(seconds), said)
+            said += f", not the {1000 * entry.seconds:.4g} it was"
+            if state.same_link(self.change):
+                return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{said}: the machine changed")
+            return self._anew(state.changed(seconds), f"{said}: the link or the machine changed")
         return self._go_on(replace(state, off=0).drift(seconds), f"{said} holds")
 
     def _anew(self, state: State, said: str) -> tuple[State, str]:

@@ -122,19 +122,27 @@ class State:
         worth, saved = self.running.worth_at(self.window.gain), self.window.savings
         return replace(self, entries=(*others, Entry(self.position, seconds, self.windows, worth, saved)))
 
-    def drift(self, seconds: float) -> State:
+    def same_link(self, change: float) -> bool:
+        """Whether the exchange of what is held takes about what it did, so that a change is the machine's."""
+        held, now = self.entry(self.position), self.window.savings
+        if held is None or held.saved is None or now is None or not held.saved[2] > 0:
+            return False
+        return abs(now[2] / held.saved[2] - 1) <= change
+
+    def drift(self, seconds: float, at_once: bool = False) -> State:
         """Enter another window of what is held; where the machine became slower or faster, so did all candidates.
 
-        What a step did not wait for bytes tells the machine from the link. Without that a candidate measured in a
-        better minute would look better for ever after.
+        Half of it is believed, unless ``at_once``. What a step did not wait for bytes tells the machine from the link.
+        Without that a candidate measured in a better minute would look better for ever after.
         """
         before = self.entry(self.position)
         assert before is not None
-        now = self.enter(0.5 * (seconds + before.seconds))
+        believed = 1.0 if at_once else 0.5
+        now = self.enter(before.seconds + believed * (seconds - before.seconds))
         if before.saved is None or self.window.savings is None:
             return now
         busy, was = seconds - self.window.savings[0], before.seconds - before.saved[0]
-        ratio = 0.5 * (1 + busy / was) if min(busy, was) > 0 else 1.0
+        ratio = 1 + believed * (busy / was - 1) if min(busy, was) > 0 else 1.0
         others = (entry if entry.position == self.position else entry.scaled(ratio) for entry in now.entries)
         return replace(now, entries=tuple(others))
 

@@ -184,6 +184,32 @@ def test_a_machine_that_drifts_does_not_make_it_waver(dense: float, known: bool)
     assert len(later) == 1
 
 
+@pytest.mark.parametrize("dense", [0.005, 0.5], ids="{:g}s".format)
+@pytest.mark.parametrize("slower", [0.5, 2.0])
+def test_a_machine_that_changes_at_once_starts_no_search_where_the_link_is_the_same(
+    dense: float, slower: float
+) -> None:
+    cluster = Cluster(0.08, lambda step: dense, CODING, booked=True, machine=lambda step: 1.0 if step < 100 else slower)
+    steps = played(cluster, 300, cluster.foreseen())
+    reasons = [step.decision.reason for step in steps[100:]]
+    assert any("the machine changed" in reason for reason in reasons)
+    assert not any("search again" in reason for reason in reasons)
+    last = steps[-1].ran.candidate
+    assert cluster.goodput(last, 299) >= cluster.best(299) / 1.05
+
+
+def test_a_trial_is_not_given_up_for_a_step_that_stalled() -> None:
+    cluster = Cluster(0.08, lambda step: 0.02, CODING, booked=True)
+
+    def stalling(step: int, holds: Decision) -> Measurement:
+        measured = cluster.measure(step, holds)
+        return replace(measured, seconds=measured.seconds * (2.5 if step in (11, 20) else 1.0))
+
+    steps = list(drive(Goodput(), LADDER, stalling, 60))
+    assert not any("given up" in step.decision.reason for step in steps)
+    assert steps[-1].ran.candidate.dense
+
+
 @pytest.mark.parametrize(("before", "after"), [(0.04, 2.0), (2.0, 0.04), (0.3, 5.0)])
 def test_it_follows_a_link_that_changes_within_three_windows(before: float, after: float) -> None:
     cluster = Cluster(0.08, lambda step: before if step < 200 else after, CODING)
