@@ -65,7 +65,7 @@ class Machine:
         costs: see ``Costs``; between CFs interpolated in log CF, beyond them the nearest.
         per_rank: whether the decode of an all-gather grows with the ranks, less what it costs at the highest CF
             measured (at most a copy and a half); otherwise costs are as given at any number of ranks.
-        start_s: what compressing a bucket takes however small it is: waking, calls, cold caches; seconds.
+        start_s: what a round of collectives of a compressed bucket takes beside that: waking, calls, caches; seconds.
     """
 
     copy_bytes_per_s: float

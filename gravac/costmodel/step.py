@@ -7,8 +7,8 @@ equal buckets; all but the last may travel while backward still runs:
 
     step = compute + compression + max(0, (k-1) t - overlap * backward) + t        t: exchange of one of k buckets
 
-Compression takes a start for each bucket and so many copies of its bytes. It is never hidden, because it contends with
-backward for the same device. Sources: Agarwal et al., "On the
+Compression takes a start for each of a bucket's rounds of collectives, and so many copies of its bytes. It is never
+hidden, because it contends with backward for the same device. Sources: Agarwal et al., "On the
 Utility of Gradient Compression in Distributed Training Systems", MLSys 2022 (the shape of the formula); Tyagi & Swany,
 "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", 2023 (costs of collectives).
 """
@@ -71,7 +71,7 @@ class Load:
     Attributes:
         compute_s: seconds.
         copied_bytes: bytes that a copy would have to move to take as long as encode and decode.
-        starts: buckets that are compressed.
+        starts: rounds of collectives of compressed buckets.
         messages: one after the other, in each bucket.
         bits: sent by one rank, in each bucket.
         buckets: number of them.
@@ -129,7 +129,7 @@ def load(
         compressor = None
     number_format = Dense(dtype=dense)
     payloads: dict[tuple[int, Kind], int] = {}
-    copied = 0.0
+    copied, rounds = 0.0, 0
     for shape in shapes:
         size = math.prod(shape)
         if compressor is None or len(shape) < 2 or size < dense_below:
@@ -139,6 +139,7 @@ def load(
             traffic = compressor.traffic(shape, cf, torch.float32, world)
             gathered = any(sent.kind is AllGather for sent in traffic)
             copies = machine.copies(compressor.name, cf, world, gathered)
+            rounds = max(rounds, len(traffic))
         copied += 4 * size * copies
         for turn, sent in enumerate(traffic):
             payloads[turn, sent.kind] = payloads.get((turn, sent.kind), 0) + sent.payload_bytes
@@ -147,7 +148,7 @@ def load(
     return Load(
         compute_s=compute_s,
         copied_bytes=copied,
-        starts=0 if compressor is None else buckets,
+        starts=buckets * rounds,
         messages=messages,
         bits=8 * sent_bytes / buckets,
         buckets=buckets,

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gravac.costmodel import Fit, Format, Machine, Observation, fit
 from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method, bucket_mb
@@ -62,19 +64,20 @@ def observations(runs: Iterable[RunRecord]) -> list[Observation]:
     return found
 
 
-def hold_out(steps: Sequence[Observation], machine: Machine | None = None, first: int = 0) -> HeldOut:
-    """Fits the cost model to every third step, and tries it on the others.
+def hold_out(steps: Sequence[Observation], machine: Machine | None = None, seed: int = 0) -> HeldOut:
+    """Fits the cost model to a third of the steps, drawn at random, and tries it on the others.
 
     Args:
         steps: nine or more.
         machine: see ``gravac.costmodel.fit``.
-        first: step of the third, 0 to 2.
+        seed: of the draw.
 
     Raises:
         ValueError: too few steps, or no bandwidth explains them.
     """
     if len(steps) < FEWEST:
         raise ValueError(f"steps: {len(steps)} are fewer than {FEWEST}, too few to hold two thirds out; measure more")
-    fitted = fit(steps[first::3], machine)
-    tried = tuple(step for at, step in enumerate(steps) if at % 3 != first)
+    drawn = [steps[at] for at in np.random.default_rng(seed).permutation(len(steps))]
+    third = len(steps) // 3
+    fitted, tried = fit(drawn[:third], machine), tuple(drawn[third:])
     return HeldOut(fitted, tried, tuple(fitted.error(step) for step in tried))
