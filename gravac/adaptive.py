@@ -11,16 +11,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.admission import admit
+from gravac.admission import admit, expected
 from gravac.allocation import Curve
 from gravac.average import Averager
 from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
+from gravac.chronicle import shares
 from gravac.collectives import Ledger
-from gravac.compressors import Compressor, Dense, ladder
+from gravac.compressors import Compressor, ladder
 from gravac.controllers import CONTROLLERS
 from gravac.controllers.base import Controller
-from gravac.costmodel import COSTS, Machine, Network, predict
 from gravac.exchange.group import GroupTransport
 from gravac.exchange.sounding import Sounding, sound
 from gravac.feedback import Feedback
@@ -351,7 +351,7 @@ class AdaptiveCompressor:
         if transport.rank == 0:
             self._sinks.open()
         if not self.policy.controller.insists:
-            self._sounding = sound(transport, _device(group))
+            self._sounding = sound(transport)
         self._steps.open(transport)
 
     def _emit(self, record: Record) -> None:
@@ -369,18 +369,9 @@ class AdaptiveCompressor:
         def wire_bytes(compressor: Compressor, cf: float) -> int:
             return sum(traffic.wire_bytes(world) for traffic in self._averager.traffic(forms, compressor, cf))
 
-        def seconds(compressor: Compressor, cf: float) -> tuple[float, float] | None:
-            sounded, known = self._sounding, isinstance(compressor, Dense) or compressor.name in COSTS
-            if sounded is None or not known:
-                return None
-            network, machine = Network(sounded.latency, sounded.bandwidth), Machine(sounded.copy_bytes_per_s)
-            shapes, dense = [shape for shape, _ in forms], self.policy.dense_format.dtype
-            below = self.policy.dense_below
-            step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
-            return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
-
         elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         compressed = [shape for shape, _ in forms if self._averager.compresses(shape)]
+        seconds = expected(self._sounding, [shape for shape, _ in forms], self.policy, world)
         return admit(self.policy, wire_bytes, elements, compressed, world, seconds)
 
     def _totals(self) -> dict[str, float]:
@@ -389,24 +380,9 @@ class AdaptiveCompressor:
         totals["wire_ratio"] = steps.dense_wire_bytes / steps.wire_bytes if steps.wire_bytes else 1.0
         if steps.gain is not None:
             totals["gain"] = steps.gain
-        made = max(1, sum(steps.steps_at.values()))
-
-        def share(candidates: Sequence[Candidate]) -> float:
-            return sum(steps.steps_at.get(candidate, 0) for candidate in candidates) / made
-
         totals["survey_bytes"] = float(steps.survey_bytes)
-        dense = [candidate for candidate in steps.candidates if candidate.dense]
-        lowest = len(dense)
-        totals["share_dense"] = share(dense)
-        totals["share_lowest_cf"] = share(steps.candidates[lowest : lowest + 1])
-        totals["share_higher_cf"] = share(steps.candidates[lowest + 1 :])
+        totals.update(shares(steps.steps_at, steps.candidates))
         return totals
-
-
-def _device(group: dist.ProcessGroup) -> torch.device:
-    """Where a group's tensors are."""
-    on_gpu = dist.get_backend(group) == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def _controller(controller: Controller[Any] | str | None, settings: dict[str, Any]) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Dense
+from gravac.costmodel import COSTS, Machine, Network, predict
+from gravac.exchange.sounding import Sounding
 from gravac.policy import Policy
 
 SAME = 1.01
@@ -73,6 +75,29 @@ def admit(
         else:
             admitted.append(one)
     return tuple(admitted), tuple(dropped)
+
+
+def expected(sounding: Sounding | None, shapes: Sequence[tuple[int, ...]], policy: Policy, world: int) -> Seconds:
+    """What coding and exchange of a step should take by what the link was sounded at.
+
+    Args:
+        sounding: ``None``: nothing is known.
+        shapes: of all the model's tensors.
+        policy: gives what is sent dense, and how.
+        world: ranks.
+    """
+    if sounding is None:
+        return lambda compressor, cf: None
+    network, machine = Network(sounding.latency, sounding.bandwidth), Machine(sounding.copy_bytes_per_s)
+    dense, below = policy.dense_format.dtype, policy.dense_below
+
+    def seconds(compressor: Compressor, cf: float) -> tuple[float, float] | None:
+        if not isinstance(compressor, Dense) and compressor.name not in COSTS:
+            return None
+        step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
+        return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
+
+    return seconds
 
 
 def alike(one: Candidate, other: Candidate) -> bool:

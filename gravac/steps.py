@@ -17,6 +17,7 @@ from gravac.agreement import Report, gain
 from gravac.allocation import Curve, allocate
 from gravac.average import Averager
 from gravac.candidate import Candidate
+from gravac.chronicle import decided
 from gravac.clock import Booked, Marks, StepClock
 from gravac.clusters import Group, elements, enough
 from gravac.collectives import AllReduce, Collective, Ledger
@@ -312,34 +313,6 @@ class Steps:
                 exchanged_seconds=measured.exchanged,
             )
         )
-
-
-def decided(
-    step: int, decision: Decision, changed: bool, gain: float | None, steps_per_epoch: float | None
-) -> DecisionRecord:
-    """The record of a decision.
-
-    Args:
-        step: the first it holds for.
-        decision: made.
-        changed: whether something else runs than before.
-        gain: of the last step agreed on, told where no window ended; ``None``: not finite.
-        steps_per_epoch: to date the reason; ``None`` does not.
-    """
-    summary, last = decision.summary, 0.0 if gain is None else gain
-    return DecisionRecord(
-        step=step,
-        compressor=decision.candidate.compressor,
-        cf=decision.candidate.cf,
-        changed=changed,
-        gain=summary.gain if summary else last,
-        gain_low=summary.gain_low if summary else last,
-        gain_high=summary.gain_high if summary else last,
-        t_system=summary.t_system if summary else None,
-        t_compression=summary.t_compression if summary else None,
-        phase=summary.phase if summary else "",
-        reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
-    )
 
 
 def _cf(candidate: Candidate) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from gravac.collectives import AllReduce
 from gravac.exchange.group import GroupTransport
@@ -39,15 +40,16 @@ class Sounding(NamedTuple):
     copy_bytes_per_s: float
 
 
-def sound(transport: GroupTransport, device: torch.device) -> Sounding | None:
+def sound(transport: GroupTransport) -> Sounding | None:
     """Called on every rank at the same point; ``None`` where there is one rank.
 
     Args:
         transport: nothing else may be under way on it.
-        device: of the tensors that will be exchanged.
     """
     if transport.world == 1:
         return None
+    on_gpu = dist.get_backend(transport.group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def reduced(size: int, times: int = 1) -> float:
         """Seconds of an all-reduce, after one that lines the ranks up and uses up what a link lets through at once."""

@@ -5,7 +5,6 @@
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from gravac import AdaptiveCompressor
@@ -14,13 +13,11 @@ from gravac.exchange.sounding import Sounding, sound
 from tests.distributed.training import parallel, sgd, train
 from tests.ranks import processes
 
-CPU = torch.device("cpu")
-
 
 def sounded(rank: int, world: int, paces: list[float]) -> list[Sounding | None]:
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
-    return [sound(GroupTransport(group, pace), CPU) for pace in paces]
+    return [sound(GroupTransport(group, pace)) for pace in paces]
 
 
 def test_a_paced_link_is_found_to_be_no_faster_than_it_is_and_alike_on_every_rank() -> None:

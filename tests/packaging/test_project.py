@@ -72,8 +72,8 @@ def test_imports_go_down_only() -> None:
     layers = [
         "settings", "candidate", "allocation", "collectives", "compressors", "costmodel", "exchange", "feedback",
         "plan", "energies", "bundles", "average", "groups", "clusters", "telemetry", "controllers", "clock",
-        "agreement", "survey", "steps", "integrations", "policy", "admission", "checkpoint", "adaptive", "conformance",
-        "replay", "lab", "commands", "cli",
+        "chronicle", "agreement", "survey", "steps", "integrations", "policy", "admission", "checkpoint", "adaptive",
+        "conformance", "replay", "lab", "commands", "cli",
     ]  # fmt: skip
     for path in sorted((ROOT / "gravac").rglob("*.py")):
         parts = path.relative_to(ROOT / "gravac").with_suffix("").parts
