@@ -67,11 +67,11 @@ def admit(
     for one in (*sixteen, *sorted(wanted, key=lambda c: (c.wire_ratio, c.cf))):
         twin = next((other for other in admitted if alike(one, other)), None)
         least = next(other for other in reversed(admitted) if other.dense)
-        if one.wire_ratio <= least.wire_ratio:
+        if twin is not None:
+            dropped.append(f"{one}: would send what {twin} does")
+        elif one.wire_ratio <= least.wire_ratio:
             times = least.wire_ratio / one.wire_ratio
             dropped.append(f"{one}: would send {times:.2f} times the bytes of {least} over {world} ranks")
-        elif twin is not None:
-            dropped.append(f"{one}: would send what {twin} does")
         else:
             admitted.append(one)
     return tuple(admitted), tuple(dropped)

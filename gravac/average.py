@@ -16,7 +16,7 @@ import torch
 from gravac.bundles import Bundle, bundled
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
-from gravac.compressors.dense import Dense
+from gravac.compressors.dense import Dense, share
 from gravac.compressors.dtypes import working
 from gravac.energies import all_finite, energy_of, lost, summed
 from gravac.exchange.fuse import fuse
@@ -234,7 +234,7 @@ class Averager:
             (flat,) = yield [AllReduce(flat)]
             flat.mul_(1 / self.world)
         else:
-            (total,) = yield [AllReduce((flat / self.world).to(wire))]
+            (total,) = yield [AllReduce(share(flat, self.world, wire))]
             flat.copy_(total)
         if (kept or self.feedback.safe) and not all_finite([energy_of(flat)]):
             self._refuse(pieces, folded)

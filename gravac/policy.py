@@ -29,7 +29,7 @@ class Policy(Settings):
         controller: decides, or its name.
         error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
         dense: number format of what is sent dense: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        sixteen_bit: with ``dense`` in float32, 16 bit (bfloat16) is a candidate too, where the base has none of its own
+        sixteen_bit: with ``dense`` in float32, 16 bit (bfloat16, or what a ladder has) of everything is a candidate too
             and the controller weighs it.
         release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
             norm; ``inf`` lets all go at once, as the paper does.
@@ -130,13 +130,17 @@ class Policy(Settings):
 
     @property
     def dense_formats(self) -> tuple[Dense, ...]:
-        """The formats a controller may choose to send everything in: ``dense_format``, and 16 bit beside it."""
+        """The formats a controller may choose to send everything in: ``dense_format``, and 16 bit beside it.
+
+        Where the base has a 16 bit of its own (a ladder), it is that one: sent whole, it costs less than by the base.
+        """
         first = self.dense_format
-        reach = self.base.candidates(self.cf_range, ())
-        own = not isinstance(reach, Span) and any(self.base.family(cf) in SIXTEEN_BIT for cf in reach)
-        if own or first.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
+        if first.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
             return (first,)
-        return first, first.at(2)
+        reach = self.base.candidates(self.cf_range, ())
+        families = () if isinstance(reach, Span) else map(self.base.family, reach)
+        own = next((family for family in families if family in SIXTEEN_BIT), None)
+        return first, first.at(2) if own is None else first(dtype=own)
 
     def plain(self) -> dict[str, str | int | float | bool]:
         """Every setting by dotted name, for hparams and logs; unset ones as ``"auto"``."""

@@ -130,12 +130,20 @@ def test_16_bit_stands_between_dense_and_the_base(controller: GraVAC | Goodput) 
         topk_policy(dense="bfloat16"),
         topk_policy(dense="float16"),
         Policy(base=dense, cf_range=(1, 2)),
-        Policy(base=ladder, cf_range=(2, 1000)),
     ],
-    ids=["off", "as printed", "static", "by a clock", "bfloat16", "float16", "dense base", "ladder"],
+    ids=["off", "as printed", "static", "by a clock", "bfloat16", "float16", "dense base"],
 )
 def test_there_is_no_16_bit_beside_the_base(policy: Policy) -> None:
     assert "dense 2x" not in names(policy)[1:]
+
+
+def test_a_ladders_own_16_bit_is_sent_whole_where_a_controller_may_choose() -> None:
+    policy = Policy(base=ladder, cf_range=(2, 1000))
+    assert names(policy)[:3] == ["dense 1x", "dense 2x", "ladder 3.93846x"]
+    half = Policy(base=ladder(dense(dtype="float16"), quantize(2)), cf_range=(2, 1000))
+    assert [form.dtype for form in half.dense_formats] == ["float32", "float16"]
+    alone = Policy(base=ladder, cf_range=(2, 1000), sixteen_bit=False)
+    assert names(alone)[:2] == ["dense 1x", "ladder 2x"]
 
 
 def test_a_ladder_without_16_bit_in_its_range_gets_it() -> None:

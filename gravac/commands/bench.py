@@ -86,6 +86,9 @@ def _add_tta(benches: Commands) -> None:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes, 2 to 8 (2)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each, from seed 0 on (3)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="begin with another seed (0)")
+    parser.add_argument(
+        "--more-seeds", type=int, default=0, metavar="N", help="up to N more where seeds differ by over 10 %% (0)"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the tasks: 1 for two cores, more for GPUs (1)")
     parser.add_argument("--target", type=float, help="of the metric (what dense reaches at 80%% of its budget)")
     parser.add_argument("--budget", type=int, metavar="STEPS", help="of the dense reference run (the task's own)")
@@ -113,6 +116,7 @@ def _tta(options: argparse.Namespace) -> int:
             methods=tuple(options.methods or METHODS),
             workers=options.workers,
             seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
+            more_seeds=options.more_seeds,
             scale=options.scale,
             target=options.target,
             budget=options.budget,

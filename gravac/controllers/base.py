@@ -131,7 +131,7 @@ class Controller(Protocol[StateT]):
 
     @property
     def sixteen_bit(self) -> bool:
-        """Whether 16 bit may be the second of its candidates, dense too, beside a base that has none of its own."""
+        """Whether 16 bit of everything may be the second of its candidates, dense too."""
         ...
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:

@@ -11,9 +11,9 @@ The search starts, among those whose worth is near dense's, at what is expected 
 link was sounded at (``gravac.exchange.sounding``); where that is not known, at the highest wire ratio, which is fast on
 any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most is
 tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``,
-the best is held. It is held until its step time changes (the link did), or until what is known of the others is old:
-then those that could be better are tried again. All trials together cost at most ``explore`` of the run's time, besides
-the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
+the best is held, until its step time changes (the link did). Others are tried again when what is known of them is old,
+or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's time,
+besides the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
 (``Candidate.worth_at``).
 """
 
@@ -159,7 +159,9 @@ class Goodput(Settings):
             steps = state.window.steps
             more = steps * (seconds - ran.worth_at(state.window.gain) / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
-        state = state.enter(seconds)
+        before = state.entry(state.position)
+        share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
+        state = state.enter(seconds, share)
         said = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.worth(state.position):.2f}"
         return self._go_on(state, f"{said}: given up early" if given_up else said)
 

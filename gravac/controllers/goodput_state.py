@@ -33,6 +33,9 @@ FLOOR = 0.4
 LEAST = 0.01
 """And to this one whatever is known."""
 
+DOUBTS = 2
+"""Standard errors by which a measured step time may be wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -44,6 +47,8 @@ class Entry:
         window: number of the window, to let it expire.
         worth: of its steps, corrected by the gain that was measured.
         saved: seconds of a step waited, coded and exchanged, see ``Measurement``; ``None``: not known.
+        doubt: standard error of ``seconds``, by how much its steps differed.
+        times: windows that ``seconds`` is a mean of.
     """
 
     position: int
@@ -51,6 +56,14 @@ class Entry:
     window: int
     worth: float
     saved: tuple[float, float, float] | None = None
+    doubt: float = 0.0
+    times: int = 1
+
+    def pooled(self, before: Entry, share: float) -> Entry:
+        """With an earlier entry of the same candidate; this one makes up a share of what comes out."""
+        seconds = before.seconds + share * (self.seconds - before.seconds)
+        doubt = math.hypot((1 - share) * before.doubt, share * self.doubt)
+        return replace(self, seconds=seconds, doubt=doubt, times=before.times + 1)
 
     def scaled(self, ratio: float) -> Entry:
         """As it would be on a machine that takes so many times as long."""
@@ -116,11 +129,18 @@ class State:
         """What a candidate came to, if it ran."""
         return next((entry for entry in self.entries if entry.position == position), None)
 
-    def enter(self, seconds: float) -> State:
-        """Enter what the running candidate came to in the window that ends, over an older entry."""
+    def enter(self, seconds: float, share: float = 1.0) -> State:
+        """Enter what the running candidate came to in the window that ends.
+
+        Args:
+            seconds: of its steps.
+            share: that it makes up of the entry; the rest is what was measured before, where something was.
+        """
+        before = self.entry(self.position)
         others = tuple(entry for entry in self.entries if entry.position != self.position)
         worth, saved = self.running.worth_at(self.window.gain), self.window.savings
-        return replace(self, entries=(*others, Entry(self.position, seconds, self.windows, worth, saved)))
+        entry = Entry(self.position, seconds, self.windows, worth, saved, self.window.doubt)
+        return replace(self, entries=(*others, entry if before is None else entry.pooled(before, share)))
 
     def same_link(self, change: float) -> bool:
         """Whether the exchange of what is held takes about what it did, so that a change is the machine's."""
@@ -133,13 +153,15 @@ class State:
         """Enter another window of what is held; where the machine became slower or faster, so did all candidates.
 
         Half of it is believed, unless ``at_once``. What a step did not wait for bytes tells the machine from the link.
-        Without that a candidate measured in a better minute would look better for ever after.
+        Without that a candidate measured in a better minute would look better for ever after. What lies within both
+        windows' doubt is no drift: what was held because of a lucky trial must not take the others along.
         """
         before = self.entry(self.position)
         assert before is not None
         believed = 1.0 if at_once else 0.5
-        now = self.enter(before.seconds + believed * (seconds - before.seconds))
-        if before.saved is None or self.window.savings is None:
+        now = self.enter(seconds, believed)
+        by_chance = abs(seconds - before.seconds) <= DOUBTS * math.hypot(before.doubt, self.window.doubt)
+        if before.saved is None or self.window.savings is None or (by_chance and not at_once):
             return now
         busy, was = seconds - self.window.savings[0], before.seconds - before.saved[0]
         ratio = 1 + believed * (busy / was - 1) if min(busy, was) > 0 else 1.0
@@ -193,7 +215,8 @@ class State:
     def fastest(self, position: int, expire: int) -> float:
         """The least time a step of a candidate may take, by what is measured: a lower bound, in seconds.
 
-        What was measured itself is believed, half of it after ``expire`` windows, a quarter after twice as many. Of a
+        What was measured itself is believed but for its doubt, half of it after ``expire`` windows, a quarter after
+        twice as many. Of a
         step that was measured, sending less saves the time it waited at most; another family may save its coding too,
         and takes its own. Step time is convex in the bytes sent: flat while the exchange hides behind backward, then
         linear. So a slope measured between two amounts of bytes is a lower bound of that above them, and an upper bound
@@ -202,7 +225,8 @@ class State:
         mine = self.candidates[position]
         own = self.entry(position)
         if own is not None:
-            return own.seconds * 0.5 ** ((self.windows - own.window) // expire)
+            least = max(own.seconds / 2, own.seconds - DOUBTS * own.doubt)
+            return least * 0.5 ** ((self.windows - own.window) // expire)
         bounds = [floor for at, floor in self.floors if at == position]
         bounds.append(self._foreseen(mine))
         for entry in self.entries:

@@ -13,6 +13,9 @@ from gravac.controllers.base import Measurement, Summary
 SETTLING = 3
 """Steps after a switch that are left out: caches, buffers and the residual have not settled."""
 
+MEDIAN_ERROR = 1.2533 * 1.4826
+"""A median's standard error, times the root of how many there are, over their median deviation; of a normal law."""
+
 GAP = 5.0
 """A step longer than this many medians is a gap (evaluation, a checkpoint), not a step."""
 
@@ -85,6 +88,15 @@ class Window:
             return None
         middle = statistics.median(seconds)
         return self.samples / statistics.median(s for s in seconds if s <= GAP * middle)
+
+    @property
+    def doubt(self) -> float:
+        """Standard error of the median step, seconds, by the clean steps' median deviation; 0 with fewer than three."""
+        if len(self.seconds) < 3:
+            return 0.0
+        middle = statistics.median(self.seconds)
+        spread = statistics.median(abs(s - middle) for s in self.seconds)
+        return MEDIAN_ERROR * spread / math.sqrt(len(self.seconds))
 
     @property
     def savings(self) -> tuple[float, float, float] | None:

@@ -71,6 +71,7 @@ class DDPAdapter:
         self._in_backward = False
         self._ends_with_last = False
         self._task = -1
+        self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}
         self._pieces: dict[str, Piece] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._inputs: float | None = None
@@ -177,12 +178,18 @@ class DDPAdapter:
         self._steps.exchange(Group(tuple(self._pieces[name] for name in group), whole, done, fail), last)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
-        """The bucket's parameters as flat views of its buffer."""
+        """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""
+        before, pieces = self._cuts.get(bucket.index(), (None, []))
+        if before is not None and before.data_ptr() == buffer.data_ptr() and before.numel() == buffer.numel():
+            return pieces  # they keep the buffer alive, so nothing else can lie there
         pieces, offset = [], 0
         for parameter in bucket.parameters():
             name = self.names.setdefault(id(parameter), f"parameter{len(self.names)}")
             pieces.append(Piece(name, buffer[offset : offset + parameter.numel()], memory_shape(parameter)))
             offset += parameter.numel()
+        if before is not None:
+            self._cuts.clear()
+        self._cuts[bucket.index()] = (buffer, pieces)
         return pieces
 
 

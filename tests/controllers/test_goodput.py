@@ -4,6 +4,8 @@
 
 import itertools
 import math
+import random
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -196,6 +198,36 @@ def test_a_machine_that_changes_at_once_starts_no_search_where_the_link_is_the_s
     assert not any("search again" in reason for reason in reasons)
     last = steps[-1].ran.candidate
     assert cluster.goodput(last, 299) >= cluster.best(299) / 1.05
+
+
+def noisy(cluster: Cluster, seed: int, wobble: float) -> Callable[[int, Decision], Measurement]:
+    """Steps that differ by chance, and a machine that is in a better or a worse mood for some dozen steps."""
+    draw = random.Random(seed)
+    moods = [0.0]
+    for _ in range(1000):
+        moods.append(0.95 * moods[-1] + draw.gauss(0, wobble / 8))
+
+    def measure(step: int, holds: Decision) -> Measurement:
+        chance = math.exp(moods[step] + draw.gauss(0, wobble))
+        measured = cluster.measure(step, holds)
+        return replace(measured, seconds=measured.seconds * chance, waited=measured.waited * chance)
+
+    return measure
+
+
+def test_an_unlucky_trial_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the link is fast candidates lie close, and five steps of a noisy machine do not tell them apart."""
+    cluster = Cluster(0.08, lambda step: 0.03, {**CODING, "bfloat16": 0.006}, booked=True)
+
+    def lost(seed: int) -> float:
+        ran = [s.ran.candidate for s in drive(Goodput(), cluster.foreseen(), noisy(cluster, seed, 0.05), 480)]
+        taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
+        return taken / (sum(candidate.worth for candidate in ran) / cluster.best(0)) - 1
+
+    believed = statistics.fmean(lost(seed) for seed in range(20))
+    monkeypatch.setattr("gravac.controllers.goodput_state.DOUBTS", 0)
+    blind = statistics.fmean(lost(seed) for seed in range(20))
+    assert believed < blind / 2, (believed, blind)
 
 
 def test_a_trial_is_not_given_up_for_a_step_that_stalled() -> None:

@@ -3,6 +3,8 @@
 """What the steps of a window come to."""
 
 import math
+import random
+import statistics
 
 import pytest
 
@@ -102,3 +104,16 @@ def test_shadow_gain_is_a_ratio_of_sums_of_the_steps_that_had_it() -> None:
     assert full.shadow_gain(20.0) == 0.5
     assert full.shadow_gain(40.0) == 0.25
     assert full.shadow_gain(160.0) is None
+
+
+def test_doubt_is_the_standard_error_of_a_median() -> None:
+    """Against medians of many windows of the same law."""
+    draw = random.Random(0)
+    windows = [window(*(measured(draw.gauss(0.1, 0.005)) for _ in range(25))) for _ in range(400)]
+    medians = [statistics.median(full.seconds) for full in windows]
+    assert statistics.fmean(full.doubt for full in windows) == pytest.approx(statistics.stdev(medians), rel=0.15)
+
+
+def test_steps_that_are_alike_or_too_few_leave_no_doubt() -> None:
+    assert window(*(measured(0.1) for _ in range(5))).doubt == 0
+    assert window(measured(0.1), measured(0.2)).doubt == 0

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,21 @@ def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
     assert again.plan == (5, 5) and again.made == [] and again.started == []
 
 
+def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path) -> None:
+    two = matrix(tmp_path, methods=("fp16", "topk@10"), links=("unthrottled",), seeds=(0, 1), paced=True)
+    runs = run_matrix(two, Notes())
+    assert {run.seed for run in runs} == {0, 1}
+    steady = {"fp16": (1.0, 1.05), "topk@10": (1.0, 1.2), "fp32": (1.0, 1.0)}
+    told = [run.model_copy(update={"tta_s": steady[run.method][run.seed]}) for run in runs]
+    record.save(tmp_path / "runs.json", told)
+
+    notes = Notes()
+    after = run_matrix(replace(two, more_seeds=2), notes)
+    assert after[: len(told)] == told  # none dropped
+    assert {(run.method, run.seed) for run in after[len(told) :]} >= {("fp32", 2), ("topk@10", 2)}
+    assert not any(run.method == "fp16" for run in notes.made)
+
+
 def test_without_rights_a_matrix_is_paced_and_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gravac", "bench", "tta", "--task", "digits", "--scale", "0.2", "--budget", "20"]
     command += ["--methods", "fp16", "topk@10", "--seeds", "1", "--paced", "--json", str(tmp_path / "runs.json")]
@@ -184,6 +200,7 @@ def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypa
         ({"methods": ()}, "at least one of each"),
         ({"workers": 9}, "workers: 9 is outside 2 to 8"),
         ({"budget": 1}, "budget: 1 is below 2"),
+        ({"more_seeds": -1}, "more_seeds: -1 is below 0"),
         ({"limit": 0.0}, "limit: 0 is not above 0"),
         ({"json": Path("nowhere/at/all.json")}, "json: nowhere/at is not a folder"),
     ],

@@ -22,10 +22,6 @@ BASELINE = "fp16"
 DENSE = ("fp32", "fp16", "bf16")
 
 
-SPREAD = 0.10
-"""(max - min) / median over seeds; above it the page asks for more seeds."""
-
-
 @dataclass(frozen=True)
 class Amount:
     """A number over seeds, some of which may be known only to lie above or below a value.

@@ -11,13 +11,12 @@ from gravac.lab.report.numbers import (
     DENSE,
     LIMIT_LINK,
     LIMIT_METHOD,
-    SPREAD,
     Amount,
     Row,
     inside_spread,
     paired,
 )
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import SPREAD, RunRecord
 
 
 def spread_note(tta: Amount) -> str:

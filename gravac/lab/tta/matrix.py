@@ -10,6 +10,9 @@ times the limit.
 ``factored`` saves time on static methods: the steps they need do not depend on the link, so they are taken once,
 unthrottled, and multiplied by the time of a step on each link, taken in a short run where the methods take turns.
 Adaptive methods always run in full.
+
+``more_seeds`` adds runs where they tell most: of each method on each link whose times differ by more than 10 % between
+seeds, one seed after another. None is dropped.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Matrix:
         methods: in words, see ``gravac.lab.training.methods``.
         workers: 2 to 8.
         seeds: 0 and up.
+        more_seeds: at most so many after those, for whatever differs between seeds by more than ``SPREAD``.
         scale: of the tasks.
         target: of the metric; ``None`` is what dense reaches at 80 % of its budget.
         budget: steps of the reference run; ``None`` is the task's own.
@@ -60,6 +64,7 @@ class Matrix:
     methods: tuple[str, ...] = METHODS
     workers: int = 2
     seeds: tuple[int, ...] = (0, 1, 2)
+    more_seeds: int = 0
     scale: float = 1.0
     target: float | None = None
     budget: int | None = None
@@ -77,6 +82,8 @@ class Matrix:
             raise ValueError(f"budget: {self.budget} is below 2 steps; use 300")
         if not self.limit > 0:
             raise ValueError(f"limit: {self.limit:g} is not above 0; use 6")
+        if self.more_seeds < 0:
+            raise ValueError(f"more_seeds: {self.more_seeds} is below 0; use 2, or 0 for none")
         if not (self.tasks and self.links and self.methods and self.seeds):
             raise ValueError("tasks, links, methods and seeds: give at least one of each")
         for task in self.tasks:

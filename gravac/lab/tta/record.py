@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from gravac.lab.json_file import write_json
 from gravac.settings import SettingsError
 
+SPREAD = 0.10
+"""(most - least) / median over seeds, above which times are worth little: more seeds are asked for, or added."""
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ from gravac.lab.training.session import ALONE, WARM_UP, Leg
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import efficiency, factored, refactored
 from gravac.lab.tta.matrix import REFERENCE, Matrix
-from gravac.lab.tta.record import Point, RunRecord, Split, Turn, first_reached
+from gravac.lab.tta.record import SPREAD, Point, RunRecord, Split, Turn, first_reached
 
 TARGET_AT = 0.8
 """Share of the reference's budget at which its metric is the target."""
@@ -32,6 +32,10 @@ ALONE_STEPS = 15
 
 PROBE_STEPS = WARM_UP + 8
 """Steps of a turn in which a step's time is taken; each method has two turns."""
+
+
+Methods = Mapping[tuple[str, str], Sequence[Method]]
+"""What is run, by task and link."""
 
 
 class Watcher(Protocol):
@@ -82,40 +86,59 @@ class _Bench:
         self.methods = [Method.parse(text) for text in matrix.methods]
 
     def run(self) -> list[RunRecord]:
-        self.watcher.planned(*self._count())
+        links = [parse_link(text) for text in self.matrix.links]
+        everything = {(task, str(link)): self.methods for task in self.matrix.tasks for link in links}
+        self.watcher.planned(*self._count(self.matrix.seeds, everything))
         for seed in self.matrix.seeds:
-            for task in self.matrix.tasks:
-                reference = self._reference(task, seed)
-                static = [method for method in self.methods if not method.adaptive]
-                if self.matrix.factored:
-                    self._steps(reference, static)
-                for text in self.matrix.links:
-                    link = parse_link(text)
-                    if self.matrix.factored:
-                        self._times(reference, link, static)
-                        rest = [method for method in self.methods if method.adaptive]
-                    else:
-                        rest = self.methods
-                    self._full(reference, link, rest)
+            self._seed(seed, everything)
+        last = max(self.matrix.seeds)
+        for seed in range(last + 1, last + 1 + self.matrix.more_seeds):
+            wide = {place: self._wide(*place) for place in everything}
+            if not any(wide.values()):
+                break
+            self.watcher.planned(*self._count([seed], wide))
+            self._seed(seed, wide)
         return self.runs
 
-    def _count(self) -> tuple[int, int]:
-        links = {str(parse_link(text)) for text in self.matrix.links}
-        wanted = {
-            (task, link, method.text, seed)
-            for seed in self.matrix.seeds
-            for task in self.matrix.tasks
-            for link in links
-            for method in self.methods
-        }
-        for seed in self.matrix.seeds:
-            for task in self.matrix.tasks:
-                wanted.add((task, UNTHROTTLED, REFERENCE, seed))
+    def _seed(self, seed: int, methods: Methods) -> None:
+        """One seed of the methods given for each task and link."""
+        for task in self.matrix.tasks:
+            asked = {link: methods[task, link] for of, link in methods if of == task}
+            if not any(asked.values()):
+                continue
+            reference = self._reference(task, seed)
+            if self.matrix.factored:
+                some = [m for m in self.methods if not m.adaptive and any(m in those for those in asked.values())]
+                self._full(reference, parse_link(UNTHROTTLED), some)  # steps to the target, the same on all links
+            for text, those in asked.items():
+                link = parse_link(text)
                 if self.matrix.factored:
-                    wanted |= {(task, UNTHROTTLED, m.text, seed) for m in self.methods if not m.adaptive}
+                    self._times(reference, link, [method for method in those if not method.adaptive])
+                    those = [method for method in those if method.adaptive]
+                self._full(reference, link, those)
+
+    def _wide(self, task: str, link: str) -> list[Method]:
+        """Methods whose times to the target differ too much between seeds; those that missed it have none."""
+        found = []
+        for method in self.methods:
+            runs = [run for run in self.runs if self._same(run, task, link) and run.method == method.text]
+            times = [run.tta_s for run in runs if run.tta_s is not None]
+            if len(times) == len(runs) > 1 and max(times) - min(times) > SPREAD * statistics.median(times):
+                found.append(method)
+        return found
+
+    def _count(self, seeds: Sequence[int], methods: Methods) -> tuple[int, int]:
+        """Records that such a part of the matrix has, and how many of them are there."""
+        wanted = set()
+        for (task, link), those in methods.items():
+            for seed in seeds if those else ():
+                wanted.add((task, UNTHROTTLED, REFERENCE, seed))
+                wanted |= {(task, link, method.text, seed) for method in those}
+                if self.matrix.factored:
+                    wanted |= {(task, UNTHROTTLED, method.text, seed) for method in those if not method.adaptive}
         return len(wanted), sum(self._find(*key) is not None for key in wanted)
 
-    # the four kinds of sessions
+    # the three kinds of sessions
 
     def _reference(self, task: str, seed: int) -> RunRecord:
         """The unthrottled run of native DDP, and what one worker does alone."""
@@ -140,10 +163,6 @@ class _Bench:
         run = run.model_copy(update={"efficiency": run.samples_per_s / (self.matrix.workers * one)})
         self._keep(run)
         return run
-
-    def _steps(self, reference: RunRecord, static: Sequence[Method]) -> None:
-        """Static methods, unthrottled, to the target."""
-        self._full(reference, parse_link(UNTHROTTLED), static)
 
     def _full(self, reference: RunRecord, link: Link, methods: Sequence[Method]) -> None:
         """Methods on a link, to the target: static ones in one session, adaptive ones each in their own."""
