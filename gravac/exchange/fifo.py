@@ -10,6 +10,10 @@ The link should never wait for the processor. A job that ends with its first col
 the next ones free to start while it travels. A job of several rounds is followed only after its last; meanwhile the
 next is encoded. Either way collectives start in the order of jobs and rounds, which does not depend on any rank's
 timing.
+
+Where waiting for a collective blocks the thread that does it (tensors on the processor), a second thread waits, and
+tells the first through the same queue that jobs come by: what arrives while something travels is encoded and started at
+once, and not when that has landed.
 """
 
 import atexit
@@ -18,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +39,7 @@ DEPTH = 4
 """Jobs whose collectives may be under way behind the one that is waited for."""
 
 JOIN_SECONDS = 5.0
-"""Longest wait for the thread's end: after a failure, a peer may never answer."""
+"""Longest wait for the threads' end: after a failure, a peer may never answer."""
 
 
 class _Exchange(NamedTuple):
@@ -42,11 +47,16 @@ class _Exchange(NamedTuple):
     fail: Fail
     one_round: Callable[[], bool]
     ready: Callable[[], None]
+    blocks: bool
 
 
 class _Call(NamedTuple):
     function: Callable[[], None]
     fail: Fail
+
+
+class _Stop(NamedTuple):
+    pass
 
 
 class _Encoded(NamedTuple):
@@ -55,14 +65,25 @@ class _Encoded(NamedTuple):
     one_round: bool
 
 
-class _Flying(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Flying:
+    """A job whose collectives are under way.
+
+    Attributes:
+        finish: called on the exchange thread once ``landed``: gives their results, or raises what went wrong.
+        landed: whether that would not block.
+    """
+
     item: _Exchange
-    pending: list[Pending]
     one_round: bool
+    finish: Callable[[], list[Any]]
+    landed: bool
 
 
-class _Stop(NamedTuple):
-    pass
+class _Landed(NamedTuple):
+    flying: _Flying
+    at: float
+    finish: Callable[[], list[Any]]
 
 
 class Fifo:
@@ -70,19 +91,26 @@ class Fifo:
 
     Attributes:
         compress_seconds: spent inside jobs (encode, decode, feedback), since the start.
-        exchange_seconds: spent waiting for collectives, since the start.
+        exchange_seconds: in which collectives were under way, since the start; on a GPU, where that is not known,
+            those spent waiting for them.
     """
 
     def __init__(self, transport: GroupTransport) -> None:
         self.transport = transport
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
-        self._items: queue.SimpleQueue[_Exchange | _Call | _Stop] = queue.SimpleQueue()
-        self._next: _Encoded | _Call | _Stop | None = None
+        self._inbox: queue.SimpleQueue[_Exchange | _Call | _Stop | _Landed] = queue.SimpleQueue()
+        self._waits: queue.SimpleQueue[tuple[_Flying, list[Pending]] | None] = queue.SimpleQueue()
+        self._todo: deque[_Exchange | _Call | _Stop] = deque()
+        self._next: _Encoded | None = None
         self._flight: deque[_Flying] = deque()
+        self._under_way = 0
+        self._since = 0.0
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gravac-exchange", daemon=True)
+        self._waiter = threading.Thread(target=self._wait, name="gravac-wait", daemon=True)
         self._thread.start()
+        self._waiter.start()
         atexit.register(self.close)
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
@@ -94,11 +122,11 @@ class Fifo:
             device: of the job's tensors; on CUDA the job's work waits for what its stream was given so far.
             one_round: asked when the job's turn comes: whether it ends with its first collectives.
         """
-        self._items.put(_Exchange(job, fail, one_round, _stream_order(device)))
+        self._inbox.put(_Exchange(job, fail, one_round, _stream_order(device), device.type == "cpu"))
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Call a function when all before it has ended."""
-        self._items.put(_Call(function, fail))
+        self._inbox.put(_Call(function, fail))
 
     def drain(self, seconds: float | None = None) -> None:
         """Wait until all that was handed over has ended, for at most ``seconds``.
@@ -112,81 +140,120 @@ class Fifo:
         done.wait(seconds)
 
     def close(self) -> None:
-        """Let the thread end after what was handed over, and wait for that for at most ``JOIN_SECONDS``.
+        """Let the threads end after what was handed over, and wait for that for at most ``JOIN_SECONDS`` each.
 
         A thread that outlives the interpreter's shutdown while it holds the last reference to a process group aborts
         the process; so this also runs at exit.
         """
         atexit.unregister(self.close)
-        self._items.put(_Stop())
+        self._inbox.put(_Stop())
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_SECONDS)
+            self._waiter.join(JOIN_SECONDS)
+
+    # the second thread
+
+    def _wait(self) -> None:
+        """Wait for collectives in the order they were started."""
+        while (waited := self._waits.get()) is not None:
+            flying, pending = waited
+            try:
+                answers = self.transport.finish(pending)
+                finish = _gives(answers)
+            except BaseException as failure:
+                finish = _raises(failure)
+            self._inbox.put(_Landed(flying, time.perf_counter(), finish))
+            del waited, flying, pending  # nothing of a job may live on here until the next one
+
+    # the exchange thread
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
         while True:
+            self._receive(wait=False)
+            oldest = self._flight[0] if self._flight else None
+            if oldest is not None and oldest.landed and not oldest.one_round:
+                if not oldest.item.blocks:
+                    self._encode()  # a GPU does that while the collectives travel
+                self._land()  # its next round comes before anything else is started
+                continue
             self._launch()
-            if self._flight:
+            if self._flight and self._flight[0].landed:
                 self._land()
-            elif self._peek(None) and not isinstance(self._next, _Encoded):
-                item, self._next = self._next, None
-                if isinstance(item, _Stop):
-                    return
-                if item is not None:
-                    self._guard(item.fail, item.function)
-
-    def _peek(self, seconds: float | None = 0.0) -> bool:
-        """Have the next item ready, encoded if it is a job; False when there is none within ``seconds``."""
-        while self._next is None:
-            try:
-                item = self._items.get(seconds != 0.0, seconds)
-            except queue.Empty:
-                return False
-            if isinstance(item, _Stop):
-                self._next = item
-            elif self._failure is not None:
-                item.fail(self._failure)
-            elif isinstance(item, _Call):
-                self._next = item
+            elif self._flight or not self._todo:
+                self._receive(wait=True)
             else:
-                requests = self._guard(item.fail, lambda turn=item: self._advance(turn, None))  # type: ignore[misc]
-                if requests is not None:
-                    self._next = _Encoded(item, requests, item.one_round())
-        return True
+                item = self._todo.popleft()
+                if isinstance(item, _Stop):
+                    self._waits.put(None)
+                    return
+                assert isinstance(item, _Call)
+                self._guard(item.fail, item.function)
+
+    def _receive(self, wait: bool) -> None:
+        """Take in what was handed over and what has landed: all that there is, or at least one when told to wait."""
+        while wait or not self._inbox.empty():
+            message = self._inbox.get()
+            wait = False
+            if isinstance(message, _Landed):
+                message.flying.finish, message.flying.landed = message.finish, True
+                self._under_way -= 1
+                if not self._under_way:
+                    self.exchange_seconds += message.at - self._since
+            elif self._failure is not None and not isinstance(message, _Stop):
+                message.fail(self._failure)
+            else:
+                self._todo.append(message)
+
+    def _encode(self) -> bool:
+        """Have the next job encoded, if it is a job's turn; False where there is none."""
+        while self._next is None and self._todo and isinstance(item := self._todo[0], _Exchange):
+            self._todo.popleft()
+            requests = self._guard(item.fail, lambda turn=item: self._advance(turn, None))  # type: ignore[misc]
+            if requests is not None:
+                self._next = _Encoded(item, requests, item.one_round())
+        return self._next is not None
 
     def _launch(self) -> None:
-        """Start what may start now."""
-        while (not self._flight or self._flight[-1].one_round) and len(self._flight) < DEPTH:
-            if not self._peek() or not isinstance(self._next, _Encoded):
+        """Encode what comes next, and start what may start now."""
+        while self._encode():
+            if self._flight and not (self._flight[-1].one_round and len(self._flight) <= DEPTH):
                 return
+            assert self._next is not None
             (item, requests, one_round), self._next = self._next, None
-            pending = self._guard(item.fail, lambda asked=requests: self.transport.start(asked))  # type: ignore[misc]
-            if pending is not None:
-                self._flight.append(_Flying(item, pending, one_round))
+            flying = _Flying(item, one_round, list, landed=False)
+            if not self._guard(item.fail, lambda new=flying, asked=requests: self._start(new, asked)):  # type: ignore[misc]
+                return
+            self._flight.append(flying)
+
+    def _start(self, flying: _Flying, requests: list[Collective]) -> bool:
+        """Start a round of a job's collectives."""
+        pending = self.transport.start(requests)
+        if not flying.item.blocks:
+            flying.finish, flying.landed = lambda: self._finish(pending), True
+            return True
+        if not self._under_way:
+            self._since = time.perf_counter()
+        self._under_way += 1
+        flying.landed = False
+        self._waits.put((flying, pending))
+        return True
 
     def _land(self) -> None:
-        """Bring the oldest job under way to its end."""
-        item, pending, one_round = self._flight.popleft()
-        if self._failure is not None:
-            item.fail(self._failure)
+        """Go on with the oldest job under way: to its end, or to its next round."""
+        flying = self._flight.popleft()
+        item = flying.item
+        answers = self._guard(item.fail, flying.finish)
+        if answers is None:
             return
-        while pending is not None:
-            if not one_round:
-                self._peek()
-            answers = self._guard(item.fail, lambda started=pending: self._finish(started))  # type: ignore[misc]
-            if answers is None:
-                return
-            if one_round:
-                self._launch()
-            requests = self._guard(item.fail, lambda given=answers: self._advance(item, given))  # type: ignore[misc]
-            if requests is None:
-                return
-            pending = self._guard(item.fail, lambda asked=requests: self._again(asked, one_round))  # type: ignore[misc]
+        requests = self._guard(item.fail, lambda: self._advance(item, answers))
+        if requests is not None and self._guard(item.fail, lambda: self._again(flying, requests)):
+            self._flight.appendleft(flying)
 
-    def _again(self, requests: list[Collective], one_round: bool) -> list[Pending]:
-        if one_round:
+    def _again(self, flying: _Flying, requests: list[Collective]) -> bool:
+        if flying.one_round:
             raise RuntimeError("a compressor that declares one_round asked for a second one")
-        return self.transport.start(requests)
+        return self._start(flying, requests)
 
     def _advance(self, item: _Exchange, answers: list[Any] | None) -> list[Collective] | None:
         start = time.perf_counter()
@@ -214,7 +281,26 @@ class Fifo:
         except BaseException as failure:
             self._failure = failure
             fail(failure)
+            waiting: list[_Exchange | _Call] = [flying.item for flying in self._flight]
+            waiting += [self._next.item] if self._next else []
+            waiting += [item for item in self._todo if not isinstance(item, _Stop)]
+            self._flight.clear()
+            self._next = None
+            self._todo = deque(item for item in self._todo if isinstance(item, _Stop))
+            for item in waiting:
+                item.fail(failure)
             return None
+
+
+def _gives(answers: list[Any]) -> Callable[[], list[Any]]:
+    return lambda: answers
+
+
+def _raises(failure: BaseException) -> Callable[[], list[Any]]:
+    def throw() -> list[Any]:
+        raise failure
+
+    return throw
 
 
 def _stream_order(device: torch.device) -> Callable[[], None]:

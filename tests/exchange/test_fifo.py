@@ -3,6 +3,7 @@
 """The exchange thread: one order of collectives, encoding ahead, failures that reach everyone."""
 
 import threading
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -113,6 +114,41 @@ def test_a_job_of_one_round_lets_the_next_start_while_it_travels() -> None:
     assert [e for e in wire.events if e.startswith("decode")] == [f"decode {n}" for n in range(1, 9)]
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_arrives_while_another_travels_is_encoded_then(rounds: int) -> None:
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    fifo.exchange(job(wire, 1, rounds), never, CPU, one if rounds == 1 else several)
+    assert wire.started.wait(20)
+    wire.started.clear()
+    second = threading.Event()
+
+    def following() -> Generator[list[Collective], list[Any], None]:
+        wire.events.append("encode 2")
+        second.set()
+        yield [AllReduce(torch.tensor([20]))]
+
+    fifo.exchange(following(), never, CPU, one)
+    assert second.wait(20), "the thread waited for what travels"
+    assert wire.started.wait(20) if rounds == 1 else not wire.started.wait(0.1)
+    wire.gate.set()
+    fifo.drain()
+    starts = [event for event in wire.events if event.startswith("start")]
+    assert starts == (["start 10", "start 20"] if rounds == 1 else ["start 10", "start 11", "start 20"])
+
+
+def test_time_under_way_is_counted_once() -> None:
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    began = time.perf_counter()
+    for number in (1, 2, 3):
+        fifo.exchange(job(wire, number), never, CPU, one)
+    time.sleep(0.2)
+    wire.gate.set()
+    fifo.drain()
+    assert 0.15 < fifo.exchange_seconds <= time.perf_counter() - began
+
+
 def test_a_job_that_breaks_its_promise_of_one_round_fails() -> None:
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
@@ -148,6 +184,40 @@ def test_a_failure_is_told_to_the_job_and_to_all_after_it(where: str) -> None:
     fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
     fifo.drain()
     assert told == ["first boom", "second boom", "call boom"]
+
+
+def test_a_collective_that_fails_is_told_to_what_travels_behind_it_too() -> None:
+    class Broken(Wire):
+        def finish(self, pending: list[Collective]) -> list[Any]:
+            super().finish(pending)
+            raise RuntimeError("the peer is gone")
+
+    wire = Broken(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    told: list[str] = []
+    for number in (1, 2):
+        fifo.exchange(job(wire, number), lambda failure, n=number: told.append(f"{n} {failure}"), CPU, one)  # type: ignore[misc]
+    fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
+    assert wire.started.wait(20)
+    wire.gate.set()
+    fifo.drain(20)
+    assert told == ["1 the peer is gone", "2 the peer is gone", "call the peer is gone"]
+
+
+def test_after_a_failure_nobody_waits_for_what_never_lands() -> None:
+    def breaks() -> Generator[list[Collective], list[Any], None]:
+        raise ValueError("boom")
+        yield []
+
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    told: list[str] = []
+    fifo.exchange(job(wire, 1), lambda failure: told.append(f"first {failure}"), CPU, one)
+    assert wire.started.wait(20)
+    fifo.exchange(breaks(), lambda failure: told.append(f"second {failure}"), CPU, one)
+    fifo.drain(20)
+    assert sorted(told) == ["first boom", "second boom"]
+    wire.gate.set()
 
 
 def test_draining_on_the_thread_itself_does_not_wait() -> None:
