@@ -350,8 +350,7 @@ class AdaptiveCompressor:
             check_place(self._restored, transport.rank, transport.world)
         if transport.rank == 0:
             self._sinks.open()
-        if not self.policy.controller.insists:
-            self._sounding = sound(transport)
+        self._sounding = sound(transport)
         self._steps.open(transport)
 
     def _emit(self, record: Record) -> None:

@@ -82,7 +82,8 @@ class Averager:
 
     def one_round(self, plan: Plan) -> bool:
         """Whether averaging a group by that plan takes a single round of collectives."""
-        return plan.uncompressed or self.base.one_round
+        cfs = {plan.cf, *plan.cfs.values()}
+        return all(cf is None or self.base.once(cf, self.world) for cf in cfs)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """What the compressor itself keeps of a tensor that was not sent; flat, like the residual. None for nothing."""

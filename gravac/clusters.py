@@ -4,7 +4,7 @@
 
 Coding starts with cold caches whenever backward ran in between, which costs some milliseconds whatever the size. So
 groups wait for the next until they are worth it, or until the backward has no more. What waits depends on sizes and the
-step's plan alone: the same on all ranks. Dense groups never wait: nothing is coded.
+step's plan, and on what the link was sounded at: the same on all ranks. Dense groups never wait: nothing is coded.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,12 @@ LEAST = 1 << 20
 
 PARTS = 3
 """Of a small model's elements, which are then worth it: later parts are coded while earlier ones travel."""
+
+MOST = 8
+"""Parts where the link is slow: it is busy sooner, and what is left when backward ends is less."""
+
+WORTH = 0.008
+"""Seconds on the link for which a part is worth its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +44,15 @@ class Group:
     fail: Callable[[BaseException], None]
 
 
-def enough(forms: Sequence[Form]) -> int:
-    """Elements after which groups of such a model do not wait any longer."""
-    return min(LEAST, -(-sum(torch.Size(shape).numel() for shape, _ in forms) // PARTS))
+def enough(forms: Sequence[Form], exchange_s: float = 0.0) -> int:
+    """Elements after which groups of such a model do not wait any longer.
+
+    Args:
+        forms: of all its tensors.
+        exchange_s: seconds that a step's bytes are expected to take, if parts may follow each other closely.
+    """
+    parts = min(MOST, max(PARTS, int(exchange_s / WORTH)))
+    return min(LEAST, -(-sum(torch.Size(shape).numel() for shape, _ in forms) // parts))
 
 
 def elements(groups: Sequence[Group]) -> int:

@@ -139,16 +139,19 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
-    """A compressor that declares ``one_round`` yields once for every tensor."""
-    if not compressor.one_round:
-        return
-    for shape in SHAPES:
-        for cf in cfs_of(compressor):
-            (x,) = _gradients(1, shape)
-            ledger = Ledger(1)
-            memory.run([fuse([compressor.rounds(x.reshape(-1), cf, Context(shape=shape))], finite=True)], [ledger])
-            rounds = sum(ledger.calls.values())
-            assert rounds == 1, f"{shape}, {cf}x: {rounds} rounds"
+    """Where a compressor says ``once``, it yields once for every tensor; where ``one_round``, it always says so."""
+    for world, shape, cf in _cases(compressor):
+        if not compressor.once(cf, world):
+            assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
+            continue
+        ledgers = [Ledger(world) for _ in range(world)]
+        ranks = [
+            fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
+            for r, x in enumerate(_gradients(world, shape))
+        ]
+        memory.run(ranks, ledgers)
+        rounds = sum(ledgers[0].calls.values())
+        assert rounds == 1, f"{world} ranks, {shape}, {cf}x: {rounds} rounds"
 
 
 def traffic_is_predicted(compressor: Compressor) -> None:

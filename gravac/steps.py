@@ -92,6 +92,7 @@ class Steps:
         self._clock = StepClock()
         self._device = torch.device("cpu")
         self._waiting: list[Group] = []
+        self._forms: tuple[Form, ...] = ()
         self._enough = 0
         self._restored: dict[str, Any] | None = None
 
@@ -192,7 +193,7 @@ class Steps:
 
     def _begin(self, forms: Sequence[Form], loss_scale: float | None, learning_rate: float) -> None:
         if self.decision is None:
-            self._enough = enough(forms)
+            self._forms = tuple(forms)
             self._start(forms)
         assert self.decision is not None
         if self.report is not None:
@@ -209,6 +210,8 @@ class Steps:
         if self.ran is not None and (before.cf, before.cfs) != (self.plan.cf, self.plan.cfs):
             self.averager.feedback.hold(lambda name: _fell(before.cf_of(name), self.plan.cf_of(name)))
         self.ran = self.decision.candidate
+        closely = self.averager.one_round(self.plan)
+        self._enough = enough(self._forms, self.ran.exchange_s or 0.0 if closely else 0.0)
         self._learning_rate = learning_rate
         self.averager.begin()
         self._clock.begin(self._thread)

@@ -155,7 +155,7 @@ class Compressor(Settings):
         unbiased: the expectation of ``sent`` is x.
         owns_momentum: does the optimizer's momentum itself; the optimizer must have none.
         exact_cf: achieves the CF asked for on large tensors, within 2 %; otherwise comes as close as its method can.
-        one_round: ``rounds`` always yields once: the exchange of the next tensors may start while this travels.
+        one_round: ``rounds`` always yields once, see ``once``.
         error_feedback: share of what was not sent that is kept, unless the user says otherwise.
         rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
             for N ranks.
@@ -194,6 +194,15 @@ class Compressor(Settings):
     def family(self, cf: float) -> str:
         """What at other CFs of the same name codes as cheaply: a controller compares step times within it."""
         return self.name
+
+    def once(self, cf: float, world: int) -> bool:
+        """Whether ``rounds`` yields once, for every tensor: the next tensors' may start while this one's travels.
+
+        Args:
+            cf: at which.
+            world: ranks.
+        """
+        return self.one_round
 
     def together(self, cf: float, world: int) -> int:
         """Multiple of elements that tensors must be padded to before they may be laid side by side; 0: never.

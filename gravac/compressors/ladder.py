@@ -94,6 +94,11 @@ class Ladder(Compressor):
         member, at = self.at(cf)
         return member.family(at)
 
+    def once(self, cf: float, world: int) -> bool:
+        """The member's."""
+        member, at = self.at(cf)
+        return member.once(at, world)
+
     def together(self, cf: float, world: int) -> int:
         """The member's."""
         member, at = self.at(cf)

@@ -156,6 +156,10 @@ class Quantize(Compressor):
         rows[ctx.rank * len(second) : (ctx.rank + 1) * len(second)] = second * ctx.world
         return self._turned_back(rows.view(-1), elements, ctx)
 
+    def once(self, cf: float, world: int) -> bool:
+        """Where ranks just swap their codes."""
+        return self.gathers(world)
+
     def gathers(self, world: int) -> bool:
         """Whether ranks just swap their codes."""
         return world == 1 or self.exchange == "gather" or (self.exchange == "auto" and world <= 2)
