@@ -41,7 +41,7 @@ class Measurement:
         waited: seconds in which the step waited for bytes: what sending less can save at most; mean over ranks, nan
             when not known.
         coded: seconds of encode, decode and error feedback, hidden or not; as above.
-        exchanged: seconds in which bytes were waited for, hidden or not: what grows with bytes at most; as above.
+        exchanged: seconds in which collectives were under way, hidden or not: what grows with bytes at most; as above.
         learning_rate: the optimizer's, the highest of its parameter groups, mean over ranks; nan when not known (no
             optimizer was given to ``attach``, or the step evaluated more than two shadow CFs).
         norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, where the decision said

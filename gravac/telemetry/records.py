@@ -41,7 +41,8 @@ class StepRecord:
         seconds: end-to-end step time, seconds.
         compute_seconds: forward, backward and optimizer, seconds.
         compress_seconds: encode, decode and error feedback, seconds; overlaps with compute.
-        exchange_seconds: waiting for collectives, seconds; overlaps with compute.
+        exchange_seconds: in which collectives were under way, seconds (on a GPU, in which they were waited for);
+            overlaps with compute.
         input_wait_seconds: from the end of the optimizer's step (of backward when no optimizer was given) to the
             next forward, seconds.
         t_system: samples per second over all ranks, this step alone.

@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a step costs where the link costs nothing: each method's step time over native float32's, the lab's tasks.
+"""What a step costs: each method's step time over native float32's, where the link costs nothing, or on a slow one.
 
-Two workers without a limit on their link. Every session trains all methods one after the other, in turns, and each is
-compared with float32 of its own session; medians over the sessions, with range.
+Two workers, the lab's tasks. Every session trains all methods one after the other, in turns, and each is compared with
+float32 of its own session; medians over the sessions, with range.
 
-    python -m tests.measure.step_times [--json FILE] [--sessions N] [--methods M ...]
+    python -m tests.measure.step_times [--json FILE] [--sessions N] [--steps N] [--link L] [--tasks T ...]
+        [--methods M ...]
 """
 
 import argparse
@@ -13,6 +14,7 @@ import random
 import statistics
 from typing import Any
 
+from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
 from gravac.lab.links.network import Network
 from gravac.lab.training.run import Run, Settings
 from gravac.lab.training.session import Leg
@@ -37,12 +39,12 @@ METHODS = (
 STEPS = 40
 
 
-def session(task: str, methods: list[str]) -> dict[str, dict[str, float]]:
-    """Step time and processor time a step, seconds, by method; the last of them trained first once to warm up."""
-    legs = [Leg("fp32", "warm-up", steps=8), *(Leg(method, method, steps=STEPS) for method in methods)]
+def session(task: str, link: Link, methods: list[str], steps: int) -> dict[str, dict[str, float]]:
+    """Step time and processor time a step, seconds, by method; after a few steps of float32 to warm up."""
+    legs = [Leg("fp32", "warm-up", steps=8), *(Leg(method, method, steps=steps) for method in methods)]
     came: dict[str, dict[str, float]] = {}
-    with Network(2, "unthrottled") as network:
-        settings = Settings(workers=2, link="unthrottled", slowest=None, task=task, scale=TASKS[task])
+    with Network(2, link) as network:
+        settings = Settings(workers=2, link=str(link), slowest=link.slowest, task=task, scale=TASKS[task])
         with Run(legs, settings, network) as run:
             for event in run.events():
                 leg = legs[event["leg"]]
@@ -56,22 +58,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--sessions", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each method in a session")
+    parser.add_argument("--link", default=UNTHROTTLED)
+    parser.add_argument("--tasks", nargs="+", default=tuple(TASKS))
     parser.add_argument("--methods", nargs="+", default=METHODS)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     order = random.Random(0)
-    for task in TASKS:
+    for task in arguments.tasks:
         sessions = []
         for _ in range(arguments.sessions):
             methods = ["fp32", *arguments.methods]
             order.shuffle(methods)
-            sessions.append(session(task, methods))
+            sessions.append(session(task, parse_link(arguments.link), methods, arguments.steps))
         for method in arguments.methods:
             ratios = [came[method]["step_s"] / came["fp32"]["step_s"] for came in sessions]
             busy = [came[method]["busy_s"] / came["fp32"]["busy_s"] for came in sessions]
             rows.append(
                 {
                     "task": task,
+                    "link": arguments.link,
                     "method": method,
                     "step_over_fp32": round(statistics.median(ratios), 3),
                     "lowest": round(min(ratios), 3),
