@@ -140,7 +140,7 @@ class Fifo:
         done.wait(seconds)
 
     def close(self) -> None:
-        """Let the threads end after what was handed over, and wait for that for at most ``JOIN_SECONDS`` each.
+        """Let the threads end after what was handed over, and wait for that for at most ``JOIN_SECONDS``.
 
         A thread that outlives the interpreter's shutdown while it holds the last reference to a process group aborts
         the process; so this also runs at exit.
@@ -149,21 +149,23 @@ class Fifo:
         self._inbox.put(_Stop())
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_SECONDS)
-            self._waiter.join(JOIN_SECONDS)
+            if not self._thread.is_alive():
+                self._waiter.join(JOIN_SECONDS)
 
     # the second thread
 
     def _wait(self) -> None:
         """Wait for collectives in the order they were started."""
         while (waited := self._waits.get()) is not None:
-            flying, pending = waited
-            try:
-                answers = self.transport.finish(pending)
-                finish = _gives(answers)
-            except BaseException as failure:
-                finish = _raises(failure)
-            self._inbox.put(_Landed(flying, time.perf_counter(), finish))
-            del waited, flying, pending  # nothing of a job may live on here until the next one
+            self._inbox.put(self._landed(*waited))
+            del waited  # nothing of a job may live on here until the next one
+
+    def _landed(self, flying: _Flying, pending: list[Pending]) -> _Landed:
+        try:
+            finish = _gives(self.transport.finish(pending))
+        except BaseException as failure:
+            finish = _raises(failure)
+        return _Landed(flying, time.perf_counter(), finish)
 
     # the exchange thread
 
