@@ -285,7 +285,7 @@ class AdaptiveCompressor:
 
     @property
     def ledger(self) -> Ledger:
-        """What this rank handed to collectives so far."""
+        """What this rank handed to collectives so far; without the sounding at ``attach``."""
         self._steps.drain()
         return self._steps.ledger
 
@@ -350,7 +350,7 @@ class AdaptiveCompressor:
             check_place(self._restored, transport.rank, transport.world)
         if transport.rank == 0:
             self._sinks.open()
-        self._sounding = sound(transport)
+        self._sounding = sound(GroupTransport(group, self._run.pace))  # on a ledger of its own: it is no step's traffic
         self._steps.open(transport)
 
     def _emit(self, record: Record) -> None:
