@@ -203,7 +203,7 @@ class Goodput(Settings):
         promise, at = max(promising, default=(0.0, 0))  # of equals, the one that sends least: the cheaper mistake
         if promise > own * (1 + self.hysteresis):
             state = replace(state, phase=SEARCH, position=at)
-            return state, f"{said}; try {state.running}, which may be up to {promise / own:.1f} times as good"
+            return state, f"{said}; try {state.running}, which may be up to {promise / own:.2f} times as good"
         state = replace(state, phase=HOLD, position=best.position)
         return (
             state,

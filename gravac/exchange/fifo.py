@@ -70,20 +70,24 @@ class _Flying:
     """A job whose collectives are under way.
 
     Attributes:
-        finish: called on the exchange thread once ``landed``: gives their results, or raises what went wrong.
-        landed: whether that would not block.
+        answers: once they have landed: gives their results, or raises what went wrong.
     """
 
     item: _Exchange
     one_round: bool
-    finish: Callable[[], list[Any]]
-    landed: bool
+    pending: list[Pending]
+    answers: Callable[[], list[Any]] | None = None
+
+    @property
+    def landed(self) -> bool:
+        """Whether going on with it would not block."""
+        return self.answers is not None or not self.item.blocks
 
 
 class _Landed(NamedTuple):
     flying: _Flying
     at: float
-    finish: Callable[[], list[Any]]
+    answers: Callable[[], list[Any]]
 
 
 class Fifo:
@@ -100,7 +104,7 @@ class Fifo:
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
         self._inbox: queue.SimpleQueue[_Exchange | _Call | _Stop | _Landed] = queue.SimpleQueue()
-        self._waits: queue.SimpleQueue[tuple[_Flying, list[Pending]] | None] = queue.SimpleQueue()
+        self._waits: queue.SimpleQueue[_Flying | None] = queue.SimpleQueue()
         self._todo: deque[_Exchange | _Call | _Stop] = deque()
         self._next: _Encoded | None = None
         self._flight: deque[_Flying] = deque()
@@ -156,16 +160,16 @@ class Fifo:
 
     def _wait(self) -> None:
         """Wait for collectives in the order they were started."""
-        while (waited := self._waits.get()) is not None:
-            self._inbox.put(self._landed(*waited))
-            del waited  # nothing of a job may live on here until the next one
+        while (flying := self._waits.get()) is not None:
+            self._inbox.put(self._landed(flying))
+            del flying  # nothing of a job may live on here until the next one
 
-    def _landed(self, flying: _Flying, pending: list[Pending]) -> _Landed:
+    def _landed(self, flying: _Flying) -> _Landed:
         try:
-            finish = _gives(self.transport.finish(pending))
+            answers = _gives(self.transport.finish(flying.pending))
         except BaseException as failure:
-            finish = _raises(failure)
-        return _Landed(flying, time.perf_counter(), finish)
+            answers = _raises(failure)
+        return _Landed(flying, time.perf_counter(), answers)
 
     # the exchange thread
 
@@ -198,7 +202,7 @@ class Fifo:
             message = self._inbox.get()
             wait = False
             if isinstance(message, _Landed):
-                message.flying.finish, message.flying.landed = message.finish, True
+                message.flying.answers = message.answers
                 self._under_way -= 1
                 if not self._under_way:
                     self.exchange_seconds += message.at - self._since
@@ -222,40 +226,40 @@ class Fifo:
             if self._flight and not (self._flight[-1].one_round and len(self._flight) <= DEPTH):
                 return
             assert self._next is not None
-            (item, requests, one_round), self._next = self._next, None
-            flying = _Flying(item, one_round, list, landed=False)
-            if not self._guard(item.fail, lambda new=flying, asked=requests: self._start(new, asked)):  # type: ignore[misc]
+            encoded, self._next = self._next, None
+            flying = self._guard(encoded.item.fail, lambda asked=encoded: self._start(*asked))  # type: ignore[misc]
+            if flying is None:
                 return
             self._flight.append(flying)
 
-    def _start(self, flying: _Flying, requests: list[Collective]) -> bool:
+    def _start(self, item: _Exchange, requests: list[Collective], one_round: bool) -> _Flying:
         """Start a round of a job's collectives."""
-        pending = self.transport.start(requests)
-        if not flying.item.blocks:
-            flying.finish, flying.landed = lambda: self._finish(pending), True
-            return True
-        if not self._under_way:
-            self._since = time.perf_counter()
-        self._under_way += 1
-        flying.landed = False
-        self._waits.put((flying, pending))
-        return True
+        flying = _Flying(item, one_round, self.transport.start(requests))
+        if item.blocks:
+            if not self._under_way:
+                self._since = time.perf_counter()
+            self._under_way += 1
+            self._waits.put(flying)
+        return flying
 
     def _land(self) -> None:
         """Go on with the oldest job under way: to its end, or to its next round."""
-        flying = self._flight.popleft()
-        item = flying.item
-        answers = self._guard(item.fail, flying.finish)
+        landed = self._flight.popleft()
+        item = landed.item
+        answers = self._guard(item.fail, landed.answers or (lambda: self._finish(landed.pending)))
         if answers is None:
             return
         requests = self._guard(item.fail, lambda: self._advance(item, answers))
-        if requests is not None and self._guard(item.fail, lambda: self._again(flying, requests)):
-            self._flight.appendleft(flying)
+        if requests is None:
+            return
+        again = self._guard(item.fail, lambda: self._again(item, requests, landed.one_round))
+        if again is not None:
+            self._flight.appendleft(again)
 
-    def _again(self, flying: _Flying, requests: list[Collective]) -> bool:
-        if flying.one_round:
+    def _again(self, item: _Exchange, requests: list[Collective], one_round: bool) -> _Flying:
+        if one_round:
             raise RuntimeError("a compressor that declares one_round asked for a second one")
-        return self._start(flying, requests)
+        return self._start(item, requests, one_round)
 
     def _advance(self, item: _Exchange, answers: list[Any] | None) -> list[Collective] | None:
         start = time.perf_counter()
