@@ -3,6 +3,7 @@
 """A matrix runs, is resumed and factored; wrong ones are refused; a failed leg leaves the others."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -219,6 +220,16 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> N
 
 def curve(*metrics: float) -> tuple[Point, ...]:
     return tuple(Point(step=10 * at, seconds=2.0 * at, metric=metric) for at, metric in enumerate(metrics))
+
+
+def test_a_run_that_diverged_is_written_and_read_again(tmp_path: Path, run: RunRecord) -> None:
+    curve = (*run.curve, Point(step=99, seconds=9.0, metric=math.nan))
+    record.save(tmp_path / "runs.json", [run, run.model_copy(update={"val_metric": math.nan, "curve": curve})])
+    assert json.loads((tmp_path / "runs.json").read_text())[1]["val_metric"] is None
+    whole, diverged = record.read([tmp_path / "runs.json"])
+    assert whole == run
+    assert math.isnan(diverged.val_metric) and math.isnan(diverged.curve[-1].metric)
+    assert first_reached(diverged.curve, -1e9, higher_is_better=False) is None
 
 
 def test_target_is_what_dense_has_at_80_percent() -> None:

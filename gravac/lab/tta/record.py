@@ -6,16 +6,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from gravac.lab.json_file import write_json
 from gravac.settings import SettingsError
 
 SPREAD = 0.10
 """(most - least) / median over seeds, above which times are worth little: more seeds are asked for, or added."""
+
+
+Metric = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A metric; nan, of a run that diverged, is written as null."""
 
 
 class _Record(BaseModel):
@@ -33,7 +39,7 @@ class Point(_Record):
 
     step: int
     seconds: float
-    metric: float
+    metric: Metric
 
 
 class Turn(_Record):
@@ -134,7 +140,7 @@ class RunRecord(_Record):
     interface_bytes: int | None
     cpu_seconds: float
     gain: float | None
-    val_metric: float
+    val_metric: Metric
     curve: tuple[Point, ...]
     turns: tuple[Turn, ...]
     split: Split | None
