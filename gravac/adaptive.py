@@ -3,6 +3,7 @@
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,15 @@ from gravac.allocation import Curve
 from gravac.average import Averager
 from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
-from gravac.chronicle import shares
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
-from gravac.controllers import CONTROLLERS
 from gravac.controllers.base import Controller
-from gravac.exchange.group import GroupTransport
+from gravac.exchange.group import GroupTransport, own_group
 from gravac.exchange.sounding import Sounding, sound
 from gravac.feedback import Feedback
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_momentum
 from gravac.plan import Form
-from gravac.policy import Policy, Run, load_policy
-from gravac.settings import SettingsError
+from gravac.policy import Policy, Run, beside, load_policy
 from gravac.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink
 from gravac.telemetry.sinks import Sinks
@@ -112,7 +110,7 @@ class AdaptiveCompressor:
         settings: dict[str, Any] = {
             "base": base,
             "cf_range": cf_range,
-            "controller": _controller(controller, {name: value for name, value in chosen.items() if value is not None}),
+            "controller": beside(controller, {name: value for name, value in chosen.items() if value is not None}),
             "error_feedback": error_feedback,
             "dense": dense,
             "sixteen_bit": sixteen_bit,
@@ -321,7 +319,7 @@ class AdaptiveCompressor:
         self._closed = True
         steps = self._steps
         steps.drain(CLOSING_SECONDS)
-        self._emit(EndRecord(steps.step, self._totals()))
+        self._emit(EndRecord(steps.step, {**steps.totals(), "cf": self.cf}))
         self._sinks.close()
         steps.close()
 
@@ -337,14 +335,7 @@ class AdaptiveCompressor:
         """Make the exchange's own process group, on the ranks of the user's."""
         if self._steps.ready:
             return
-        if not dist.is_initialized():
-            raise RuntimeError("no process group: call torch.distributed.init_process_group first")
-        ranks = dist.get_process_group_ranks(self._group) if self._group is not None else None
-        ranks = ranks if ranks is not None else list(range(dist.get_world_size()))
-        # lives until destroy_process_group(): destroyed by itself, a later group of these ranks would get its name,
-        # find its keys in the store, and hang
-        group = dist.new_group(ranks, use_local_synchronization=True)
-        assert isinstance(group, dist.ProcessGroup)
+        group = own_group(self._group)
         transport = GroupTransport(group, self._run.pace)
         if self._restored is not None:
             check_place(self._restored, transport.rank, transport.world)
@@ -364,33 +355,8 @@ class AdaptiveCompressor:
         """The model's gradients are known now."""
         if self.policy.overflow_safety is None and any(dtype == torch.float16 for _, dtype in forms):
             self._feedback.safe = True
-
-        def wire_bytes(compressor: Compressor, cf: float) -> int:
-            return sum(traffic.wire_bytes(world) for traffic in self._averager.traffic(forms, compressor, cf))
-
+        wire_bytes = partial(self._averager.wire_bytes, forms)
         elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         compressed = [shape for shape, _ in forms if self._averager.compresses(shape)]
         seconds = expected(self._sounding, [shape for shape, _ in forms], self.policy, world)
         return admit(self.policy, wire_bytes, elements, compressed, world, seconds)
-
-    def _totals(self) -> dict[str, float]:
-        steps = self._steps
-        totals = {"steps": float(steps.step), "wire_bytes": float(steps.wire_bytes), "cf": self.cf}
-        totals["wire_ratio"] = steps.dense_wire_bytes / steps.wire_bytes if steps.wire_bytes else 1.0
-        if steps.gain is not None:
-            totals["gain"] = steps.gain
-        totals["survey_bytes"] = float(steps.survey_bytes)
-        totals.update(shares(steps.steps_at, steps.candidates))
-        return totals
-
-
-def _controller(controller: Controller[Any] | str | None, settings: dict[str, Any]) -> Any:
-    """The controller asked for, with the settings given beside it."""
-    if not settings:
-        return "goodput" if controller is None else controller
-    if controller not in (None, "gravac"):
-        raise SettingsError(
-            f"{next(iter(settings))}: set it on the controller itself: controller=GraVAC({next(iter(settings))}=...); "
-            "beside controller= it is read for controller='gravac' only"
-        )
-    return CONTROLLERS["gravac"](**settings)

@@ -74,6 +74,10 @@ class Averager:
             )
         ]
 
+    def wire_bytes(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> int:
+        """The same in bytes that each rank sends."""
+        return sum(traffic.wire_bytes(self.world) for traffic in self.traffic(forms, compressor, cf))
+
     def strength_at(self, cf: float | None) -> float:
         """The error feedback that applies at a CF of the base compressor; none when all is dense."""
         if cf is None:

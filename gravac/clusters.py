@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.plan import Form, Piece
+from gravac.plan import Piece
 
 LEAST = 1 << 20
 """Elements that are always worth it."""
@@ -44,15 +44,15 @@ class Group:
     fail: Callable[[BaseException], None]
 
 
-def enough(forms: Sequence[Form], exchange_s: float = 0.0) -> int:
+def enough(total: int, exchange_s: float = 0.0) -> int:
     """Elements after which groups of such a model do not wait any longer.
 
     Args:
-        forms: of all its tensors.
+        total: elements of all its tensors.
         exchange_s: seconds that a step's bytes are expected to take, if parts may follow each other closely.
     """
     parts = min(MOST, max(PARTS, int(exchange_s / WORTH)))
-    return min(LEAST, -(-sum(torch.Size(shape).numel() for shape, _ in forms) // parts))
+    return min(LEAST, -(-total // parts))
 
 
 def elements(groups: Sequence[Group]) -> int:

@@ -144,27 +144,15 @@ def one_round_is_kept(compressor: Compressor) -> None:
         if not compressor.once(cf, world):
             assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
             continue
-        ledgers = [Ledger(world) for _ in range(world)]
-        ranks = [
-            fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
-            for r, x in enumerate(_gradients(world, shape))
-        ]
-        memory.run(ranks, ledgers)
-        rounds = sum(ledgers[0].calls.values())
+        rounds = sum(_ledgers(compressor, cf, world, shape)[0].calls.values())
         assert rounds == 1, f"{world} ranks, {shape}, {cf}x: {rounds} rounds"
 
 
 def traffic_is_predicted(compressor: Compressor) -> None:
     """``traffic`` says what is handed to collectives, but for the flag and padding."""
     for world, shape, cf in _cases(compressor):
-        ledgers = [Ledger(world) for _ in range(world)]
-        ranks = [
-            fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
-            for r, x in enumerate(_gradients(world, shape))
-        ]
-        memory.run(ranks, ledgers)
         predicted = sum(t.payload_bytes for t in compressor.traffic(shape, cf, torch.float32, world))
-        for ledger in ledgers:
+        for ledger in _ledgers(compressor, cf, world, shape):
             slack = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
             assert predicted <= ledger.payload_bytes <= predicted + slack, (
                 f"{world} ranks, {shape}, {cf}x: {ledger.payload_bytes} bytes, predicted {predicted}"
@@ -272,6 +260,17 @@ def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.
     """Heavy-tailed, different on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
+
+
+def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
+    """What each rank hands to collectives for one tensor."""
+    ledgers = [Ledger(world) for _ in range(world)]
+    ranks = [
+        fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
+        for r, x in enumerate(_gradients(world, shape))
+    ]
+    memory.run(ranks, ledgers)
+    return ledgers
 
 
 def _averager(compressor: Compressor, rank: int, world: int, strength: float | None = None) -> Averager:

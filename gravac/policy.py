@@ -263,3 +263,19 @@ def _plain(value: Any) -> str | int | float | bool:
     if isinstance(value, (str, int, float, bool)):
         return value
     return "auto" if value is None else str(value)
+
+
+def beside(controller: Any, settings: dict[str, Any]) -> Any:
+    """The controller asked for, with the settings given beside it.
+
+    Raises:
+        SettingsError: they are not for that controller.
+    """
+    if not settings:
+        return "goodput" if controller is None else controller
+    if controller not in (None, "gravac"):
+        raise SettingsError(
+            f"{next(iter(settings))}: set it on the controller itself: controller=GraVAC({next(iter(settings))}=...); "
+            "beside controller= it is read for controller='gravac' only"
+        )
+    return CONTROLLERS["gravac"](**settings)

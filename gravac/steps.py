@@ -17,7 +17,7 @@ from gravac.agreement import Report, gain
 from gravac.allocation import Curve, allocate
 from gravac.average import Averager
 from gravac.candidate import Candidate
-from gravac.chronicle import decided
+from gravac.chronicle import decided, shares
 from gravac.clock import Booked, Marks, StepClock
 from gravac.clusters import Group, elements, enough
 from gravac.collectives import AllReduce, Collective, Ledger
@@ -92,8 +92,9 @@ class Steps:
         self._clock = StepClock()
         self._device = torch.device("cpu")
         self._waiting: list[Group] = []
-        self._forms: tuple[Form, ...] = ()
+        self._elements = 0
         self._enough = 0
+        self._one_round = False
         self._restored: dict[str, Any] | None = None
 
     # on the training thread
@@ -159,7 +160,15 @@ class Steps:
             for one in (*taken, *self._waiting):
                 one.fail(failure)
 
-        self._thread.exchange(job(), fail, self._device, lambda: self.averager.one_round(self.plan))
+        self._thread.exchange(job(), fail, self._device, lambda: self._one_round)
+
+    def totals(self) -> dict[str, float]:
+        """What the steps so far come to; drained before."""
+        told = {"steps": float(self.step), "wire_bytes": float(self.wire_bytes)}
+        told["wire_ratio"] = self.dense_wire_bytes / self.wire_bytes if self.wire_bytes else 1.0
+        if self.gain is not None:
+            told["gain"] = self.gain
+        return {**told, "survey_bytes": float(self.survey_bytes), **shares(self.steps_at, self.candidates)}
 
     def restore(self, controller_state: dict[str, Any] | None) -> None:
         """Go on from a dumped controller state at the next ``begin``."""
@@ -193,7 +202,7 @@ class Steps:
 
     def _begin(self, forms: Sequence[Form], loss_scale: float | None, learning_rate: float) -> None:
         if self.decision is None:
-            self._forms = tuple(forms)
+            self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
             self._start(forms)
         assert self.decision is not None
         if self.report is not None:
@@ -210,8 +219,8 @@ class Steps:
         if self.ran is not None and (before.cf, before.cfs) != (self.plan.cf, self.plan.cfs):
             self.averager.feedback.hold(lambda name: _fell(before.cf_of(name), self.plan.cf_of(name)))
         self.ran = self.decision.candidate
-        closely = self.averager.one_round(self.plan)
-        self._enough = enough(self._forms, self.ran.exchange_s or 0.0 if closely else 0.0)
+        self._one_round = self.averager.one_round(self.plan)
+        self._enough = enough(self._elements, self.ran.exchange_s or 0.0 if self._one_round else 0.0)
         self._learning_rate = learning_rate
         self.averager.begin()
         self._clock.begin(self._thread)
@@ -234,7 +243,7 @@ class Steps:
         """See ``gravac.survey.WireBytes``."""
         averager = self.averager
         compressor, at = (averager.dense, averager.dense.cf) if cf is None else (averager.base, cf)
-        return sum(traffic.wire_bytes(averager.world) for traffic in averager.traffic([form], compressor, at))
+        return averager.wire_bytes([form], compressor, at)
 
     def _start(self, forms: Sequence[Form]) -> None:
         """The world and the model are known now: admit candidates and ask the controller for its first decision."""

@@ -15,6 +15,26 @@ from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collec
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """A process group on the same ranks, that nobody else uses.
+
+    It lives until ``destroy_process_group()``: destroyed by itself, a later group of these ranks would get its name,
+    find its keys in the store, and hang.
+
+    Args:
+        beside: ``None``: the default group.
+
+    Raises:
+        RuntimeError: there is no process group yet.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("no process group: call torch.distributed.init_process_group first")
+    ranks = list(range(dist.get_world_size())) if beside is None else dist.get_process_group_ranks(beside)
+    group = dist.new_group(ranks, use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
 class Pending(NamedTuple):
     """A collective under way: the works to wait for, what to answer then, and when a paced link is done with it."""
 
