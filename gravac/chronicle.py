@@ -1,12 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a run: the record of a decision, and how its steps were shared out among the candidates."""
+"""What is told of a run: the record of a decision, of a step, and how steps were shared out among the candidates."""
 
 from collections.abc import Mapping, Sequence
 
+from gravac.agreement import gain
 from gravac.candidate import Candidate
-from gravac.controllers.base import Decision
-from gravac.telemetry.records import DecisionRecord
+from gravac.clock import Booked
+from gravac.controllers.base import Decision, Measurement
+from gravac.telemetry.records import DecisionRecord, StepRecord
 
 
 def decided(
@@ -34,6 +36,35 @@ def decided(
         t_compression=summary.t_compression if summary else None,
         phase=summary.phase if summary else "",
         reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
+    )
+
+
+def measured_step(measured: Measurement, booked: Booked) -> StepRecord:
+    """The record of a step: what all ranks agreed on, and what this one booked."""
+    kept = gain(measured.error, measured.energy)
+    t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
+    return StepRecord(
+        step=measured.step,
+        compressor=measured.candidate.compressor,
+        cf=measured.candidate.cf,
+        achieved_cf=booked.achieved_cf,
+        gain=kept,
+        wire_ratio=booked.wire_ratio,
+        payload_bytes=booked.payload_bytes,
+        wire_bytes=booked.wire_bytes,
+        dense_wire_bytes=booked.dense_wire_bytes,
+        seconds=booked.seconds,
+        compute_seconds=booked.compute,
+        compress_seconds=booked.compress,
+        exchange_seconds=booked.exchange,
+        input_wait_seconds=booked.input_wait,
+        t_system=t_system,
+        t_compression=None if kept is None else t_system * max(kept, 0.0),
+        shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
+        energy=measured.energy,
+        waited_seconds=measured.waited,
+        coded_seconds=measured.coded,
+        exchanged_seconds=measured.exchanged,
     )
 
 

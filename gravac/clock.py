@@ -40,6 +40,11 @@ class Booked:
     input_wait: float
     waited: float
 
+    @property
+    def wire_ratio(self) -> float:
+        """Bytes of a dense float32 all-reduce over those sent."""
+        return self.dense_wire_bytes / self.wire_bytes if self.wire_bytes else 1.0
+
 
 class StepClock:
     """Reads the exchange's counters and the clock at the start and the end of each step."""

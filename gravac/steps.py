@@ -17,7 +17,7 @@ from gravac.agreement import Report, gain
 from gravac.allocation import Curve, allocate
 from gravac.average import Averager
 from gravac.candidate import Candidate
-from gravac.chronicle import decided, shares
+from gravac.chronicle import decided, measured_step, shares
 from gravac.clock import Booked, Marks, StepClock
 from gravac.clusters import Group, elements, enough
 from gravac.collectives import AllReduce, Collective, Ledger
@@ -26,7 +26,7 @@ from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport, Pending
 from gravac.plan import Form, Plan
 from gravac.survey import Survey
-from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, Record, RunRecord
 from gravac.telemetry.words import candidate_words
 
 Fail = Callable[[BaseException], None]
@@ -284,7 +284,8 @@ class Steps:
         measured = self.report.agreed(total, world, samples, norms)
         self.gain = gain(measured.error, measured.energy)
         if self._booked is not None:
-            self._tell(measured, self._booked)
+            self.wire_ratio = self._booked.wire_ratio
+            self._emit(measured_step(measured, self._booked))
         before = self.decision.runs
         self.state, self.decision = self.controller.observe(self.state, measured)
         summary = self.decision.summary
@@ -294,37 +295,6 @@ class Steps:
         record = decided(self.step + 1, self.decision, changed, self.gain, self._steps_per_epoch)
         self.history.append(record)
         self._emit(record)
-
-    def _tell(self, measured: Any, booked: Booked) -> None:
-        """Emit the agreed step's record."""
-        self.wire_ratio = booked.dense_wire_bytes / booked.wire_bytes if booked.wire_bytes else 1.0
-        t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
-        shadow = tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow)
-        self._emit(
-            StepRecord(
-                step=measured.step,
-                compressor=measured.candidate.compressor,
-                cf=measured.candidate.cf,
-                achieved_cf=booked.achieved_cf,
-                gain=self.gain,
-                wire_ratio=self.wire_ratio,
-                payload_bytes=booked.payload_bytes,
-                wire_bytes=booked.wire_bytes,
-                dense_wire_bytes=booked.dense_wire_bytes,
-                seconds=booked.seconds,
-                compute_seconds=booked.compute,
-                compress_seconds=booked.compress,
-                exchange_seconds=booked.exchange,
-                input_wait_seconds=booked.input_wait,
-                t_system=t_system,
-                t_compression=None if self.gain is None else t_system * max(self.gain, 0.0),
-                shadow=shadow,
-                energy=measured.energy,
-                waited_seconds=measured.waited,
-                coded_seconds=measured.coded,
-                exchanged_seconds=measured.exchanged,
-            )
-        )
 
 
 def _cf(candidate: Candidate) -> float | None:

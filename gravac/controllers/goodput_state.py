@@ -216,11 +216,10 @@ class State:
         """The least time a step of a candidate may take, by what is measured: a lower bound, in seconds.
 
         What was measured itself is believed but for its doubt, half of it after ``expire`` windows, a quarter after
-        twice as many. Of a
-        step that was measured, sending less saves the time it waited at most; another family may save its coding too,
-        and takes its own. Step time is convex in the bytes sent: flat while the exchange hides behind backward, then
-        linear. So a slope measured between two amounts of bytes is a lower bound of that above them, and an upper bound
-        of that below.
+        twice as many. Of a step that was measured, sending less saves the time it waited at most; another family may
+        save its coding too, and takes its own. Step time is convex in the bytes sent: flat while the exchange hides
+        behind backward, then linear. So a slope measured between two amounts of bytes is a lower bound of that above
+        them, and an upper bound of that below.
         """
         mine = self.candidates[position]
         own = self.entry(position)

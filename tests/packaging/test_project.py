@@ -72,7 +72,7 @@ def test_imports_go_down_only() -> None:
     layers = [
         "settings", "candidate", "allocation", "collectives", "compressors", "costmodel", "exchange", "feedback",
         "plan", "energies", "bundles", "average", "groups", "clusters", "telemetry", "controllers", "clock",
-        "chronicle", "agreement", "survey", "steps", "integrations", "policy", "admission", "checkpoint", "adaptive",
+        "agreement", "chronicle", "survey", "steps", "integrations", "policy", "admission", "checkpoint", "adaptive",
         "conformance", "replay", "lab", "commands", "cli",
     ]  # fmt: skip
     for path in sorted((ROOT / "gravac").rglob("*.py")):
