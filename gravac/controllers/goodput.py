@@ -11,7 +11,8 @@ The search starts, among those whose worth is near dense's, at what is expected 
 link was sounded at (``gravac.exchange.sounding``); where that is not known, at the highest wire ratio, which is fast on
 any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most is
 tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``,
-the best is held, until its step time changes (the link did). Others are tried again when what is known of them is old,
+the best is held, until its step time changes (the link did), or its exchange takes half of what it did, though that
+was hidden. Others are tried again when what is known of them is old,
 or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's time,
 besides the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
 (``Candidate.worth_at``).
@@ -41,11 +42,14 @@ BESIDE = 2.0
 """Coding beside backward, with cold caches, takes about so many times what it takes by itself."""
 
 SOON = 3
-"""Steps of a trial after which it may be given up for little; one more runs before that takes effect."""
-
+"""Steps of a trial after which it may be given up for little; one more runs before that takes effect. Of what is held,
+steps on end that end its window when all are far too slow."""
 
 FAR = 3.0
 """Times what it may take: a first step of a trial that takes longer ends it."""
+
+BROKEN = 2.0
+"""Times what it took: steps of what is held that take longer, ``SOON`` of them, are not waited out."""
 
 
 def cost(slowest: float, best: float) -> float:
@@ -102,9 +106,12 @@ class Goodput(Settings):
         """See the module's text."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
         given_up = state.phase == SEARCH and self._hopeless(state)
+        broken = state.phase == HOLD and _broken(state)
         steps = self.trial if state.phase == SEARCH else self.window
-        if state.window.steps < steps and not given_up:
+        if state.window.steps < steps and not given_up and not broken:
             return state, Decision(state.running)
+        if broken:
+            state = replace(state, window=state.window.last(SOON))
         before, window = state.running, state.window
         summary = window.summary(state.phase)
         state = replace(state, windows=state.windows + 1)
@@ -170,13 +177,16 @@ class Goodput(Settings):
         entry = state.entry(state.position)
         if entry is None:
             return self._go_on(state.enter(seconds), f"{1000 * seconds:.4g} ms a step at {state.running}")
-        moved = abs(seconds - entry.seconds) / entry.seconds
+        moved, freed = abs(seconds - entry.seconds) / entry.seconds, state.freed
         said = f"{1000 * seconds:.4g} ms a step at {state.running}"
-        if moved > self.change:
+        if moved > self.change or freed:
             state = replace(state, off=state.off + 1)
+            said += f", not the {1000 * entry.seconds:.4g} it was" if moved > self.change else ""
+            said += ", its exchange in less than half the time" if freed else ""
             if state.off < 2 and moved <= 2 * self.change:
-                return state, f"{said}, not the {1000 * entry.seconds:.4g} it was: wait for another window"
-            said += f", not the {1000 * entry.seconds:.4g} it was"
+                return state, f"{said}: wait for another window"
+            if freed:
+                return self._anew(state.changed(min(seconds, entry.seconds)), f"{said}: the link became faster")
             if state.same_link(self.change):
                 return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{said}: the machine changed")
             return self._anew(state.changed(seconds), f"{said}: the link or the machine changed")
@@ -217,6 +227,12 @@ class Goodput(Settings):
         if held is not None and state.goodput(top) <= state.goodput(held) * (1 + self.hysteresis):
             return held
         return top
+
+
+def _broken(state: State) -> bool:
+    """Whether the last steps of what is held are far slower than it was, each of them."""
+    held, last = state.entry(state.position), state.window.seconds[-SOON:]
+    return held is not None and len(last) == SOON and min(last) > BROKEN * held.seconds
 
 
 def _ahead(candidate: Candidate) -> float | None:

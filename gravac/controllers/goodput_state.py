@@ -33,6 +33,9 @@ FLOOR = 0.4
 LEAST = 0.01
 """And to this one whatever is known."""
 
+PART = 0.25
+"""Share of a step from which on an exchange that gets shorter is the link's doing, and no matter of the ranks' pace."""
+
 DOUBTS = 2
 """Standard errors by which a measured step time may be wrong."""
 
@@ -148,6 +151,17 @@ class State:
         if held is None or held.saved is None or now is None or not held.saved[2] > 0:
             return False
         return abs(now[2] / held.saved[2] - 1) <= change
+
+    @property
+    def freed(self) -> bool:
+        """Whether the exchange of what is held was a good part of its steps, and takes less than half of that now.
+
+        Where it is hidden behind backward, step times do not tell that the link became faster.
+        """
+        held, now = self.entry(self.position), self.window.savings
+        if held is None or held.saved is None or now is None:
+            return False
+        return held.saved[2] > PART * held.seconds and now[2] < held.saved[2] / 2
 
     def drift(self, seconds: float, at_once: bool = False) -> State:
         """Enter another window of what is held; where the machine became slower or faster, so did all candidates.

@@ -74,6 +74,10 @@ class Window:
             steps=self.steps + 1,
         )
 
+    def last(self, steps: int) -> "Window":
+        """This window, with the times of its last clean steps alone."""
+        return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:])
+
     @property
     def gain(self) -> float:
         """``1 - Σ error / Σ energy`` of the settled steps (ratio of sums); 1 when there was nothing to send."""

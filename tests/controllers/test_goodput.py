@@ -253,6 +253,37 @@ def test_it_follows_a_link_that_changes_within_three_windows(before: float, afte
     assert cluster.goodput(steps[-1].ran.candidate, 599) >= cluster.best(599) / 1.031
 
 
+@pytest.mark.parametrize("at", range(200, 212))
+def test_a_link_that_breaks_down_is_not_waited_out(at: int) -> None:
+    """A step of 16 bit takes 80 times as long now: three of them are enough, wherever in a window they lie."""
+    cluster = Cluster(0.08, lambda step: 0.02 if step < at else 20.0, CODING)
+    steps = played(cluster, 400)
+    held = steps[at - 1].ran.candidate
+    moved = next(step for step, s in enumerate(steps) if step > at and s.ran.candidate != held)
+    assert moved - at <= 3 + 1 + 2  # three steps, one under way, and up to two that a window's end left behind
+    assert cluster.goodput(steps[-1].ran.candidate, 399) >= cluster.best(399) / 1.031
+
+
+def test_a_stall_is_no_break_down() -> None:
+    cluster = Cluster(0.08, lambda step: 0.02, CODING, booked=True)
+
+    def stalling(step: int, holds: Decision) -> Measurement:
+        measured = cluster.measure(step, holds)
+        return replace(measured, seconds=measured.seconds * (5.0 if step % 20 in (4, 5) else 1.0))
+
+    later = list(drive(Goodput(), cluster.foreseen(), stalling, 300))[60:]
+    assert len({s.ran.candidate for s in later}) == 1
+
+
+def test_a_link_that_becomes_faster_behind_backward_is_noticed() -> None:
+    """What is held hides behind backward on the slow link already: its step time tells nothing."""
+    cluster = Cluster(0.08, lambda step: 1.0 if step < 200 else 0.001, CODING, booked=True)
+    steps = played(cluster, 300, cluster.foreseen())
+    held = steps[199].ran.candidate
+    assert cluster.seconds(held, 199) < 1.25 * cluster.seconds(held, 299)
+    assert cluster.goodput(steps[-1].ran.candidate, 299) >= cluster.best(299) / 1.031 > cluster.goodput(held, 299)
+
+
 def test_on_a_slower_link_what_sends_more_is_not_tried_again() -> None:
     """16 bit was measured on the fast link; how much slower the held one became tells that it is hopeless now."""
     cluster = Cluster(0.08, lambda step: 0.35 if step < 200 else 4.0, CODING)
