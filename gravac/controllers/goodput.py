@@ -48,6 +48,10 @@ steps on end that end its window when all are far too slow."""
 FAR = 3.0
 """Times what it may take: a first step of a trial that takes longer ends it."""
 
+HARMLESS = 0.4
+"""Worth below which a trial may set training back by more than its own steps: nine steps of rank 1 during the warm-up
+cost ``denoise`` 30 to 180 steps, also when their residual was dropped. So such candidates come last."""
+
 BROKEN = 2.0
 """Times what it took: steps of what is held that take longer, ``SOON`` of them, are not waited out."""
 
@@ -210,8 +214,10 @@ class Goodput(Settings):
             for at in range(len(state.candidates))
             if at != best.position and cost(state.slowest(at), best.seconds) <= left
         ]
-        promise, at = max(promising, default=(0.0, 0))  # of equals, the one that sends least: the cheaper mistake
-        if promise > own * (1 + self.hysteresis):
+        better = [one for one in promising if one[0] > own * (1 + self.hysteresis)]
+        if better:
+            harmless = [one for one in better if state.worth(one[1]) >= HARMLESS]
+            promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
             state = replace(state, phase=SEARCH, position=at)
             return state, f"{said}; try {state.running}, which may be up to {promise / own:.2f} times as good"
         state = replace(state, phase=HOLD, position=best.position)

@@ -258,17 +258,22 @@ class State:
         return max(bounds)
 
     def _foreseen(self, candidate: Candidate) -> float:
-        """The least time by what the link was sounded at, and by how quick what ran turned out to be on it."""
+        """The least time by what the link was sounded at, and by how quick what ran turned out to be on it.
+
+        No exchange hides behind forward, and no step is shorter than it would be if it neither waited nor coded what
+        was measured, but coded what this one does.
+        """
         shortest = min((entry.seconds for entry in self.entries), default=0.0)
         known = [(entry, entry.saved) for entry in self.entries if entry.saved is not None]
         if self.moved or candidate.exchange_s is None or not known:
             return FLOOR * shortest
-        compute = min(entry.seconds - waited - coded for entry, (waited, coded, _) in known)
+        compute = max(0.0, min(entry.seconds - waited - coded for entry, (waited, coded, _) in known))
         quick = 1.0
         for entry, (_, _, exchanged) in known:
             expected = self.candidates[entry.position].exchange_s
             quick = min(quick, exchanged / expected) if expected else quick
-        return max(LEAST * shortest, SURE * quick * candidate.exchange_s + AHEAD * max(0.0, compute))
+        busy, exchange = compute + SURE * (candidate.coding_s or 0.0), SURE * quick * candidate.exchange_s
+        return max(LEAST * shortest, busy, exchange + AHEAD * compute)
 
     @overload
     def _slope(self, position: int, *, above: Literal[False]) -> float: ...

@@ -17,6 +17,7 @@ from gravac import Goodput
 from gravac.candidate import Candidate
 from gravac.controllers import Decision, Measurement, conformance
 from gravac.controllers.conformance import Step, drive
+from gravac.controllers.goodput import HARMLESS
 from gravac.controllers.goodput_state import Entry, State
 from gravac.controllers.window import Window
 
@@ -319,6 +320,25 @@ def test_trials_cost_at_most_their_share(dense: float) -> None:
     later = steps[80:]  # the first search is over
     lost = sum(s.measured.seconds - s.ran.candidate.worth / best for s in later)
     assert lost <= (Goodput().explore + Goodput().hysteresis) * sum(s.measured.seconds for s in later)
+
+
+@pytest.mark.parametrize("dense", [3.0, 8.0, 20.0, 100.0], ids="{:g}s".format)
+@pytest.mark.parametrize("booked", [False, True])
+def test_what_may_set_training_back_is_tried_last(dense: float, booked: bool) -> None:
+    """Steps of little worth, when nothing else promises anything."""
+    cluster = Cluster(0.08, lambda step: dense, CODING, booked=booked)
+    worths = [c.worth for c, _ in itertools.groupby(s.ran.candidate for s in played(cluster, 120, cluster.foreseen()))]
+    harmful = [at for at, worth in enumerate(worths) if worth < HARMLESS]
+    assert not harmful or all(worth < HARMLESS or worth in worths[: harmful[0]] for worth in worths[harmful[0] :])
+    assert bool(harmful) == (dense > 3)
+
+
+def test_no_step_is_expected_to_be_shorter_than_what_it_computes() -> None:
+    """2 bits on a slow link: 25 ms of a step are neither waited nor coded, and rank 1 will take no less."""
+    ladder = tuple(replace(c, coding_s=0.005, exchange_s=1.0 / c.wire_ratio) for c in LADDER)
+    two_bits = Entry(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
+    state = State(ladder, "hold", 5, 5, Window(ladder[5]), (two_bits,))
+    assert state.fastest(9, 40) >= 0.025 + 0.8 * 0.005
 
 
 def test_a_slow_link_never_sees_dense() -> None:
