@@ -53,7 +53,7 @@ HARMLESS = 0.4
 cost ``denoise`` 30 to 180 steps, also when their residual was dropped. So such candidates come last."""
 
 BROKEN = 2.0
-"""Times what it took: steps of what is held that take longer, ``SOON`` of them, are not waited out."""
+"""Times what they took, or may take: steps that take longer, ``SOON`` on end, are not waited out."""
 
 
 def cost(slowest: float, best: float) -> float:
@@ -152,7 +152,8 @@ class Goodput(Settings):
     def _hopeless(self, state: State) -> bool:
         """Whether a trial can be given up: its best step takes clearly longer than its worth allows, or the first far.
 
-        The best, for a shared machine stalls a step now and then.
+        The best, for a shared machine stalls a step now and then. If its last steps are far too slow, whatever came
+        before, the link broke down.
         """
         best = state.entry(state.best)
         seconds = (*state.window.rough, *state.window.seconds)
@@ -161,7 +162,7 @@ class Goodput(Settings):
         allowed = state.worth(state.position) / state.goodput(best)
         if state.window.steps < SOON or len(seconds) == 1:
             return seconds[0] > FAR * allowed
-        return min(seconds[1:]) > self.hopeless * allowed
+        return min(seconds[1:]) > self.hopeless * allowed or _all_beyond(BROKEN * allowed, seconds)
 
     def _tried(self, state: State, seconds: float, given_up: bool) -> tuple[State, str]:
         """A trial ended."""
@@ -236,9 +237,14 @@ class Goodput(Settings):
 
 
 def _broken(state: State) -> bool:
-    """Whether the last steps of what is held are far slower than it was, each of them."""
-    held, last = state.entry(state.position), state.window.seconds[-SOON:]
-    return held is not None and len(last) == SOON and min(last) > BROKEN * held.seconds
+    """Whether the last steps of what is held are far slower than it was."""
+    held = state.entry(state.position)
+    return held is not None and _all_beyond(BROKEN * held.seconds, state.window.seconds)
+
+
+def _all_beyond(most: float, seconds: Sequence[float]) -> bool:
+    """Whether the last ``SOON`` steps, each of them, took longer than ``most``."""
+    return len(seconds) >= SOON and min(seconds[-SOON:]) > most
 
 
 def _ahead(candidate: Candidate) -> float | None:

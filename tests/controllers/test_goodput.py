@@ -265,6 +265,15 @@ def test_a_link_that_breaks_down_is_not_waited_out(at: int) -> None:
     assert cluster.goodput(steps[-1].ran.candidate, 399) >= cluster.best(399) / 1.031
 
 
+@pytest.mark.parametrize("at", range(10, 60))
+def test_nor_is_one_that_breaks_down_during_a_trial(at: int) -> None:
+    """Steps of a trial that were quick before say nothing of those to come."""
+    cluster = Cluster(0.08, lambda step: 0.3 if step < at else 20.0, CODING, booked=True)
+    steps = played(cluster, at + 60, cluster.foreseen())
+    lost = [s for s in steps[at:] if s.ran.candidate.wire_ratio < 10]
+    assert len(lost) <= 3 + 1 + 2
+
+
 def test_a_stall_is_no_break_down() -> None:
     cluster = Cluster(0.08, lambda step: 0.02, CODING, booked=True)
 
