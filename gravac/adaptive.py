@@ -3,7 +3,6 @@
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.admission import admit, expected
+from gravac.admission import admit
 from gravac.allocation import Curve
 from gravac.average import Averager
 from gravac.candidate import Candidate
@@ -346,17 +345,12 @@ class AdaptiveCompressor:
 
     def _emit(self, record: Record) -> None:
         if isinstance(record, RunRecord):
-            run = {"samples_per_step": self._run.samples_per_step or "steps/s x ranks"}
-            settings = {**self.policy.plain(), **run, "steps_per_epoch": self._run.steps_per_epoch or "auto"}
+            settings = {**self.policy.plain(), **self._run.plain()}
             record = RunRecord(settings, record.world_size, record.candidates, record.dropped)
         self._sinks(record)
 
-    def _admit(self, forms: Sequence[Form], world: int) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    def _admit(self, forms: Sequence[Form]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """The model's gradients are known now."""
         if self.policy.overflow_safety is None and any(dtype == torch.float16 for _, dtype in forms):
             self._feedback.safe = True
-        wire_bytes = partial(self._averager.wire_bytes, forms)
-        elements = sum(torch.Size(shape).numel() for shape, _ in forms)
-        compressed = [shape for shape, _ in forms if self._averager.compresses(shape)]
-        seconds = expected(self._sounding, [shape for shape, _ in forms], self.policy, world)
-        return admit(self.policy, wire_bytes, elements, compressed, world, seconds)
+        return admit(self.policy, self._averager, forms, self._sounding)

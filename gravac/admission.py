@@ -4,30 +4,27 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
+
+from gravac.average import Averager
 from gravac.candidate import Candidate
-from gravac.collectives import AllReduce
+from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import Compressor, Dense
 from gravac.costmodel import COSTS, Machine, Network, predict
 from gravac.exchange.sounding import Sounding
+from gravac.plan import Form
 from gravac.policy import Policy
 
 SAME = 1.01
 """Two candidates whose wire ratios differ by less, relatively, are one."""
 
-WireBytes = Callable[[Compressor, float], int]
-"""Predicted wire bytes of a step with the base compressor, or with all in a dense format, at a CF."""
-
 Seconds = Callable[[Compressor, float], tuple[float, float] | None]
-"""The same of the seconds that coding and exchange are expected to take; ``None`` where that is not known."""
+"""Seconds that coding and exchange of a step with the base compressor, or with all in a dense format, are expected to
+take at a CF; ``None`` where that is not known."""
 
 
 def admit(
-    policy: Policy,
-    wire_bytes: WireBytes,
-    elements: int,
-    compressed: Sequence[tuple[int, ...]],
-    world: int,
-    seconds: Seconds = lambda compressor, cf: None,
+    policy: Policy, averager: Averager, forms: Sequence[Form], sounding: Sounding | None = None
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """The candidates, and in words those dropped because they would send no less than dense.
 
@@ -36,20 +33,20 @@ def admit(
 
     Args:
         policy: gives controller, base and range.
-        wire_bytes: see ``WireBytes``.
-        elements: of the model.
-        compressed: shapes of its tensors that are not always sent dense.
-        world: ranks.
-        seconds: see ``Seconds``.
+        averager: tells what is compressed at all, and predicts wire bytes over its ranks.
+        forms: of all the model's gradients.
+        sounding: of the link; ``None``: nothing is known.
 
     Returns:
         Candidates ascending by predicted wire ratio, dense first, then 16 bit; and the dropped ones.
     """
-    full = AllReduce.wire_bytes(4 * elements, world)
+    world, shapes = averager.world, [shape for shape, _ in forms]
+    full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
+    compressed = [shape for shape in shapes if averager.compresses(shape)]
+    seconds = expected(sounding, shapes, policy, world)
 
     def candidate(compressor: Compressor, cf: float) -> Candidate:
-        sent = wire_bytes(compressor, cf)
-        ratio = full / sent if sent else 1.0
+        ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
         worth = round(compressor.worth(cf, compressed), 4)
         coding, exchange = seconds(compressor, cf) or (None, None)
         by_gain = compressor.worth_by_gain(cf)

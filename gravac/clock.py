@@ -5,7 +5,7 @@
 import time
 from dataclasses import dataclass
 
-from gravac.collectives import AllReduce
+from gravac.collectives import AllReduce, wire_ratio
 from gravac.exchange.fifo import Fifo
 from gravac.plan import Tally
 
@@ -43,7 +43,7 @@ class Booked:
     @property
     def wire_ratio(self) -> float:
         """Bytes of a dense float32 all-reduce over those sent."""
-        return self.dense_wire_bytes / self.wire_bytes if self.wire_bytes else 1.0
+        return wire_ratio(self.dense_wire_bytes, self.wire_bytes)
 
 
 class StepClock:

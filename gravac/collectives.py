@@ -110,6 +110,11 @@ class Traffic:
         return self.kind.wire_bytes(self.payload_bytes, world)
 
 
+def wire_ratio(dense: float, sent: float) -> float:
+    """Wire bytes of a dense float32 all-reduce over those sent; 1 where nothing was."""
+    return dense / sent if sent else 1.0
+
+
 @dataclass(slots=True)
 class Ledger:
     """What one rank handed to collectives, and what that makes on the wire.

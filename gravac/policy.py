@@ -176,6 +176,11 @@ class Run(Settings):
             return policy
         return policy(controller=controller(epoch=self.steps_per_epoch))
 
+    def plain(self) -> dict[str, str | int | float | bool]:
+        """What a record of the run tells of it, in plain values."""
+        samples = self.samples_per_step or "steps/s x ranks"
+        return {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
+
 
 def load_policy(source: str | Path) -> Policy:
     """Read a policy by name (``"gravac"``) or from a TOML file.

@@ -20,7 +20,7 @@ from gravac.candidate import Candidate
 from gravac.chronicle import decided, measured_step, shares
 from gravac.clock import Booked, Marks, StepClock
 from gravac.clusters import Group, elements, enough
-from gravac.collectives import AllReduce, Collective, Ledger
+from gravac.collectives import AllReduce, Collective, Ledger, wire_ratio
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport, Pending
@@ -38,7 +38,7 @@ class Steps:
     Args:
         averager: the core operation.
         controller: decides which candidate runs.
-        admit: gives the candidates for (forms, world), ascending by wire ratio, dense ones first; and those dropped, in
+        admit: gives the candidates for forms, ascending by wire ratio, dense ones first; and those dropped, in
             words.
         emit: takes records; called on the exchange thread.
         samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
@@ -52,7 +52,7 @@ class Steps:
         self,
         averager: Averager,
         controller: Controller[Any],
-        admit: Callable[[Sequence[Form], int], tuple[tuple[Candidate, ...], tuple[str, ...]]],
+        admit: Callable[[Sequence[Form]], tuple[tuple[Candidate, ...], tuple[str, ...]]],
         emit: Callable[[Record], None],
         samples_per_step: float | None,
         steps_per_epoch: int | None = None,
@@ -165,7 +165,7 @@ class Steps:
     def totals(self) -> dict[str, float]:
         """What the steps so far come to; drained before."""
         told = {"steps": float(self.step), "wire_bytes": float(self.wire_bytes)}
-        told["wire_ratio"] = self.dense_wire_bytes / self.wire_bytes if self.wire_bytes else 1.0
+        told["wire_ratio"] = wire_ratio(self.dense_wire_bytes, self.wire_bytes)
         if self.gain is not None:
             told["gain"] = self.gain
         return {**told, "survey_bytes": float(self.survey_bytes), **shares(self.steps_at, self.candidates)}
@@ -247,7 +247,7 @@ class Steps:
 
     def _start(self, forms: Sequence[Form]) -> None:
         """The world and the model are known now: admit candidates and ask the controller for its first decision."""
-        self.candidates, dropped = self._admit(forms, self.averager.world)
+        self.candidates, dropped = self._admit(forms)
         if self._restored is not None:
             self.state, self.decision = self.controller.restore(self._restored, self.candidates)
         else:

@@ -14,7 +14,7 @@ from gravac.agreement import SIZE, Report
 from gravac.average import Averager
 from gravac.candidate import Candidate
 from gravac.clock import Booked
-from gravac.compressors import Compressor, dense
+from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.feedback import Feedback
 from gravac.plan import Tally
@@ -36,12 +36,7 @@ def admitted(
     averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
     averager.world = world
     forms = [(shape, dtype) for shape in shapes]
-
-    def wire_bytes(compressor: Compressor, cf: float) -> int:
-        return sum(traffic.wire_bytes(world) for traffic in averager.traffic(forms, compressor, cf))
-
-    elements = sum(torch.Size(shape).numel() for shape in shapes)
-    return admit(policy, wire_bytes, elements, [shape for shape in shapes if averager.compresses(shape)], world)
+    return admit(policy, averager, forms)
 
 
 def test_dense_is_first_and_the_others_ascend_by_what_they_send() -> None:

@@ -147,10 +147,8 @@ class State:
 
     def same_link(self, change: float) -> bool:
         """Whether the exchange of what is held takes about what it did, so that a change is the machine's."""
-        held, now = self.entry(self.position), self.window.savings
-        if held is None or held.saved is None or now is None or not held.saved[2] > 0:
-            return False
-        return abs(now[2] / held.saved[2] - 1) <= change
+        share = self._exchange_now(0.0)
+        return share is not None and abs(share - 1) <= change
 
     @property
     def freed(self) -> bool:
@@ -158,10 +156,15 @@ class State:
 
         Where it is hidden behind backward, step times do not tell that the link became faster.
         """
+        share = self._exchange_now(PART)
+        return share is not None and share < 1 / 2
+
+    def _exchange_now(self, part: float) -> float | None:
+        """What the exchange of what is held takes, over what it took; ``None``: unknown, or just a part of a step."""
         held, now = self.entry(self.position), self.window.savings
-        if held is None or held.saved is None or now is None:
-            return False
-        return held.saved[2] > PART * held.seconds and now[2] < held.saved[2] / 2
+        if held is None or held.saved is None or now is None or not held.saved[2] > part * held.seconds:
+            return None
+        return now[2] / held.saved[2]
 
     def drift(self, seconds: float, at_once: bool = False) -> State:
         """Enter another window of what is held; where the machine became slower or faster, so did all candidates.

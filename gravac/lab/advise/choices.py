@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gravac.candidate import Span
-from gravac.collectives import AllReduce
+from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import COMPRESSORS, Compressor, Dense
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
 from gravac.lab.shapes import MODELS, Shape
@@ -208,7 +208,7 @@ def advise(
             compress_s=predicted.compress_s,
             exposed_s=predicted.exposed_s,
             speed_up=sixteen.step_s / predicted.step_s,
-            wire_ratio=full / predicted.wire_bytes if predicted.wire_bytes else 1.0,
+            wire_ratio=wire_ratio(full, predicted.wire_bytes),
             break_even=even,
             worth=worth,
             cost=None if price_per_hour is None else hours * price_per_hour,
