@@ -51,6 +51,12 @@ HARMLESS = 0.4
 """Worth below which a trial may set training back by more than its own steps: nine steps of rank 1 during the warm-up
 cost ``denoise`` 30 to 180 steps, also when their residual was dropped. So such candidates come last."""
 
+SETBACK, SETTLED = 15.0, 100
+"""Steps' progress that leaving one bit for what keeps more may cost, and steps from which on it is taken in proportion
+to them: a run is taken to last as long again. The second moments that AdamW has from one bit's steps are too small for
+others: on ``charlm`` the switch back took a run whose target was 20 to 60 steps away 12 to 27 steps more than staying
+(``docs/results.md``)."""
+
 BROKEN = 2.0
 """Times what they took, or may take: steps that take longer, ``SOON`` on end, are not waited out."""
 
@@ -199,7 +205,10 @@ class Goodput(Settings):
     def _anew(self, state: State, said: str) -> tuple[State, str]:
         """After a change: from where a run starts, when that is elsewhere."""
         first = self._first(state.candidates, moved=True)
-        if first == state.position:
+        promise = state.worth(first) / state.fastest(first, self.expire)
+        held = state.entry(state.position)
+        assert held is not None
+        if first == state.position or promise <= state.goodput(held) * (1 + self._margin(state, held, first)):
             return self._go_on(state, said)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{said}; search again from {state.running}"
@@ -214,7 +223,7 @@ class Goodput(Settings):
             for at in range(len(state.candidates))
             if at != best.position and cost(state.slowest(at), best.seconds) <= left
         ]
-        better = [one for one in promising if one[0] > own * (1 + self.hysteresis)]
+        better = [one for one in promising if one[0] > own * (1 + self._margin(state, best, one[1]))]
         if better:
             harmless = [one for one in better if state.worth(one[1]) >= HARMLESS]
             promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
@@ -230,9 +239,16 @@ class Goodput(Settings):
         """The entry of highest goodput; the one that was best stays so within the hysteresis."""
         top = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
         held = state.entry(state.best)
-        if held is not None and state.goodput(top) <= state.goodput(held) * (1 + self.hysteresis):
-            return held
-        return top
+        if held is None or state.goodput(top) > state.goodput(held) * (1 + self._margin(state, held, top.position)):
+            return top
+        return held
+
+    def _margin(self, state: State, held: Entry, position: int) -> float:
+        """How much better, relatively, a candidate must be than the one that is held."""
+        coarse = state.candidates[held.position].by_gain and held.worth < self.near * state.candidates[0].worth
+        if coarse and state.worth(position) > held.worth:
+            return max(self.hysteresis, SETBACK / max(state.steps, SETTLED))
+        return self.hysteresis
 
 
 def _broken(state: State) -> bool:
