@@ -10,7 +10,8 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-
 
 .PHONY: help demo test lint docs tables check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
-	measure-compressors measure-steps measure-judgement measure-talk
+	measure-compressors measure-steps measure-judgement measure-judgement-topk \
+	measure-talk measure-switching
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -88,6 +89,13 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 
 measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)
 	$(BIN)/python -m tests.measure.judgement
+
+measure-judgement-topk: $(VENV)/.lab $(VENV)/.test  ## the same of top-k against the best of top-k, 16 bit and dense; needs root (80 minutes)
+	$(BIN)/python -m tests.measure.judgement --adaptive goodput:topk@10-1000 --among topk@10 topk@100 fp16 fp32 \
+		--json docs/measurements/judgement_topk.json
+
+measure-switching: $(VENV)/.lab $(VENV)/.test  ## what a change of the compression factor sets training back, in memory (12 minutes)
+	$(BIN)/python -m tests.measure.switching
 
 measure-talk: $(VENV)/.lab $(VENV)/.test  ## the GraVAC paper's comparisons, like for like; needs root; resumable (1 hour)
 	$(BIN)/python -m tests.measure.talk

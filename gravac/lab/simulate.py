@@ -32,7 +32,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     loss: Callable[[int, int], torch.Tensor],
     base: Compressor,
-    cf: float | None,
+    cf: float | Callable[[int], float | None] | None,
     feedback: float | None,
     ranks: int,
     steps: int,
@@ -40,6 +40,7 @@ def train(
     survey_every: int = 50,
     first: int = 0,
     ramp: int = 20,
+    after: Callable[[int], None] | None = None,
 ) -> Came:
     """Train.
 
@@ -48,7 +49,7 @@ def train(
         optimizer: of it.
         loss: of a step on a rank.
         base: compressor.
-        cf: its CF; None for dense.
+        cf: its CF; None for dense. Or which one a step has.
         feedback: error feedback; None for the compressor's own.
         ranks: stepped in memory.
         steps: of training.
@@ -57,6 +58,7 @@ def train(
         survey_every: steps between two surveys of the curves.
         first: the step to count from.
         ramp: steps over which the learning rate rises to its own.
+        after: called with each step's number once the model is updated.
     """
     averagers = [Averager(base, dense, feedback, BELOW, Feedback()) for _ in range(ranks)]
     for rank, averager in enumerate(averagers):
@@ -77,17 +79,20 @@ def train(
         for averager in averagers:
             averager.begin()
         survey = levels if levels and (step + 1) % survey_every == 0 else ()
-        plan = Plan(step, cf, cfs=cfs, survey=survey)
+        now = cf(step) if callable(cf) else cf
+        plan = Plan(step, now, cfs=cfs, survey=survey)
         pieces = [[Piece(name, g.view(-1), tuple(g.shape)) for name, g in mine.items()] for mine in gradients]
         memory.run([averager.average(mine, plan) for averager, mine in zip(averagers, pieces, strict=True)], ledgers)
-        if survey and cf is not None:
-            cfs = allocate(curves(averagers, plan, base), cf)
+        if survey and now is not None:
+            cfs = allocate(curves(averagers, plan, base), now)
         for averager in averagers:
             averager.commit()
             error, whole = error + float(averager.tally.error), whole + float(averager.tally.energy)
         for name, p in parameters.items():
             p.grad = gradients[0][name]
         optimizer.step()
+        if after is not None:
+            after(step)
     full = steps * AllReduce.wire_bytes(4 * sum(p.numel() for p in parameters.values()), ranks)
     return Came(1 - error / whole if whole else 1.0, full / max(ledger.wire_bytes for ledger in ledgers))
 

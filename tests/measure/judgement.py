@@ -7,7 +7,8 @@ beside the adaptive one, on seeds that picked nothing; every run stands in the f
 method's time to accuracy over the static one's, seed by seed; one that did not reach the target counts with the time it
 had.
 
-    python -m tests.measure.judgement [--seeds N] [--adaptive METHOD] [--among METHOD ...] [--json FILE] [--minutes N]
+    python -m tests.measure.judgement [--seeds N] [--adaptive METHOD] [--among METHOD ...] [--json FILE] [--cells TASK/LINK ...]
+        [--limit N] [--minutes N]
 """
 
 import argparse
@@ -99,11 +100,16 @@ def main() -> None:
     parser.add_argument("--adaptive", default="goodput:ladder@2-1000")
     parser.add_argument("--among", nargs="*", default=(), help="static methods to pick from; all of the matrix's")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--cells", nargs="+", metavar="TASK/LINK", help="only these; all of the matrix's")
+    parser.add_argument("--limit", type=float, default=Matrix.limit, help="times the limit at which a run is given up")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many")
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
     picked_from = record.read([arguments.runs])
     best = best_static(picked_from, arguments.among)
+    if unknown := set(arguments.cells or ()) - {"/".join(cell) for cell in best}:
+        parser.error(f"--cells: {', '.join(sorted(unknown))} not in {arguments.runs}; it has, e.g., charlm/100mbit")
+    best = {cell: method for cell, method in best.items() if not arguments.cells or "/".join(cell) in arguments.cells}
     for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds):
         for (task, link), method in best.items():
             if time.monotonic() > until:
@@ -119,6 +125,7 @@ def main() -> None:
                     seeds=(seed,),
                     scale=reference.scale,
                     budget=reference.steps,
+                    limit=arguments.limit,
                     json=arguments.json,
                 )
                 run_matrix(matrix, live)
