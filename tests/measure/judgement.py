@@ -7,8 +7,8 @@ beside the adaptive one, on seeds that picked nothing; every run stands in the f
 method's time to accuracy over the static one's, seed by seed; one that did not reach the target counts with the time it
 had.
 
-    python -m tests.measure.judgement [--seeds N] [--adaptive METHOD] [--among METHOD ...] [--json FILE] [--cells TASK/LINK ...]
-        [--limit N] [--minutes N]
+    python -m tests.measure.judgement [--seeds N] [--adaptive METHOD] [--among METHOD ...] [--json FILE]
+        [--cells TASK/LINK ...] [--limit N] [--minutes N]
 """
 
 import argparse
