@@ -294,6 +294,21 @@ def test_a_link_that_becomes_faster_behind_backward_is_noticed() -> None:
     assert cluster.goodput(steps[-1].ran.candidate, 299) >= cluster.best(299) / 1.031 > cluster.goodput(held, 299)
 
 
+@pytest.mark.parametrize(("at", "left"), [(100, False), (3000, True)])
+@pytest.mark.parametrize("by_gain", [False, True])
+def test_one_bit_is_left_for_what_gains_more_than_that_sets_training_back(at: int, left: bool, by_gain: bool) -> None:
+    """A link becomes faster, and 2 bits are 7 % better than 1: in a run of 200 steps that is less than a switch costs.
+
+    Only of quantizers, whose worth goes by gain.
+    """
+    cluster = Cluster(0.08, lambda step: 3.0 if step < at else 0.56, CODING, booked=True)
+    points = {c: ((0.0, c.worth), (1.0, c.worth)) if by_gain and c.family == "quantize" else () for c in LADDER}
+    steps = played(cluster, at + 90, tuple(replace(c, by_gain=points[c]) for c in LADDER))
+    one_bit, two_bits = LADDER[6].cf, LADDER[5].cf
+    assert steps[at].ran.candidate.cf == one_bit
+    assert steps[-1].ran.candidate.cf == (two_bits if left or not by_gain else one_bit)
+
+
 def test_on_a_slower_link_what_sends_more_is_not_tried_again() -> None:
     """16 bit was measured on the fast link; how much slower the held one became tells that it is hopeless now."""
     cluster = Cluster(0.08, lambda step: 0.35 if step < 200 else 4.0, CODING)
