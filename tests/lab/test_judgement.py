@@ -22,6 +22,7 @@ def test_ratios_are_paired_by_seed_and_a_run_that_missed_counts_with_its_time() 
     runs = [made_up("fp16", seed=seed, tta_s=20.0) for seed in (10, 11, 12)]
     runs += [made_up("gravac:topk", seed=10, tta_s=20.0), made_up("gravac:topk", seed=11, tta_s=22.0)]
     runs += [made_up("gravac:topk", seed=12, tta_s=None, seconds=40.0), made_up("gravac:topk", seed=13, tta_s=1.0)]
+    runs += [made_up(method, seed=14, tta_s=None) for method in ("fp16", "gravac:topk")]
     (cell,) = {(run.task, run.link) for run in runs}
     (told,) = verdicts(runs, {cell: "fp16"}, "gravac:topk")
     assert told.ratios == pytest.approx((1.0, 1.1, 2.0))

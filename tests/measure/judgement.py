@@ -4,8 +4,7 @@
 
 The best static method of a (task, link) is picked from the matrix of ``make measure-tta``, then run again in full
 beside the adaptive one, on seeds that picked nothing; every run stands in the file. A cell's ratio is the adaptive
-method's time to accuracy over the static one's, seed by seed; one that did not reach the target counts with the time it
-had.
+method's time to accuracy over the XX
 
     python -m tests.measure.judgement [--seeds N] [--adaptive METHOD] [--among METHOD ...] [--json FILE]
         [--cells TASK/LINK ...] [--limit N] [--minutes N]
@@ -64,7 +63,11 @@ def verdicts(runs: Iterable[RunRecord], best: dict[Cell, str], adaptive: str) ->
     told = []
     for cell, method in best.items():
         own = {(run.method, run.seed): run for run in runs if (run.task, run.link) == cell}
-        seeds = sorted(seed for name, seed in own if name == adaptive and (method, seed) in own)
+        seeds = sorted(
+            seed
+            for (name, seed), run in own.items()
+            if name == adaptive and (other := own.get((method, seed))) and (run.tta_s or other.tta_s)
+        )
         if not seeds:
             continue
         logs = [math.log(taken(own[adaptive, seed]) / taken(own[method, seed])) for seed in seeds]
