@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tables of the paper's comparisons count."""
 
+from typing import Any
+
 import pytest
 
 from gravac.lab.tta.record import RunRecord, Turn
@@ -9,10 +11,10 @@ from tests.lab.made_up_runs import made_up
 from tests.measure.talk import ADAPTIVE, STATIC, floats_saved, steps_at, table
 
 
-def switched(method: str, *turns: tuple[int, float], steps: int = 100) -> RunRecord:
+def switched(method: str, *turns: tuple[int, float], **given: Any) -> RunRecord:
     """A run that decided these CFs from these steps on."""
     decided = tuple(Turn(step=step, compressor="topk", cf=cf, changed=step > 0, reason="so") for step, cf in turns)
-    return made_up(method, steps=steps, turns=decided, adaptive=True)
+    return made_up(method, turns=decided, adaptive=True, **{"steps": 100, **given})
 
 
 def test_steps_are_counted_by_what_they_ran_at_and_floats_by_what_they_sent() -> None:
@@ -30,7 +32,7 @@ def test_the_table_has_a_row_for_each_method_and_says_what_was_not_reached() -> 
     label, method = next(iter(ADAPTIVE.items()))
     runs = [made_up(name, tta_s=20.0) for name in ("fp32", *STATIC)]
     runs += [switched(name, (0, 10.0)) for name in ADAPTIVE.values() if name != method]
-    runs.append(made_up(method, tta_s=None, seconds=40.0, turns=(), adaptive=True))
+    runs.append(switched(method, (0, 10.0), tta_s=None, seconds=40.0))
     lines = table(runs).splitlines()
     assert sum(line.startswith("|") for line in lines) == 2 + 1 + len(STATIC) + len(ADAPTIVE)
     (missed,) = (line for line in lines if line.startswith(f"| {label} |"))

@@ -67,10 +67,10 @@ def steps_at(run: RunRecord) -> Counter[float]:
 
 def floats_saved(run: RunRecord) -> float | None:
     """Floats of dense steps over floats sent, of the tensors that are compressed; ``None`` where CFs are not known."""
-    if not run.turns:
-        return float(run.method.rpartition("@")[2]) if "@" in run.method else None
     counted = steps_at(run)
-    return sum(counted.values()) / sum(steps / cf for cf, steps in counted.items())
+    if not counted:
+        return float(run.method.rpartition("@")[2]) if "@" in run.method else None
+    return counted.total() / sum(steps / cf for cf, steps in counted.items())
 
 
 def table(runs: Sequence[RunRecord]) -> str:
