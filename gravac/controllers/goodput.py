@@ -10,8 +10,8 @@ measurements (``gravac.compressors.worth``); throughput is measured while traini
 The search starts, among those whose worth is near dense's, at what is expected to code and exchange fastest by what the
 link was sounded at (``gravac.exchange.sounding``); where that is not known, at the highest wire ratio, which is fast on
 any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most is
-tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``,
-the best is held, until its step time changes (the link did), or its exchange takes half of what it did, though that
+tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``
+(to leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or its exchange takes half of what it did, though that
 was hidden. Others are tried again when what is known of them is old, or was never sure, since the steps of a trial
 differed. All trials together cost at most ``explore`` of the run's time, besides the first few. Worth is corrected by
 the gain that is measured, for compressors where gain tells (``Candidate.worth_at``).
@@ -55,7 +55,7 @@ SETBACK, SETTLED = 15.0, 100
 """Steps' progress that leaving one bit for what keeps more may cost, and steps from which on it is taken in proportion
 to them: a run is taken to last as long again. The second moments that AdamW has from one bit's steps are too small for
 others: on ``charlm`` the switch back took a run whose target was 20 to 60 steps away 12 to 27 steps more than staying
-(``docs/results.md``)."""
+(``docs/measurements.md``)."""
 
 BROKEN = 2.0
 """Times what they took, or may take: steps that take longer, ``SOON`` on end, are not waited out."""
@@ -203,7 +203,7 @@ class Goodput(Settings):
         return self._go_on(replace(state, off=0).drift(seconds), f"{said} holds")
 
     def _anew(self, state: State, said: str) -> tuple[State, str]:
-        """After a change: from where a run starts, when that is elsewhere."""
+        """After a change: from where a run starts, when that is elsewhere and may be better."""
         first = self._first(state.candidates, moved=True)
         promise = state.worth(first) / state.fastest(first, self.expire)
         held = state.entry(state.position)
