@@ -10,11 +10,12 @@ measurements (``gravac.compressors.worth``); throughput is measured while traini
 The search starts, among those whose worth is near dense's, at what is expected to code and exchange fastest by what the
 link was sounded at (``gravac.exchange.sounding``); where that is not known, at the highest wire ratio, which is fast on
 any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most is
-tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``
-(to leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or its exchange takes half of what it did, though that
-was hidden. Others are tried again when what is known of them is old, or was never sure, since the steps of a trial
-differed. All trials together cost at most ``explore`` of the run's time, besides the first few. Worth is corrected by
-the gain that is measured, for compressors where gain tells (``Candidate.worth_at``).
+tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis`` (to
+leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or its
+exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is old, or
+was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's time,
+besides the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
+(``Candidate.worth_at``).
 """
 
 from __future__ import annotations
