@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint docs tables check-wheel screenshots measure-multilevel measure-overhead measure-soak measure-chunks \
+.PHONY: help demo test lint docs tables check-wheel measure-multilevel measure-overhead measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
 	measure-talk measure-switching
