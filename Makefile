@@ -92,7 +92,7 @@ measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best s
 
 measure-judgement-topk: $(VENV)/.lab $(VENV)/.test  ## the same of top-k against the best of top-k, 16 bit and dense; needs root (80 minutes)
 	$(BIN)/python -m tests.measure.judgement --adaptive goodput:topk@10-1000 --among topk@10 topk@100 fp16 fp32 \
-		--json docs/measurements/judgement_topk.json
+		--limit 20 --json docs/measurements/judgement_topk.json
 
 measure-switching: $(VENV)/.lab $(VENV)/.test  ## what a change of the compression factor sets training back, in memory (12 minutes)
 	$(BIN)/python -m tests.measure.switching

@@ -11,6 +11,7 @@ Target: what dense reaches after 160 and 240 steps. An interrupted measurement g
 import argparse
 import json
 import multiprocessing
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,18 @@ SCHEDULES: dict[str, tuple[str, Turns]] = {
     "dense, top-k 10x from 100 to 109": ("topk", ((0, None), (100, 10.0), (109, None))),
 }
 """Base and, from which step on, the CF; ``None`` is dense."""
+
+
+SWITCHED = {
+    "1 bit, 2 bits from 140": "1 bit",
+    "2 bits, 1 bit from 60, 2 bits from 140": "2 bits, 1 bit from 60",
+    "1 bit, dense from 140": "1 bit",
+    "top-k 10x, dense from 140": "top-k 10x",
+}
+"""What changes after 140 steps, and the same run without that."""
+
+AFTER = range(144, 181)
+"""Steps over which they are compared."""
 
 
 class Case(NamedTuple):
@@ -115,7 +128,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             reached = [steps_to_target(row, dense) for row, dense in mine if row is not None and dense is not None]
             cells.append(" ".join("more" if steps is None else str(steps) for steps in reached))
         lines.append(f"| {schedule} | {' | '.join(cells)} |")
+    lines += ["", f"| metric, mean of steps {AFTER[0]} to {AFTER[-1]}, less that without the change at 140 | charlm |"]
+    lines.append("| --- | --- |")
+    for schedule, without in SWITCHED.items():
+        both = [(found.get(Case("charlm", schedule, s)), found.get(Case("charlm", without, s))) for s in seeds]
+        more = [level(row) - level(other) for row, other in both if row is not None and other is not None]
+        lines.append(f"| {schedule} | {' '.join(f'{value:+.3f}' for value in more)} |")
     return "\n".join(lines)
+
+
+def level(row: dict[str, Any]) -> float:
+    """Mean of the metric over the steps after a switch."""
+    return statistics.fmean(value for step, value in row["curve"] if step in AFTER)
 
 
 def missing(rows: Iterable[dict[str, Any]], seeds: int) -> list[Case]:
