@@ -209,7 +209,7 @@ class Goodput(Settings):
         promise = state.worth(first) / state.fastest(first, self.expire)
         held = state.entry(state.position)
         assert held is not None
-        if first == state.position or promise <= state.goodput(held) * (1 + self._margin(state, held, first)):
+        if first == state.position or promise <= self._to_beat(state, held, first):
             return self._go_on(state, said)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{said}; search again from {state.running}"
@@ -224,7 +224,7 @@ class Goodput(Settings):
             for at in range(len(state.candidates))
             if at != best.position and cost(state.slowest(at), best.seconds) <= left
         ]
-        better = [one for one in promising if one[0] > own * (1 + self._margin(state, best, one[1]))]
+        better = [one for one in promising if one[0] > self._to_beat(state, best, one[1])]
         if better:
             harmless = [one for one in better if state.worth(one[1]) >= HARMLESS]
             promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
@@ -240,16 +240,17 @@ class Goodput(Settings):
         """The entry of highest goodput; the one that was best stays so within the hysteresis."""
         top = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
         held = state.entry(state.best)
-        if held is None or state.goodput(top) > state.goodput(held) * (1 + self._margin(state, held, top.position)):
+        if held is None or state.goodput(top) > self._to_beat(state, held, top.position):
             return top
         return held
 
-    def _margin(self, state: State, held: Entry, position: int) -> float:
-        """How much better, relatively, a candidate must be than the one that is held."""
+    def _to_beat(self, state: State, held: Entry, position: int) -> float:
+        """The goodput that a candidate must exceed to take the place of the one that is held, or to be tried."""
+        margin = self.hysteresis
         coarse = state.candidates[held.position].by_gain and held.worth < self.near * state.candidates[0].worth
         if coarse and state.worth(position) > held.worth:
-            return max(self.hysteresis, SETBACK / max(state.steps, SETTLED))
-        return self.hysteresis
+            margin = max(margin, SETBACK / max(state.steps, SETTLED))
+        return state.goodput(held) * (1 + margin)
 
 
 def _broken(state: State) -> bool:

@@ -4,7 +4,8 @@
 
 The best static method of a (task, link) is picked from the matrix of ``make measure-tta``, then run again in full
 beside the adaptive one, on seeds that picked nothing; every run stands in the file. A cell's ratio is the adaptive
-method's time to accuracy over the XX
+method's time to accuracy over the static one's, seed by seed; one that did not reach the target counts with the time it
+had, and a seed on which neither did not at all.
 
     python -m tests.measure.judgement [--seeds N] [--adaptive METHOD] [--among METHOD ...] [--json FILE]
         [--cells TASK/LINK ...] [--limit N] [--minutes N]

@@ -33,10 +33,8 @@ TWO, ONE = 32 * 128 / (2 * 128 + 16), 32 * 128 / (128 + 16)
 
 Turns = tuple[tuple[int, float | None], ...]
 
-DENSE: Turns = ((0, None),)
-
 SCHEDULES: dict[str, tuple[str, Turns]] = {
-    "dense": ("ladder", DENSE),
+    "dense": ("ladder", ((0, None),)),
     "2 bits": ("ladder", ((0, TWO),)),
     "1 bit": ("ladder", ((0, ONE),)),
     "2 bits, 1 bit from 60": ("ladder", ((0, TWO), (60, ONE))),
@@ -53,7 +51,6 @@ SCHEDULES: dict[str, tuple[str, Turns]] = {
     "dense, top-k 10x from 100 to 109": ("topk", ((0, None), (100, 10.0), (109, None))),
 }
 """Base and, from which step on, the CF; ``None`` is dense."""
-
 
 SWITCHED = {
     "1 bit, 2 bits from 140": "1 bit",
@@ -111,9 +108,8 @@ def train(case: Case) -> dict[str, Any]:
 def steps_to_target(row: dict[str, Any], dense: dict[str, Any]) -> int | None:
     """First evaluated step at what dense reaches; ``None``: not in the steps it had."""
     _, aim, _ = TASKS[row["task"]]
-    target = dict(map(tuple, dense["curve"]))[aim]
-    sign = -1 if dense["curve"][0][1] < dense["curve"][-1][1] else 1  # of a loss, less is better
-    return next((step for step, value in row["curve"] if sign * value <= sign * target), None)
+    metric, target = tasks.TASKS[row["task"]].metric, dict(map(tuple, dense["curve"]))[aim]
+    return next((step for step, value in row["curve"] if metric.reached(value, target)), None)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
