@@ -26,7 +26,7 @@ from gravac.integrations.ddp import DDPAdapter, failed, refuse_momentum
 from gravac.plan import Form
 from gravac.policy import Policy, Run, beside, load_policy
 from gravac.steps import Steps
-from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink
+from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
 CLOSING_SECONDS = 20.0
@@ -153,7 +153,7 @@ class AdaptiveCompressor:
         self._run = run
         self._group = group
         self._sinks = Sinks(sinks, run.log_dir)
-        self._feedback = Feedback(policy.release, bool(policy.overflow_safety))
+        self._feedback = Feedback(policy.release, policy.overflow_safety)
         self._averager = Averager(
             policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, self._feedback, policy.seed
         )
@@ -161,11 +161,12 @@ class AdaptiveCompressor:
             self._averager,
             policy.controller,
             self._admit,
-            self._emit,
+            self._sinks,
             run.samples_per_step,
             run.steps_per_epoch,
             policy.levels,
             policy.survey_every,
+            {**policy.plain(), **run.plain()},
         )
         self._adapter = DDPAdapter(self._steps, self._open)
         self._attached = False
@@ -213,8 +214,7 @@ class AdaptiveCompressor:
         self._adapter.watch(ddp, optimizer)
         if grad_scaler is not None and grad_scaler.is_enabled():
             self._adapter.loss_scale = grad_scaler.get_scale
-            if self.policy.overflow_safety is None:
-                self._feedback.safe = True
+            self._feedback.guard()
         self._open()
         ddp.register_comm_hook(None, self.hook)
 
@@ -318,7 +318,7 @@ class AdaptiveCompressor:
         self._closed = True
         steps = self._steps
         steps.drain(CLOSING_SECONDS)
-        self._emit(EndRecord(steps.step, {**steps.totals(), "cf": self.cf}))
+        self._sinks(EndRecord(steps.step, {**steps.totals(), "cf": self.cf}))
         self._sinks.close()
         steps.close()
 
@@ -343,14 +343,8 @@ class AdaptiveCompressor:
         self._sounding = sound(GroupTransport(group, self._run.pace))  # on a ledger of its own: it is no step's traffic
         self._steps.open(transport)
 
-    def _emit(self, record: Record) -> None:
-        if isinstance(record, RunRecord):
-            settings = {**self.policy.plain(), **self._run.plain()}
-            record = RunRecord(settings, record.world_size, record.candidates, record.dropped)
-        self._sinks(record)
-
     def _admit(self, forms: Sequence[Form]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """The model's gradients are known now."""
-        if self.policy.overflow_safety is None and any(dtype == torch.float16 for _, dtype in forms):
-            self._feedback.safe = True
+        if any(dtype == torch.float16 for _, dtype in forms):
+            self._feedback.guard()
         return admit(self.policy, self._averager, forms, self._sounding)

@@ -25,17 +25,22 @@ class Feedback:
     Args:
         release: most that leaves a held residual in a step, as a multiple of the gradient's norm (per tensor).
         safe: keep new residuals apart until ``commit``, so that a step in which any gradient was not finite changes
-            nothing. Costs a second copy.
+            nothing. Costs a second copy. ``None``: from when ``guard`` is called.
     """
 
-    def __init__(self, release: float = 1.0, safe: bool = False) -> None:
+    def __init__(self, release: float = 1.0, safe: bool | None = None) -> None:
         self.release = release
-        self.safe = safe
+        self.safe = bool(safe)
+        self._chosen = safe is not None
         self.residual: Residuals = {}
         self.held: Residuals = {}
         self._pending: Residuals = {}
         self._pending_held: dict[str, torch.Tensor | None] = {}
         self._spare: Residuals = {}
+
+    def guard(self) -> None:
+        """Gradients may overflow: be safe, unless it was chosen whether to be."""
+        self.safe = self.safe or not self._chosen
 
     def has(self, name: str) -> bool:
         """Whether anything is kept for that parameter."""

@@ -46,6 +46,7 @@ class Steps:
         levels: CFs that a single tensor may get, beside the candidates', when what a CF would send is spent over the
             tensors by their curves; none leaves all tensors at the CF decided.
         survey_every: steps between two surveys of the curves.
+        settings: told in the run's record; see ``RunRecord``.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Steps:
         steps_per_epoch: int | None = None,
         levels: Sequence[float] = (),
         survey_every: int = 1,
+        settings: Mapping[str, str | int | float | bool] | None = None,
     ) -> None:
         self.averager = averager
         self.controller = controller
@@ -78,6 +80,7 @@ class Steps:
         self.curves: dict[str, Curve] = {}
         self._admit = admit
         self._emit = emit
+        self._settings = dict(settings or {})
         self._samples = samples_per_step
         self._steps_per_epoch = steps_per_epoch
         self._levels = tuple(levels)
@@ -253,7 +256,7 @@ class Steps:
         else:
             self.state, self.decision = self.controller.start(self.candidates)
         words = tuple(candidate_words(candidate) for candidate in self.candidates)
-        self._emit(RunRecord({}, self.averager.world, words, dropped))
+        self._emit(RunRecord(self._settings, self.averager.world, words, dropped))
 
     def _end(self, marks: Marks) -> None:
         assert self.ran is not None
