@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,15 @@ from gravac.controllers.base import Controller
 from gravac.exchange.group import GroupTransport, own_group
 from gravac.exchange.sounding import Sounding, sound
 from gravac.feedback import Feedback
-from gravac.integrations.ddp import DDPAdapter, failed, refuse_momentum
+from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
+from gravac.integrations.ddp_private import register
 from gravac.plan import Form
 from gravac.policy import Policy, Run, beside, load_policy
 from gravac.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
 
-CLOSING_SECONDS = 20.0
-"""Longest that ``close`` waits for the exchange: after a failure, a peer may never answer."""
+CLOSING_SECONDS = 20.0  # that ``close`` waits for the exchange at most: after a failure, a peer may never answer
 
 
 class AdaptiveCompressor:
@@ -52,15 +52,15 @@ class AdaptiveCompressor:
         step: how candidates are spaced: ``"exponential"`` or ``"geometric"``.
         error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
         dense: number format of what is sent dense: ``"float32"``, ``"float16"``, ``"bfloat16"``.
-        sixteen_bit: with ``dense`` in float32, let the controller choose to send everything in bfloat16 too.
+        sixteen_bit: with ``dense`` in float32, let the controller send everything in 16 bit (bfloat16, or a ladder's).
         release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
             norm; ``inf`` lets all go at once.
         overflow_safety: a step with a non-finite gradient anywhere leaves residuals unchanged; ``None`` is on for
             float16 gradients and with a GradScaler.
-        dense_below: tensors with fewer elements are sent dense.
+        dense_below: tensors with fewer elements, and all with one dimension, are sent dense.
         seed: of compressors that draw random numbers.
         allocation: ``"uniform"``, or ``"by_gain"``: a CF for each tensor, so that the bytes which the CF decided would
-            send lose little.
+            send lose little; tensors for which the controller itself decides are left alone.
         survey_every: steps between two looks at what each tensor loses at which CF, for ``"by_gain"``.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
@@ -151,23 +151,15 @@ class AdaptiveCompressor:
     def _build(self, policy: Policy, run: Run, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
         self.policy = policy = run.policy(policy)
         self._run = run
-        self._group = group
+        self._group = self._given_group = group
         self._sinks = Sinks(sinks, run.log_dir)
         self._feedback = Feedback(policy.release, policy.overflow_safety)
         self._averager = Averager(
             policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, self._feedback, policy.seed
         )
-        self._steps = Steps(
-            self._averager,
-            policy.controller,
-            self._admit,
-            self._sinks,
-            run.samples_per_step,
-            run.steps_per_epoch,
-            policy.levels,
-            policy.survey_every,
-            {**policy.plain(), **run.plain()},
-        )
+        told = {**policy.plain(), **run.plain()}
+        settings = (run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every, told)
+        self._steps = Steps(self._averager, policy.controller, self._admit, self._sinks, *settings)
         self._adapter = DDPAdapter(self._steps, self._open)
         self._attached = False
         self._closed = False
@@ -195,28 +187,32 @@ class AdaptiveCompressor:
             RuntimeError: this compressor is attached already, or ``ddp`` has a hook.
             ValueError: base and optimizer both do momentum.
         """
-        if not isinstance(ddp, DistributedDataParallel):
-            raise TypeError(
-                f"ddp: attach needs a torch.nn.parallel.DistributedDataParallel module, got {type(ddp).__name__}; "
-                "wrap the model first: ddp = DistributedDataParallel(model)"
-            )
         self._check_free()
-        if ddp._comm_hooks:
-            raise RuntimeError(
-                "ddp has a communication hook already, and torch allows one; make a new DistributedDataParallel around "
-                "the model"
-            )
-        if self.policy.base.owns_momentum and optimizer is not None:
-            refuse_momentum(self.policy.base.name, optimizer)
-        if self._group is None:
-            self._group = ddp.process_group
+        refuse_unfit(ddp, self.policy.base, optimizer)
+        group = self._given_group or ddp.process_group
+        if self._steps.ready and group is not self._group:
+            raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
+        self._group = group
         self.bind(ddp)
         self._adapter.watch(ddp, optimizer)
         if grad_scaler is not None and grad_scaler.is_enabled():
             self._adapter.loss_scale = grad_scaler.get_scale
             self._feedback.guard()
         self._open()
-        ddp.register_comm_hook(None, self.hook)
+        register(ddp, self.hook)
+
+    def detach(self) -> None:
+        """Undo ``attach``: the module trains as a fresh DistributedDataParallel does, in torch's own code.
+
+        Called on every rank between the same two steps. What is known stays: ``state_dict`` saves it, and another
+        ``attach`` goes on from it; without one, residuals are lost to training.
+
+        Raises:
+            RuntimeError: not attached, a backward is running or pending, or this torch cannot; nothing was changed.
+        """
+        self._steps.drain()
+        self._adapter.detach()
+        self._attached = False
 
     def bind(self, module: torch.nn.Module) -> None:
         """Learn parameter names, where a framework takes only ``hook``; ``attach`` does it by itself.
@@ -233,7 +229,7 @@ class AdaptiveCompressor:
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
         if self._closed:
-            return failed(RuntimeError("gravac: the compressor is closed, but its hook is still registered"))
+            return failed(RuntimeError("gravac: the compressor is closed; detach() it to train on without"))
         return self._adapter.hook(bucket)
 
     def _check_free(self) -> None:
@@ -241,8 +237,8 @@ class AdaptiveCompressor:
             raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
         if self._attached:
             raise RuntimeError(
-                "this compressor is attached to a model already; make another AdaptiveCompressor for another model "
-                "(compressors such as topk may be shared)"
+                "this compressor is attached to a model already; detach() it, or make another AdaptiveCompressor for "
+                "another model (compressors such as topk may be shared)"
             )
 
     # what a user looks at
@@ -327,6 +323,9 @@ class AdaptiveCompressor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("AdaptiveCompressor: cannot be copied or pickled; save state_dict() and load it into a new one")
 
     # behind the scenes
 

@@ -58,3 +58,10 @@ def enough(total: int, exchange_s: float = 0.0) -> int:
 def elements(groups: Sequence[Group]) -> int:
     """Of all their pieces."""
     return sum(piece.flat.numel() for group in groups for piece in group.pieces)
+
+
+def exchanged(pieces: Sequence[Piece]) -> str:
+    """Say in words which tensors travel together."""
+    first, last, count = pieces[0].name, pieces[-1].name, len(pieces)
+    names = f"tensor {first}" if count == 1 else f"{count} tensors from {first} to {last}"
+    return f"{names} ({sum(piece.flat.numel() for piece in pieces):,} elements)"

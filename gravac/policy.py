@@ -23,25 +23,8 @@ from gravac.settings import Settings, SettingsError
 class Policy(Settings):
     """What decides, what compresses, and how errors are fed back.
 
-    Attributes:
-        base: the compressor, or its name.
-        cf_range: lowest and highest compression factor a controller may choose (dense and 16 bit are always allowed).
-        controller: decides, or its name.
-        error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
-        dense: number format of what is sent dense: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        sixteen_bit: with ``dense`` in float32, 16 bit (bfloat16, or what a ladder has) of everything is a candidate too
-            and the controller weighs it.
-        release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
-            norm; ``inf`` lets all go at once, as the paper does.
-        overflow_safety: keep residuals unchanged by a step in which any gradient was not finite; ``None`` is on for
-            float16 gradients and with a GradScaler.
-        dense_below: tensors with fewer elements, and all with one dimension, are sent dense. Elements.
-        seed: of compressors that draw random numbers.
-        allocation: ``"uniform"``, every tensor runs the CF decided; or ``"by_gain"``, what that would send is spent
-            over the tensors so that little is lost, at CFs inside ``cf_range`` and dense. Tensors for which the
-            controller itself decides are left alone.
-        survey_every: steps between two surveys of what each tensor loses at which CF, which ``"by_gain"`` needs; before
-            the first it is uniform.
+    Its fields, the keys of a TOML file, are settings of :class:`gravac.AdaptiveCompressor`, and explained there. Those
+    of a compressor or a controller stand in a table of its own, beside its ``name``.
     """
 
     base: SerializeAsAny[Compressor] = ladder
@@ -155,14 +138,7 @@ class Policy(Settings):
 
 
 class Run(Settings):
-    """What belongs to one run and not to a policy.
-
-    Attributes:
-        samples_per_step: samples processed in a step, over all ranks; ``None`` counts a step of a rank as one.
-        steps_per_epoch: steps of an epoch, to give steps in epochs too.
-        log_dir: where TensorBoard and JSONL logs go; ``None`` writes nothing.
-        pace: emulate a slower link of that many bits per second by sleeping; for experiments.
-    """
+    """What belongs to one run and not to a policy; explained at :class:`gravac.AdaptiveCompressor`."""
 
     samples_per_step: float | None = Field(default=None, gt=0)
     steps_per_epoch: int | None = Field(default=None, gt=0)

@@ -8,7 +8,8 @@ waits for it before that step's end, and the decision it leads to holds from ste
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from gravac.average import Averager
 from gravac.candidate import Candidate
 from gravac.chronicle import decided, measured_step, shares
 from gravac.clock import Booked, Marks, StepClock
-from gravac.clusters import Group, elements, enough
+from gravac.clusters import Group, elements, enough, exchanged
 from gravac.collectives import AllReduce, Collective, Ledger, wire_ratio
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
-from gravac.exchange.group import GroupTransport, Pending
+from gravac.exchange.group import ExchangeError, GroupTransport, Pending
 from gravac.plan import Form, Plan
 from gravac.survey import Survey
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord
@@ -98,6 +99,7 @@ class Steps:
         self._elements = 0
         self._enough = 0
         self._one_round = False
+        self._joined_factor = 1.0
         self._restored: dict[str, Any] | None = None
 
     # on the training thread
@@ -118,7 +120,12 @@ class Steps:
         self._fifo = Fifo(transport)
 
     def begin(
-        self, forms: Sequence[Form], loss_scale: float | None, fail: Fail, learning_rate: float = math.nan
+        self,
+        forms: Sequence[Form],
+        loss_scale: float | None,
+        fail: Fail,
+        learning_rate: float = math.nan,
+        takes_part: bool | None = None,
     ) -> None:
         """A backward started.
 
@@ -127,8 +134,10 @@ class Steps:
             loss_scale: of the gradients to come; ``None`` when there is no scaler.
             fail: told of an exception.
             learning_rate: that this step's gradients will be applied with; nan when not known.
+            takes_part: divide this step's sums by the number of ranks for which this is true instead of by all ranks;
+                ``None``, on every rank, divides by all.
         """
-        self._thread.call(lambda: self._begin(forms, loss_scale, learning_rate), fail)
+        self._thread.call(lambda: self._begin(forms, loss_scale, learning_rate, takes_part), fail)
 
     def exchange(self, group: Group, last: bool = False) -> None:
         """Average a group, perhaps together with those that follow.
@@ -155,7 +164,11 @@ class Steps:
                 return
             taken[:], self._waiting = self._waiting, []
             pieces = [piece for one in taken for piece in one.pieces]
-            yield from self.averager.average(pieces, self.plan, taken[0].whole if len(taken) == 1 else None)
+            with self._naming(lambda: exchanged(pieces)):
+                yield from self.averager.average(pieces, self.plan, taken[0].whole if len(taken) == 1 else None)
+            if self._joined_factor != 1:
+                for piece in pieces:
+                    piece.flat.mul_(self._joined_factor)
             for one in taken:
                 one.done()
 
@@ -203,7 +216,18 @@ class Steps:
 
     # on the exchange thread
 
-    def _begin(self, forms: Sequence[Form], loss_scale: float | None, learning_rate: float) -> None:
+    @contextmanager
+    def _naming(self, what: Callable[[], str]) -> Iterator[None]:
+        """Have a failure of the exchange say in which step it happened, and with what."""
+        try:
+            yield
+        except ExchangeError as failure:
+            raise ExchangeError(f"gravac: step {self.step}, {what()}, {self.ran}: {failure}") from failure.__cause__
+
+    def _begin(
+        self, forms: Sequence[Form], loss_scale: float | None, learning_rate: float, takes_part: bool | None
+    ) -> None:
+        self._joined_factor = 1.0 if takes_part is None else self._over_those_with_inputs(takes_part)
         if self.decision is None:
             self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
             self._start(forms)
@@ -213,7 +237,8 @@ class Steps:
             if self.survey is not None:
                 asked.append(AllReduce(self.survey.vector()))
                 self.survey_bytes += asked[-1].payload_bytes
-            self._agreeing = self._thread.transport.start(asked)
+            with self._naming(lambda: "the ranks' agreement on the step before"):
+                self._agreeing = self._thread.transport.start(asked)
         if loss_scale is not None and loss_scale != self.loss_scale:
             if self.loss_scale is not None:
                 self.averager.rescale(loss_scale / self.loss_scale)
@@ -227,6 +252,13 @@ class Steps:
         self._learning_rate = learning_rate
         self.averager.begin()
         self._clock.begin(self._thread)
+
+    def _over_those_with_inputs(self, takes_part: bool) -> float:
+        """Count the ranks that still have inputs; what a mean over all ranks is to be multiplied with."""
+        transport = self._thread.transport
+        with self._naming(lambda: "the number of ranks with inputs left"):
+            (count,) = transport.finish(transport.start([AllReduce(torch.tensor([float(takes_part)]))]))
+        return self.averager.world / float(count)
 
     def _planned(self, decision: Decision) -> Plan:
         """A decision, as the averager takes it."""
@@ -266,7 +298,9 @@ class Steps:
         self.wire_bytes += booked.wire_bytes
         self.dense_wire_bytes += booked.dense_wire_bytes
         if self._agreeing is not None:
-            self._observe(*self._thread.transport.finish(self._agreeing))
+            with self._naming(lambda: "the ranks' agreement on the step before"):
+                agreed = self._thread.transport.finish(self._agreeing)
+            self._observe(*agreed)
             self._agreeing = None
         self.report = Report.of(self.step, self.ran, self.plan.shadow, booked, tally, self._learning_rate)
         self.survey = Survey.of(tally, self.plan, self.loss_scale or 1.0, self._wire_bytes)

@@ -31,7 +31,7 @@ from gravac.collectives import Collective
 from gravac.exchange.group import GroupTransport, Pending
 
 Job = Generator[list[Collective], list[Any], None]
-"""Yields lists of collectives, is resumed with their results."""
+"""Yields lists of collectives, is resumed with their results, or with what went wrong."""
 
 Fail = Callable[[BaseException], None]
 
@@ -215,7 +215,7 @@ class Fifo:
         """Have the next job encoded, if it is a job's turn; False where there is none."""
         while self._next is None and self._todo and isinstance(item := self._todo[0], _Exchange):
             self._todo.popleft()
-            requests = self._guard(item.fail, lambda turn=item: self._advance(turn, None))  # type: ignore[misc]
+            requests = self._guard(item.fail, lambda turn=item: self._first(turn))  # type: ignore[misc]
             if requests is not None:
                 self._next = _Encoded(item, requests, item.one_round())
         return self._next is not None
@@ -233,8 +233,13 @@ class Fifo:
             self._flight.append(flying)
 
     def _start(self, item: _Exchange, requests: list[Collective], one_round: bool) -> _Flying:
-        """Start a round of a job's collectives."""
-        flying = _Flying(item, one_round, self.transport.start(requests))
+        """Start a round of a job's collectives; what goes wrong is raised by the job, which knows what it exchanges."""
+        try:
+            pending = self.transport.start(requests)
+        except Exception as failure:
+            item.job.throw(failure)
+            raise
+        flying = _Flying(item, one_round, pending)
         if item.blocks:
             if not self._under_way:
                 self._since = time.perf_counter()
@@ -246,10 +251,7 @@ class Fifo:
         """Go on with the oldest job under way: to its end, or to its next round."""
         landed = self._flight.popleft()
         item = landed.item
-        answers = self._guard(item.fail, landed.answers or (lambda: self._finish(landed.pending)))
-        if answers is None:
-            return
-        requests = self._guard(item.fail, lambda: self._advance(item, answers))
+        requests = self._guard(item.fail, lambda: self._go_on(landed))
         if requests is None:
             return
         again = self._guard(item.fail, lambda: self._again(item, requests, landed.one_round))
@@ -261,13 +263,24 @@ class Fifo:
             raise RuntimeError("a compressor that declares one_round asked for a second one")
         return self._start(item, requests, one_round)
 
-    def _advance(self, item: _Exchange, answers: list[Any] | None) -> list[Collective] | None:
+    def _first(self, item: _Exchange) -> list[Collective] | None:
+        item.ready()
+        return self._advance(lambda: next(item.job))
+
+    def _go_on(self, landed: _Flying) -> list[Collective] | None:
+        """Resume a job with its collectives' results, or with what went wrong."""
+        job = landed.item.job
+        try:
+            answers = landed.answers() if landed.answers else self._finish(landed.pending)
+        except Exception as failure:
+            error = failure
+            return self._advance(lambda: job.throw(error))
+        return self._advance(lambda: job.send(answers))
+
+    def _advance(self, resume: Callable[[], list[Collective]]) -> list[Collective] | None:
         start = time.perf_counter()
         try:
-            if answers is None:
-                item.ready()
-                return next(item.job)
-            return item.job.send(answers)
+            return resume()
         except StopIteration:
             return None
         finally:

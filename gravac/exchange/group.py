@@ -4,6 +4,7 @@
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,15 @@ from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collec
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+class ExchangeError(RuntimeError):
+    """A collective failed, or a rank did not answer within the process group's timeout.
+
+    The message names the step and what was exchanged; torch's own error is its cause. No later step is exchanged.
+    """
+
+
 def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """A process group on the same ranks, that nobody else uses.
+    """Make a process group on the same ranks and with the same timeout, that nobody else uses.
 
     It lives until ``destroy_process_group()``: destroyed by itself, a later group of these ranks would get its name,
     find its keys in the store, and hang.
@@ -30,9 +38,28 @@ def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if not dist.is_initialized():
         raise RuntimeError("no process group: call torch.distributed.init_process_group first")
     ranks = list(range(dist.get_world_size())) if beside is None else dist.get_process_group_ranks(beside)
-    group = dist.new_group(ranks, use_local_synchronization=True)
+    group = dist.new_group(ranks, use_local_synchronization=True, timeout=timeout_of(beside))
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    """Return how long a group's collectives wait for a rank; ``None``, torch's default, where its backend hides it.
+
+    Of a group with several backends it is the shortest.
+
+    Args:
+        group: ``None``: the default group.
+    """
+    group = dist.group.WORLD if group is None else group
+    assert group is not None
+    known = []
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        timeout = getattr(options, "_timeout", None)
+        if isinstance(timeout, timedelta):
+            known.append(timeout)
+    return min(known, default=None)
 
 
 class Pending(NamedTuple):
@@ -62,17 +89,39 @@ class GroupTransport:
         self._link_free = 0.0
 
     def start(self, requests: list[Collective]) -> list[Pending]:
-        """Start collectives, in order."""
-        return [self._start(request) for request in requests]
+        """Start collectives, in order.
+
+        Raises:
+            ExchangeError: the process group refuses; an earlier collective failed, most likely.
+        """
+        try:
+            return [self._start(request) for request in requests]
+        except RuntimeError as failure:
+            raise self._failed(failure) from failure
 
     def finish(self, pending: list[Pending]) -> list[Any]:
-        """Wait for them; returns what the asking generator is resumed with."""
-        for one in pending:
-            for work in one.works:
-                work.wait()
+        """Wait for them; returns what the asking generator is resumed with.
+
+        Raises:
+            ExchangeError: a rank died, or did not answer within the group's timeout.
+        """
+        try:
+            for one in pending:
+                for work in one.works:
+                    work.wait()
+        except RuntimeError as failure:
+            raise self._failed(failure) from failure
         if self._pace is not None:
             time.sleep(max(0.0, max(one.due for one in pending) - time.perf_counter()))
         return [one.answer for one in pending]
+
+    def _failed(self, failure: RuntimeError) -> ExchangeError:
+        timeout = timeout_of(self.group)
+        limit = "" if timeout is None else f" of {timeout.total_seconds():g} s"
+        return ExchangeError(
+            f"rank {self.rank} of {self.world} got no answer: a rank died, or stalled for longer than the process "
+            f"group's timeout{limit} (init_process_group(timeout=...)): {failure}"
+        )
 
     def _start(self, request: Collective) -> Pending:
         wire = self.ledger.book(request)

@@ -8,6 +8,7 @@ returns None (both would break the reducer for good): errors travel in the futur
 
 import math
 import time
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -17,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.clock import Marks
 from gravac.clusters import Group
+from gravac.compressors.base import Compressor
 from gravac.groups import Groups, Names
+from gravac.integrations.ddp_private import LeftBehind, divides_by_those_with_inputs, has_hook, rebuild_reducer
 from gravac.plan import Form, Piece
 from gravac.steps import Steps
 
@@ -76,28 +79,58 @@ class DDPAdapter:
         self._buckets: dict[str, _Bucket] = {}
         self._inputs: float | None = None
         self._optimized: float | None = None
+        self._ddp: weakref.ref[DistributedDataParallel] | None = None
+        self._watched: list[torch.utils.hooks.RemovableHandle] = []
 
     def bind(self, module: torch.nn.Module) -> None:
         """Learn the parameters' names and shapes, without the wrappers' prefixes."""
         module = module.module if isinstance(module, DistributedDataParallel) else module
+        self.names.clear()
         for name, parameter in module.named_parameters():
             self.names[id(parameter)] = canonical(name)
         self.forms = [(memory_shape(p), p.dtype) for p in module.parameters() if p.requires_grad]
 
     def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
         """Take the times at which forward starts and the optimizer's step ends, and its learning rate."""
-
-        def forward_starts(*_: object) -> None:
-            if self._inputs is None and torch.is_grad_enabled():
-                self._inputs = time.perf_counter()
-
-        def step_ended(*_: object) -> None:
-            self._optimized = time.perf_counter()
-
-        ddp.register_forward_pre_hook(forward_starts)
+        self._ddp = weakref.ref(ddp)
+        self._watched = [ddp.register_forward_pre_hook(LeftBehind(self._forward_starts))]
         self.optimizer = optimizer
         if optimizer is not None:
-            optimizer.register_step_post_hook(step_ended)
+            self._watched.append(optimizer.register_step_post_hook(self._step_ended))
+
+    def detach(self) -> None:
+        """Give the watched module a reducer without the hook. Names and groups stay: residuals are kept by them.
+
+        Raises:
+            RuntimeError: no module is being watched, or see ``rebuild_reducer``; nothing was changed.
+        """
+        ddp = self.ddp
+        if ddp is None:
+            raise RuntimeError(
+                "detach: this compressor is not attached by attach(); a hook that was registered by hand stays until a "
+                "new DistributedDataParallel is made around the model"
+            )
+        rebuild_reducer(ddp, forward_pending=self._inputs is not None)
+        for handle in self._watched:
+            handle.remove()
+        self._watched.clear()
+        self.optimizer = None
+        self.loss_scale = None
+        self._ddp = None
+        self._inputs = self._optimized = None
+        self._cuts.clear()
+
+    @property
+    def ddp(self) -> DistributedDataParallel | None:
+        """The module being watched, as long as it lives."""
+        return self._ddp() if self._ddp is not None else None
+
+    def _forward_starts(self, *_: object) -> None:
+        if self._inputs is None and torch.is_grad_enabled():
+            self._inputs = time.perf_counter()
+
+    def _step_ended(self, *_: object) -> None:
+        self._optimized = time.perf_counter()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The communication hook's body: see the module's text."""
@@ -151,7 +184,9 @@ class DDPAdapter:
             # no backward is running: a rank out of inputs answers the others' (join), with whole layouts
             self._ends_with_last = True
         rate = learning_rate(self.optimizer) if self.optimizer is not None else math.nan
-        self._steps.begin(self.forms or forms, scale, fail, rate)
+        counted = self.ddp is not None and divides_by_those_with_inputs(self.ddp)
+        takes_part = not self._ends_with_last if counted else None
+        self._steps.begin(self.forms or forms, scale, fail, rate, takes_part)
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
@@ -201,18 +236,30 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
     return max(float(rate) for rate in rates)
 
 
-def refuse_momentum(name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raise where an optimizer would do momentum a second time.
+def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise where a module cannot be attached to, or an optimizer would do momentum a second time.
 
     Raises:
-        ValueError: it has momentum, as SGD or as Adam's first moment.
+        TypeError: ``ddp`` is not a DistributedDataParallel module.
+        RuntimeError: it has a communication hook.
+        ValueError: base and optimizer both do momentum, as SGD or as Adam's first moment.
     """
-    for group in optimizer.param_groups:
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            f"ddp: attach needs a torch.nn.parallel.DistributedDataParallel module, got {type(ddp).__name__}; "
+            "wrap the model first: ddp = DistributedDataParallel(model)"
+        )
+    if has_hook(ddp):
+        raise RuntimeError(
+            "ddp has a communication hook already, and torch allows one; detach() the compressor it is of, or make a "
+            "new DistributedDataParallel around the model"
+        )
+    for group in optimizer.param_groups if base.owns_momentum and optimizer is not None else ():
         for field, value in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
             if value:
                 raise ValueError(
-                    f"optimizer: {type(optimizer).__name__} has {field}={value:g}, and {name} does momentum itself; "
-                    f"give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
+                    f"optimizer: {type(optimizer).__name__} has {field}={value:g}, and {base.name} does momentum "
+                    "itself; give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
                 )
 
 
