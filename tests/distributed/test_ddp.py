@@ -367,6 +367,49 @@ def test_uneven_inputs_with_join() -> None:
     assert processes(uneven, 2) == [True, True]
 
 
+def divided(rank: int, world: int, initial: bool) -> list[float]:
+    """Where weights lie apart from native DDP's, steps later in which ranks run out of inputs one after the other."""
+    apart = []
+    native, ours = parallel(), parallel()
+    with AdaptiveCompressor(topk, (1, 1000), controller=Static(cf=1)) as compressor:
+        compressor.attach(ours)
+        for ddp in (native, ours):
+            with ddp.join(divide_by_initial_world_size=initial):
+                train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), rank, range(2 + 2 * rank))
+        apart.append(float((weights(native) - weights(ours)).norm() / weights(native).norm()))
+        for ddp in (native, ours):  # after join all take part again
+            train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), rank, range(20, 23))
+        apart.append(float((weights(native) - weights(ours)).norm() / weights(native).norm()))
+    return apart
+
+
+@pytest.mark.parametrize("initial", [True, False])
+def test_join_divides_by_the_ranks_that_native_ddp_divides_by(initial: bool) -> None:
+    for apart in processes(divided, 3, initial):
+        assert max(apart) < 1e-6
+
+
+def lone(rank: int, world: int, initial: bool) -> torch.Tensor:
+    """The gradient of a step for which only the last rank has inputs, top-k at CF 2."""
+    ddp = parallel()
+    with AdaptiveCompressor(topk, controller=Static(cf=2)) as compressor:
+        compressor.attach(ddp)
+        with ddp.join(divide_by_initial_world_size=initial):
+            if rank == world - 1:
+                ddp(batch(rank, 0)[0]).square().mean().backward()
+    return (
+        torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None])
+        if rank == world - 1
+        else weights(ddp)
+    )
+
+
+def test_a_compressed_step_of_one_rank_is_divided_by_one_when_asked() -> None:
+    over_all, over_one = processes(lone, 3, True)[-1], processes(lone, 3, False)[-1]
+    assert torch.allclose(3 * over_all, over_one, rtol=1e-5)
+    assert float(over_one.norm()) > 0
+
+
 def failing_sink(rank: int, world: int) -> tuple[int, torch.Tensor]:
     records: list[Any] = []
 
