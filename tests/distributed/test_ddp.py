@@ -265,7 +265,7 @@ def test_mistakes_get_errors_that_say_what_to_do() -> None:
         plain, twice, taken, compiled, sparse, closed, reused = said
         assert plain.startswith("TypeError: ddp: attach needs")
         assert "wrap the model first" in plain
-        assert "attached to a model already; make another" in twice
+        assert "attached to a model already; detach() it, or make another" in twice
         assert "has a communication hook already" in taken
         assert "python reducer" in compiled
         assert "optimize_ddp" in compiled
