@@ -54,6 +54,8 @@ class Row:
         told["reason"] = self.left_out or (_last(self.gravac.text) if self.gravac and not self.gravac.passed else "")
         if self.gravac:
             told |= {"ddp": self.gravac.attached, "steps": self.gravac.steps}
+        if self.native.own_hooks:
+            told["own_hooks"] = self.native.own_hooks
         return told
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.torch_ddp import sync_batch_norm
+
 FACTORIES = ("empty", "full", "ones", "rand", "randint", "randn", "tensor", "zeros")
 
 PATCHES = {
@@ -31,7 +33,7 @@ PATCHES = {
     "`torch.cuda.current_device`": "the rank",
     "`torch.cuda.Stream`, `stream`": "no stream",
     "`autocast()`, `GradScaler()` of `torch.cuda.amp`": "those of the CPU, in bfloat16",
-    "`ProcessGroup` timeouts": "60 s, as torch's tests have it, for the default group",
+    "`SyncBatchNorm`": "its five GPU kernels as plain arithmetic; the collectives between them are torch's",
 }
 """What is patched, and what stands there instead."""
 
@@ -69,13 +71,12 @@ def in_rank(tests: Any, rank: int, world: int) -> None:
     torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assign,misc]
     torch.cuda.device_count = lambda: world
     torch.cuda.current_device = lambda: rank
-    torch.cuda.set_device = _nothing
-    torch.cuda.manual_seed = _nothing
-    torch.cuda.synchronize = _nothing
-    torch.cuda.Stream = _nothing  # type: ignore[misc,assign]
+    for name in ("set_device", "manual_seed", "synchronize", "Stream"):
+        setattr(torch.cuda, name, _nothing())
     torch.cuda.stream = _no_stream  # type: ignore[assign]
     tests.autocast = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     tests.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")
+    sync_batch_norm.on_cpu()
     DistributedDataParallel.__init__ = _ddp_on_cpu(DistributedDataParallel.__init__)  # type: ignore[method-assign]
 
 
@@ -115,8 +116,9 @@ def _ddp_on_cpu(construct: Callable[..., None]) -> Callable[..., None]:
     return constructed
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stands for what only a GPU does."""
+def _nothing() -> Callable[..., None]:
+    """Stands for what only a GPU does; one for each, as torch.compile wants no function under two names."""
+    return lambda *_, **__: None
 
 
 @contextlib.contextmanager
