@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Which of torch's tests make a DistributedDataParallel, found in their source; on how many ranks each runs."""
+"""Which of torch's tests make a DistributedDataParallel, found in their source."""
 
 import functools
 import importlib
@@ -12,9 +12,8 @@ from typing import Any
 from tests.torch_ddp import cpu
 
 SOURCE = "torch.testing._internal.distributed.distributed_test"
-WORLDS = {"test_3_level_hierarchical_model_averager": 4}
-"""Ranks of a test that needs another number than 2."""
-MOST = 4
+WORLD = 2
+"""Ranks of a test: none of those found here needs more."""
 
 MAKES_DDP = re.compile(r"\bDistributedDataParallel\b|\bDDP\(")
 
@@ -22,13 +21,13 @@ MAKES_DDP = re.compile(r"\bDistributedDataParallel\b|\bDDP\(")
 @functools.cache
 def load() -> Any:
     """The module of torch's tests, imported as on gloo; once per process, before anything that it patches is used."""
-    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(MOST), INIT_METHOD="file://")
+    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(WORLD), INIT_METHOD="file://")
     cpu.before_import()
     return importlib.import_module(SOURCE)
 
 
 def test_class() -> Any:
-    """torch's tests as a class that can be run."""
+    """Torch's tests as a class that can be run."""
     tests = load()
     return type("OnGloo", (tests.TestDistBackend, tests.DistributedTest._DistTestBase), {})
 

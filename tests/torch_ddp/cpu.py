@@ -27,6 +27,7 @@ PATCHES = {
     "`INIT_METHOD`": "a file, as in torch's own runs; then tests save and reload the model in mid-training too",
     "`.to(device)`, `.cuda()` of tensors and modules": "a number, `cuda` or `cuda:n` is `cpu`",
     "`device=` of " + ", ".join(f"`torch.{name}`" for name in FACTORIES): "the same",
+    "`torch.device(...)` in the tests' own module": "the same",
     "`DistributedDataParallel(device_ids=, output_device=)`": "`None`, as DDP asks of a model on the CPU",
     "`torch.cuda.device_count`": "the number of ranks",
     "`torch.cuda.set_device`, `manual_seed`, `synchronize`": "nothing",
@@ -74,6 +75,7 @@ def in_rank(tests: Any, rank: int, world: int) -> None:
     for name in ("set_device", "manual_seed", "synchronize", "Stream"):
         setattr(torch.cuda, name, _nothing())
     torch.cuda.stream = _no_stream  # type: ignore[assign]
+    tests.torch = _Torch()
     tests.autocast = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     tests.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")
     sync_batch_norm.on_cpu()
@@ -110,10 +112,24 @@ def _to(move: Callable[..., Any]) -> Callable[..., Any]:
 
 def _ddp_on_cpu(construct: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(construct)
-    def constructed(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kw: Any) -> None:
+    def constructed(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kw: Any
+    ) -> None:
         construct(self, module, None, None, *args, **kw)
 
     return constructed
+
+
+class _Torch:
+    """torch as the tests' module sees it: ``torch.device`` is a class, which no function may stand for elsewhere."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def device(*named: Any) -> torch.device:
+        """The CPU for a GPU."""
+        return torch.device(on_cpu(named[0]))
 
 
 def _nothing() -> Callable[..., None]:
