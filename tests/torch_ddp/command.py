@@ -68,6 +68,9 @@ def status(rows: Sequence[Row], whole: bool) -> int:
     wrong = [row.name for row in rows if row.wrong]
     if wrong:
         print(f"{len(wrong)} fail with gravac for no stated reason: {', '.join(wrong)}")
+    native = [row.name for row in rows if row.unexplained]
+    if native:
+        print(f"{len(native)} fail natively for no stated reason, and are left out: {', '.join(native)}")
     passed = sum(row.gravac is not None and row.gravac.passed for row in rows)
     few = whole and passed < AT_LEAST
     if few:

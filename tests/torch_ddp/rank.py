@@ -57,16 +57,14 @@ def run(name: str, rank: int, world: int, gravac: bool, folder: Path, timeout: f
     faulthandler.dump_traceback_later(timeout, exit=True)
     seen, compressors = Seen(), []
     try:
-        prepare(rank, world, folder)
+        prepare(name, rank, world, folder)
         watch(seen, compressors if gravac else None)
-        case = cases.test_class()(name)
+        close_before_destroy(seen, compressors)
+        case = cases.case(name)
         case.rank, case.file_name = rank, str(folder / "store")
         test(case, name, world)
-        for compressor in compressors:
-            compressor.close()
-            seen.steps += compressor._steps.step
-        case._barrier(timeout=30)
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         seen.outcome = "passed"
     except unittest.SkipTest as skipped:
         seen.outcome, seen.text = "skipped", str(skipped)
@@ -82,23 +80,43 @@ def run(name: str, rank: int, world: int, gravac: bool, folder: Path, timeout: f
     os._exit(0)  # peers that died may keep threads of this process waiting
 
 
-def prepare(rank: int, world: int, folder: Path) -> None:
-    """What torch's own runner sets before a rank's process starts."""
+def prepare(name: str, rank: int, world: int, folder: Path) -> None:
+    """What torch's own runner sets before a rank's process starts, and the patches that move tests to the CPU."""
     torch.set_num_threads(1)
-    os.environ.update(WORLD_SIZE=str(world), TEMP_DIR=str(folder), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(WORLD_SIZE=str(world), TEMP_DIR=str(folder), GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", TORCH_SHOW_CPP_STACKTRACES="0")
-    cpu.in_rank(cases.load(), rank, world)
+    if name not in cases.rpc_tests():
+        cpu.in_rank(cases.load(), rank, world)
 
 
 def test(case: Any, name: str, world: int) -> None:
-    """As ``TestDistBackend._run`` does it, on gloo."""
+    """As ``TestDistBackend._run`` does it, on gloo; tests over RPC make their process group themselves."""
     from torch.testing._internal import common_utils
 
+    if name in cases.rpc_tests():
+        getattr(case, name)()
+        return
     store = f"file://{case.file_name}"
     dist.init_process_group("gloo", store, timedelta(seconds=60), world_size=world, rank=case.rank)
     case._barrier(timeout=30)
     common_utils.set_rng_seed()
     getattr(case, name)()
+    case._barrier(timeout=30)
+
+
+def close_before_destroy(seen: Seen, compressors: list[AdaptiveCompressor]) -> None:
+    """Close all compressors when the default process group is about to go, be it at the test's end or in the test."""
+    destroy = dist.destroy_process_group
+
+    def closing(group: dist.ProcessGroup | None = None) -> None:
+        if group is None:
+            for compressor in compressors:
+                compressor.close()
+                seen.steps += compressor._steps.step
+            compressors.clear()
+        destroy(group)
+
+    dist.destroy_process_group = closing
 
 
 def watch(seen: Seen, compressors: list[AdaptiveCompressor] | None) -> None:

@@ -45,6 +45,11 @@ class Row:
         return HOOK if self.native.own_hooks else WITH_GRAVAC.get(self.name, "")
 
     @property
+    def unexplained(self) -> bool:
+        """Whether it fails natively, and ``reasons.py`` does not say why."""
+        return self.native is not None and not (self.native.passed or self.native.skipped or self.name in NATIVE)
+
+    @property
     def wrong(self) -> bool:
         """Whether it passes natively, fails with gravac, and nothing says why."""
         return self.gravac is not None and not self.gravac.passed and not self.reason

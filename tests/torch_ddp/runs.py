@@ -25,7 +25,7 @@ class Outcome:
     Attributes:
         name: of the test.
         gravac: whether it was attached.
-        passed: on every rank; with gravac, attached to every DDP made, of which there was one.
+        passed: on every rank; with gravac, attached to every DDP made, of which there was one at least.
         skipped: by the test itself.
         text: why not; one rank's traceback.
         made: DistributedDataParallel modules, on rank 0.
@@ -87,7 +87,7 @@ def outcomes(wanted: Sequence[tuple[str, bool]], jobs: int) -> Iterator[Outcome]
 
 
 def _start(name: str, gravac: bool) -> _Running:
-    world = cases.WORLD
+    world = cases.world(name)
     folder = tempfile.TemporaryDirectory()
     for needed in ("barrier", "test_dir", "init_dir"):
         (Path(folder.name) / needed).mkdir()
@@ -130,7 +130,8 @@ def judge(name: str, gravac: bool, seen: Sequence[Seen], seconds: float = 0.0) -
     reasons = [f"rank {rank} {one.outcome}: {one.text}" for rank, one in ended]
     if gravac:
         reasons += [f"attach: {text}" for one in seen for text in one.attach_failures]
-        if not reasons and any(one.made == 0 or one.attached != one.made for one in seen):
+        none = not any(one.made for one in seen)
+        if not reasons and (none or any(one.attached != one.made for one in seen)):
             reasons.append(f"gravac was attached to {[one.attached for one in seen]} of {[one.made for one in seen]}")
     outcome.passed = not reasons
     outcome.text = "\n".join(reasons)
