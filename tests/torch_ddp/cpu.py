@@ -42,7 +42,7 @@ PATCHES = {
 def before_import() -> None:
     """Patch what ``distributed_test`` takes from other modules while it is imported."""
     try:
-        import expecttest  # noqa: F401
+        import expecttest  # type: ignore[import-not-found]  # noqa: F401
     except ModuleNotFoundError:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
@@ -69,12 +69,12 @@ def in_rank(tests: Any, rank: int, world: int) -> None:
     torch.Tensor.to = _to(torch.Tensor.to)  # type: ignore[method-assign]
     torch.nn.Module.to = _to(torch.nn.Module.to)  # type: ignore[method-assign]
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
-    torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assign,misc]
+    torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
     torch.cuda.device_count = lambda: world
     torch.cuda.current_device = lambda: rank
     for name in ("set_device", "manual_seed", "synchronize", "Stream"):
         setattr(torch.cuda, name, _nothing())
-    torch.cuda.stream = _no_stream  # type: ignore[assign]
+    torch.cuda.stream = _no_stream  # type: ignore[assignment]
     tests.torch = _Torch()
     tests.autocast = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     tests.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")

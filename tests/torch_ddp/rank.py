@@ -55,7 +55,8 @@ def run(name: str, rank: int, world: int, gravac: bool, folder: Path, timeout: f
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.dump_traceback_later(timeout, exit=True)
-    seen, compressors = Seen(), []
+    seen = Seen()
+    compressors: list[AdaptiveCompressor] = []
     try:
         prepare(name, rank, world, folder)
         watch(seen, compressors if gravac else None)
@@ -99,7 +100,7 @@ def test(case: Any, name: str, world: int) -> None:
     store = f"file://{case.file_name}"
     dist.init_process_group("gloo", store, timedelta(seconds=60), world_size=world, rank=case.rank)
     case._barrier(timeout=30)
-    common_utils.set_rng_seed()
+    common_utils.set_rng_seed()  # type: ignore[no-untyped-call]
     getattr(case, name)()
     case._barrier(timeout=30)
 

@@ -72,7 +72,8 @@ def outcomes(wanted: Sequence[tuple[str, bool]], jobs: int) -> Iterator[Outcome]
         wanted: names, and whether gravac is attached.
         jobs: tests at a time.
     """
-    waiting, running = list(wanted), []
+    waiting = list(wanted)
+    running: list[_Running] = []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:

@@ -16,11 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 def on_cpu() -> None:
     """Let SyncBatchNorm run on the CPU, alone and under DDP."""
-    torch.batch_norm_stats = stats
-    torch.batch_norm_gather_stats_with_counts = gather
-    torch.batch_norm_elemt = normalize
-    torch.batch_norm_backward_reduce = reduce
-    torch.batch_norm_backward_elemt = backward
+    kernels = {"stats": stats, "gather_stats_with_counts": gather, "elemt": normalize}
+    for name, kernel in {**kernels, "backward_reduce": reduce, "backward_elemt": backward}.items():
+        setattr(torch, f"batch_norm_{name}", kernel)
     forward = torch.nn.SyncBatchNorm.forward
     torch.nn.SyncBatchNorm.forward = _allowed(forward)  # type: ignore[method-assign]
     DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None  # type: ignore[method-assign]
