@@ -11,7 +11,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-
 .PHONY: help demo test lint docs tables check-wheel measure-multilevel measure-overhead measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-talk measure-switching
+	measure-talk measure-switching measure-torch-ddp
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -93,6 +93,9 @@ measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best s
 measure-judgement-topk: $(VENV)/.lab $(VENV)/.test  ## the same of top-k against the best of top-k, 16 bit and dense; needs root (80 minutes)
 	$(BIN)/python -m tests.measure.judgement --adaptive goodput:topk@10-1000 --among topk@10 topk@100 fp16 fp32 \
 		--limit 20 --json docs/measurements/judgement_topk.json
+
+measure-torch-ddp: $(VENV)/.lab $(VENV)/.test  ## torch's own DDP tests with gravac attached (2 minutes)
+	$(BIN)/python -m tests.torch_ddp --json docs/measurements/torch_ddp.json --page docs/torch-ddp-tests.md
 
 measure-switching: $(VENV)/.lab $(VENV)/.test  ## what a change of the compression factor sets training back, in memory (12 minutes)
 	$(BIN)/python -m tests.measure.switching

@@ -1,0 +1,46 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The lists of ``docs/torch-ddp-tests.md``: what passes, what is left out and why, what is patched."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tests.measure.tables import insert
+from tests.torch_ddp.cpu import PATCHES
+from tests.torch_ddp.rows import NO_DDP, Row, counts
+
+
+def write(rows: Sequence[Row], path: str) -> None:
+    """Put the lists into a document, between their marks."""
+    document = Path(path)
+    text = document.read_text(encoding="utf-8")
+    for name, made in (("counts", _counts(rows)), ("tests", tests(rows)), ("patches", patches())):
+        text = insert(text, name, made)
+    document.write_text(text, encoding="utf-8")
+
+
+def tests(rows: Sequence[Row]) -> str:
+    """Every test, those with gravac first, then by the reason."""
+    passed = [row for row in rows if row.gravac and row.gravac.passed]
+    lines = ["| passes natively and with gravac | DDPs attached | steps |", "| --- | --- | --- |"]
+    lines += [f"| `{row.name}` | {row.gravac.attached} | {row.gravac.steps} |" for row in passed if row.gravac]
+    left = [row for row in rows if row not in passed and row.reason != NO_DDP]
+    lines += ["", "| left out | natively | why |", "| --- | --- | --- |"]
+    for row in sorted(left, key=lambda row: not row.native_passed):
+        plain = row.plain()
+        why = plain["reason"].replace("|", "\\|")
+        lines.append(f"| `{row.name}` | {plain['native']} | {why if row.reason else f'**fails**: {why}'} |")
+    return "\n".join(lines)
+
+
+def patches() -> str:
+    """What is patched."""
+    return "\n".join(
+        ["| patched | instead |", "| --- | --- |", *(f"| {one} | {two} |" for one, two in PATCHES.items())]
+    )
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    return f"torch {torch.__version__}: {counts(rows)}."
