@@ -11,22 +11,22 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.admission import admit
-from gravac.allocation import Curve
-from gravac.average import Averager
+from gravac.averaging.allocation import Curve
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
 from gravac.exchange.group import GroupTransport, own_group
-from gravac.exchange.sounding import Sounding, sound
-from gravac.feedback import Feedback
+from gravac.exchange.link_probe import Sounding, sound
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register
-from gravac.plan import Form
 from gravac.policy import Policy, Run, beside, load_policy
-from gravac.steps import Steps
+from gravac.stepping.admission import admit
+from gravac.stepping.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
 

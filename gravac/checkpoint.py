@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from gravac.agreement import Report
-from gravac.allocation import Curve, Point
+from gravac.averaging.allocation import Curve, Point
+from gravac.averaging.plan import Plan
 from gravac.candidate import Candidate
-from gravac.groups import Groups
 from gravac.integrations.ddp import DDPAdapter
-from gravac.plan import Plan
+from gravac.integrations.exchange_layout import Groups
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.steps import Steps
-from gravac.survey import Survey
+from gravac.stepping.agreement import Report
+from gravac.stepping.steps import Steps
+from gravac.stepping.tensor_errors import Survey
 from gravac.telemetry.records import DecisionRecord
 
 VERSION = 1

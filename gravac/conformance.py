@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gravac.average import Averager
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.plan import Piece, Plan
 from gravac.candidate import Span
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced, dense
 from gravac.compressors.base import energy, laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
-from gravac.feedback import Feedback
-from gravac.plan import Piece, Plan
 
 WORLDS = (1, 2, 3, 8)
 SHAPES = ((48, 32), (7, 11, 3), (1, 1), (129, 1), (0, 4))

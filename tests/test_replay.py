@@ -52,7 +52,7 @@ def topk_policy(**settings: Any) -> Policy:
 def record_run(
     path: Path, policy: Policy, steps: int = 600, gain: Curve = falling, seconds: Curve = timed, **settings: Any
 ) -> None:
-    """Run a controller over scripted measurements and record it as ``gravac.steps`` does, energy 4 in every step."""
+    """Run a controller over scripted measurements and record it as ``gravac.stepping.steps`` does, energy 4 in every step."""
     script = Script(gain, seconds, optimism=1.1, samples=64.0, shadow_seconds=0.01)
     proposed = policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range, ()))
     base = policy.base

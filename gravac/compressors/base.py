@@ -21,7 +21,7 @@ import torch
 
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
-from gravac.compressors.worth import BY_GAIN, expected
+from gravac.compressors.efficiency import BY_GAIN, expected
 from gravac.settings import Settings
 
 

@@ -22,7 +22,7 @@ from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import unit_roundoff, working
-from gravac.compressors.worth import by_rank
+from gravac.compressors.efficiency import by_rank
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,10 +5,10 @@
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every value keeps 0.64 of the
 energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Here a
 candidate carries its *worth*, the share of a dense step's progress that one of its steps makes, from committed
-measurements (``gravac.compressors.worth``); throughput is measured while training.
+measurements (``gravac.compressors.efficiency``); throughput is measured while training.
 
 The search starts, among those whose worth is near dense's, at what is expected to code and exchange fastest by what the
-link was sounded at (``gravac.exchange.sounding``); where that is not known, at the highest wire ratio, which is fast on
+link was sounded at (``gravac.exchange.link_probe``); where that is not known, at the highest wire ratio, which is fast on
 any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most is
 tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis`` (to
 leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or its

@@ -16,13 +16,13 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.clock import Marks
-from gravac.clusters import Group
+from gravac.averaging.plan import Form, Piece
 from gravac.compressors.base import Compressor
-from gravac.groups import Groups, Names
 from gravac.integrations.ddp_private import LeftBehind, divides_by_those_with_inputs, has_hook, rebuild_reducer
-from gravac.plan import Form, Piece
-from gravac.steps import Steps
+from gravac.integrations.exchange_layout import Groups, Names
+from gravac.stepping.clock import Marks
+from gravac.stepping.coalescing import Group
+from gravac.stepping.steps import Steps
 
 
 class _Bucket:

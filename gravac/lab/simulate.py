@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from gravac.allocation import Curve, allocate
-from gravac.average import Averager
+from gravac.averaging.allocation import Curve, allocate
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.plan import Form, Piece, Plan
 from gravac.collectives import AllReduce, Ledger
 from gravac.compressors import Compressor, dense
 from gravac.exchange import memory
-from gravac.feedback import Feedback
-from gravac.plan import Form, Piece, Plan
-from gravac.survey import Survey
+from gravac.stepping.tensor_errors import Survey
 
 BELOW = 1024
 """Tensors with fewer elements are not compressed."""

@@ -8,12 +8,12 @@ import math
 import re
 from collections.abc import Sequence
 
-from gravac.admission import alike
 from gravac.candidate import DENSE, Candidate
 from gravac.compressors import Dense
 from gravac.policy import Policy
 from gravac.replay.recording import between
 from gravac.replay.trace import same
+from gravac.stepping.admission import alike
 from gravac.telemetry.records import RunRecord
 
 _ADMITTED = re.compile(

@@ -26,15 +26,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gravac.agreement import gain
 from gravac.candidate import DENSE, Candidate
-from gravac.chronicle import decided
 from gravac.controllers.base import Decision
 from gravac.policy import Policy
 from gravac.replay.admission import admit_recorded
 from gravac.replay.recording import Recording
 from gravac.replay.trace import Trace
 from gravac.settings import SettingsError
+from gravac.stepping.agreement import gain
+from gravac.stepping.step_records import decided
 from gravac.telemetry.records import DecisionRecord
 
 

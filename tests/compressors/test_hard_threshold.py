@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 
 from gravac import SettingsError, conformance, hard_threshold, topk
-from gravac.average import Averager
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.plan import Piece, Plan
 from gravac.collectives import AllGather
 from gravac.compressors import Context, HardThreshold, Sparse, dense
 from gravac.compressors.base import energy, kept, laid_out
 from gravac.exchange import memory
-from gravac.feedback import Feedback
-from gravac.plan import Piece, Plan
 
 FEW, SOME, MOST, NONE = (hard_threshold(threshold=at) for at in (2.0, 0.5, 0.005, 100.0))
 

@@ -65,9 +65,9 @@ def test_quantized_sums_are_close_at_any_number_of_ranks(bits: int) -> None:
 
 def test_the_second_error_comes_back_in_the_next_step() -> None:
     """With full feedback a constant gradient is averaged exactly, in the long run, on eight ranks."""
-    from gravac.average import Averager
-    from gravac.feedback import Feedback
-    from gravac.plan import Piece, Plan
+    from gravac.averaging.average import Averager
+    from gravac.averaging.feedback import Feedback
+    from gravac.averaging.plan import Piece, Plan
 
     xs = normal(8, 32, 32)
     averagers = [Averager(quantize(2), dense, 1.0, 0, Feedback()) for _ in xs]

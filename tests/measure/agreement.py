@@ -19,11 +19,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, quantize
-from gravac.agreement import SIZE
 from gravac.collectives import AllReduce, Collective
 from gravac.exchange.group import Pending
 from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method, bucket_mb
+from gravac.stepping.agreement import SIZE
 from tests.measure.results import write
 from tests.ranks import processes
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from gravac.average import Averager
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.plan import Piece, Plan
 from gravac.collectives import AllGather, AllReduce, Collective
 from gravac.compressors import Compressor, dense
 from gravac.compressors.base import energy, kept
-from gravac.feedback import Feedback
-from gravac.plan import Piece, Plan
 
 Shape = tuple[int, ...]
 Steps = Generator[list[Collective], list[Any], None]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gravac import AdaptiveCompressor
 from gravac.exchange.group import GroupTransport
-from gravac.exchange.sounding import Sounding, sound
+from gravac.exchange.link_probe import Sounding, sound
 from tests.distributed.training import parallel, sgd, train
 from tests.ranks import processes
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from gravac.average import Averager
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.plan import Piece, Plan
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
 from gravac.compressors.base import Rounds, energy, kept
 from gravac.exchange import memory
 from gravac.exchange.fuse import ALIGNMENT
-from gravac.feedback import Feedback
-from gravac.plan import Piece, Plan
 
 SHAPES = {"conv": (8, 4, 3, 3), "bias": (8,), "linear": (40, 30), "tiny": (2, 2)}
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gravac.averaging.plan import Piece
 from gravac.compressors.base import Addend
-from gravac.plan import Piece
 
 LARGEST = 1 << 17
 """Elements above which a tensor stays by itself: laying it out would cost more than the calls do."""

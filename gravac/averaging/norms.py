@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from gravac.averaging.plan import Scalar
 from gravac.compressors.base import Addend, Sparse, blocks, energy
-from gravac.plan import Scalar
 
 
 def all_finite(energies: Iterable[torch.Tensor]) -> bool:

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 
 from gravac import AdaptiveCompressor, Policy, SettingsError, Static, quantize, topk
-from gravac.allocation import Curve, Point, allocate, hull, spend
-from gravac.plan import Plan, Tally
-from gravac.survey import Survey
+from gravac.averaging.allocation import Curve, Point, allocate, hull, spend
+from gravac.averaging.plan import Plan, Tally
+from gravac.stepping.tensor_errors import Survey
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -5,9 +5,9 @@
 import time
 from dataclasses import dataclass
 
+from gravac.averaging.plan import Tally
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.exchange.fifo import Fifo
-from gravac.plan import Tally
 
 
 @dataclass(frozen=True, slots=True)

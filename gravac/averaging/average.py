@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from gravac.bundles import Bundle, bundled
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.fused_tensors import Bundle, bundled
+from gravac.averaging.norms import all_finite, energy_of, lost, summed
+from gravac.averaging.plan import Form, Piece, Plan, Tally
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import Dense, share
 from gravac.compressors.dtypes import working
-from gravac.energies import all_finite, energy_of, lost, summed
 from gravac.exchange.fuse import fuse
-from gravac.feedback import Feedback
-from gravac.plan import Form, Piece, Plan, Tally
 
 
 class Averager:

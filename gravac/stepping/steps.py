@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from gravac.agreement import Report, gain
-from gravac.allocation import Curve, allocate
-from gravac.average import Averager
+from gravac.averaging.allocation import Curve, allocate
+from gravac.averaging.average import Averager
+from gravac.averaging.plan import Form, Plan
 from gravac.candidate import Candidate
-from gravac.chronicle import decided, measured_step, shares
-from gravac.clock import Booked, Marks, StepClock
-from gravac.clusters import Group, elements, enough, exchanged
 from gravac.collectives import AllReduce, Collective, Ledger, wire_ratio
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import ExchangeError, GroupTransport, Pending
-from gravac.plan import Form, Plan
-from gravac.survey import Survey
+from gravac.stepping.agreement import Report, gain
+from gravac.stepping.clock import Booked, Marks, StepClock
+from gravac.stepping.coalescing import Group, elements, enough, exchanged
+from gravac.stepping.step_records import decided, measured_step, shares
+from gravac.stepping.tensor_errors import Survey
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord
 from gravac.telemetry.words import candidate_words
 
@@ -275,7 +275,7 @@ class Steps:
         return Plan(self.step, cf, decision.shadow, form, cfs, decision.sums, survey)
 
     def _wire_bytes(self, form: Form, cf: float | None) -> int:
-        """See ``gravac.survey.WireBytes``."""
+        """See ``gravac.stepping.tensor_errors.WireBytes``."""
         averager = self.averager
         compressor, at = (averager.dense, averager.dense.cf) if cf is None else (averager.base, cf)
         return averager.wire_bytes([form], compressor, at)

@@ -4,10 +4,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from gravac.agreement import gain
 from gravac.candidate import Candidate
-from gravac.clock import Booked
 from gravac.controllers.base import Decision, Measurement
+from gravac.stepping.agreement import gain
+from gravac.stepping.clock import Booked
 from gravac.telemetry.records import DecisionRecord, StepRecord
 
 

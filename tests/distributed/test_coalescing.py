@@ -10,8 +10,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, quantize
-from gravac.clusters import PARTS
 from gravac.compressors import Context, Quantize, Rounds
+from gravac.stepping.coalescing import PARTS
 from tests.distributed.training import batch, parallel, sgd, train, weights
 from tests.ranks import processes
 

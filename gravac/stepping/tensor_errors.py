@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.allocation import Curve, Point
-from gravac.plan import Form, Plan, Tally
+from gravac.averaging.allocation import Curve, Point
+from gravac.averaging.plan import Form, Plan, Tally
 
 WireBytes = Callable[[Form, float | None], int]
 """Predicted wire bytes of one tensor at a CF of the base compressor; ``None`` is dense."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from gravac.average import Averager
+from gravac.averaging.average import Averager
+from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import Compressor, Dense
 from gravac.costmodel import COSTS, Machine, Network, predict
-from gravac.exchange.sounding import Sounding
-from gravac.plan import Form
+from gravac.exchange.link_probe import Sounding
 from gravac.policy import Policy
 
 SAME = 1.01

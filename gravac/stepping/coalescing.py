@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.plan import Piece
+from gravac.averaging.plan import Piece
 
 LEAST = 1 << 20
 """Elements that are always worth it."""

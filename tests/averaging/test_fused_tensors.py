@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from gravac.average import Averager
-from gravac.bundles import LARGEST, bundled
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.fused_tensors import LARGEST, bundled
+from gravac.averaging.plan import Piece, Plan
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, dense, ladder, quantize, topk
 from gravac.compressors.ladder import wire_ratio
 from gravac.exchange import memory
-from gravac.feedback import Feedback
-from gravac.plan import Piece, Plan
 
 Shape = tuple[int, ...]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from gravac.averaging.plan import Tally
 from gravac.candidate import Candidate
-from gravac.clock import Booked
 from gravac.controllers.base import SHADOWS, Measurement
-from gravac.plan import Tally
+from gravac.stepping.clock import Booked
 
 SIZE = 3 + SHADOWS
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from gravac import Policy, ladder, powersgd, quantize, topk
-from gravac.admission import admit
-from gravac.agreement import SIZE, Report
-from gravac.average import Averager
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.plan import Tally
 from gravac.candidate import Candidate
-from gravac.clock import Booked
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
-from gravac.feedback import Feedback
-from gravac.plan import Tally
+from gravac.stepping.admission import admit
+from gravac.stepping.agreement import SIZE, Report
+from gravac.stepping.clock import Booked
 
 Shapes = list[tuple[int, ...]]
 

@@ -5,7 +5,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from gravac.groups import Groups, Names
+from gravac.integrations.exchange_layout import Groups, Names
 
 FIRST: list[Names] = [("a", "b", "c", "d")]
 REBUILT: list[Names] = [("d", "c"), ("b", "a")]

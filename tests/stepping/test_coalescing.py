@@ -4,8 +4,8 @@
 
 import torch
 
-from gravac.clusters import LEAST, MOST, PARTS, WORTH, Group, elements, enough
-from gravac.plan import Piece
+from gravac.averaging.plan import Piece
+from gravac.stepping.coalescing import LEAST, MOST, PARTS, WORTH, Group, elements, enough
 
 
 def group(*sizes: int) -> Group:
