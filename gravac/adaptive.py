@@ -21,7 +21,7 @@ from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
 from gravac.exchange.group import GroupTransport, own_group
-from gravac.exchange.link_probe import Sounding, sound
+from gravac.exchange.link_probe import LinkProbe, probe_link
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register
 from gravac.policy import Policy, Run, beside, load_policy
@@ -164,7 +164,7 @@ class AdaptiveCompressor:
         self._attached = False
         self._closed = False
         self._restored: dict[str, Any] | None = None
-        self._sounding: Sounding | None = None
+        self._link: LinkProbe | None = None
 
     # attaching
 
@@ -278,7 +278,7 @@ class AdaptiveCompressor:
 
     @property
     def ledger(self) -> Ledger:
-        """What this rank handed to collectives so far; without the sounding at ``attach``."""
+        """What this rank handed to collectives so far; without the link probe at ``attach``."""
         self._steps.drain()
         return self._steps.ledger
 
@@ -290,7 +290,7 @@ class AdaptiveCompressor:
         Every rank saves its own. Loads with ``torch.load(weights_only=True)``.
         """
         self._steps.drain()
-        return pack(self.policy, self._steps, self._adapter.groups)
+        return pack(self.policy, self._steps, self._adapter.layout)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken: bit for bit at the same world size.
@@ -339,11 +339,13 @@ class AdaptiveCompressor:
             check_place(self._restored, transport.rank, transport.world)
         if transport.rank == 0:
             self._sinks.open()
-        self._sounding = sound(GroupTransport(group, self._run.pace))  # on a ledger of its own: it is no step's traffic
+        self._link = probe_link(
+            GroupTransport(group, self._run.pace)
+        )  # on a ledger of its own: it is no step's traffic
         self._steps.open(transport)
 
     def _admit(self, forms: Sequence[Form]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """The model's gradients are known now."""
         if any(dtype == torch.float16 for _, dtype in forms):
             self._feedback.guard()
-        return admit(self.policy, self._averager, forms, self._sounding)
+        return admit(self.policy, self._averager, forms, self._link)

@@ -17,9 +17,10 @@ class Candidate:
         compressor: name of the compressor; ``"dense"`` for no compression.
         cf: compression factor. Sparse: dense elements / sent elements. 16 bit: 2. Dense float32: 1.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model over those of this candidate.
-        worth: share of a dense step's progress that one of its steps makes, expected before training.
+        efficiency: statistical efficiency: the share of a dense step's progress that one of its steps makes, expected
+            before training.
         family: candidates of one family differ in what they send and not in how they code.
-        by_gain: what a gain measured while training makes of ``worth``: ``(gain, worth)``, ascending; empty: nothing.
+        by_gain: what a gain measured while training makes of it: ``(gain, efficiency)``, ascending; empty: nothing.
         coding_s: seconds that coding of a step was expected to take by itself, before the first; ``None``: not known.
         exchange_s: the same of its exchange.
     """
@@ -27,7 +28,7 @@ class Candidate:
     compressor: str
     cf: float
     wire_ratio: float
-    worth: float = 1.0
+    efficiency: float = 1.0
     family: str = ""
     by_gain: tuple[tuple[float, float], ...] = ()
     coding_s: float | None = field(default=None, compare=False)
@@ -38,10 +39,10 @@ class Candidate:
         """Whether nothing is compressed but the number format."""
         return self.compressor == DENSE
 
-    def worth_at(self, gain: float) -> float:
-        """Worth of a step, now that its gain is known: between the points of ``by_gain``; ``worth`` without any."""
+    def efficiency_at(self, gain: float) -> float:
+        """Give a step's efficiency, now that its gain is known: between the points of ``by_gain``, if there are any."""
         if not self.by_gain or not math.isfinite(gain):
-            return self.worth
+            return self.efficiency
         gains = [at for at, _ in self.by_gain]
         right = min(max(1, bisect.bisect_left(gains, gain)), len(gains) - 1)
         (low, least), (high, most) = self.by_gain[right - 1], self.by_gain[right]

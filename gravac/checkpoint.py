@@ -12,18 +12,19 @@ from gravac.averaging.allocation import Curve, Point
 from gravac.averaging.plan import Plan
 from gravac.candidate import Candidate
 from gravac.integrations.ddp import DDPAdapter
-from gravac.integrations.exchange_layout import Groups
+from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.stepping.agreement import Report
+from gravac.stepping.agreement import StepReport
 from gravac.stepping.steps import Steps
-from gravac.stepping.tensor_errors import Survey
+from gravac.stepping.tensor_errors import TensorErrors
 from gravac.telemetry.records import DecisionRecord
 
-VERSION = 1
+VERSION = 2
+"""2 says ``efficiency`` where 1 said ``worth``, of candidates and in controllers' states; 1 is read too."""
 
 
-def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
+def pack(policy: Policy, steps: Steps, groups: ExchangeLayout) -> dict[str, Any]:
     """The state of one rank. Tensors are the live ones: save them before training goes on, or clone."""
     averager, feedback = steps.averager, steps.averager.feedback
     report = steps.report
@@ -40,7 +41,7 @@ def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
         "report": None
         if report is None
         else {**asdict(report), "shadow": list(report.shadow), "numbers": list(report.numbers)},
-        "survey": None if steps.survey is None else asdict(steps.survey),
+        "survey": None if steps.tensor_errors is None else asdict(steps.tensor_errors),
         "curves": {name: [curve.energy, *map(list, curve.points)] for name, curve in steps.curves.items()},
         "groups": [list(names) for names in groups.fixed],
         "residual": dict(feedback.residual),
@@ -59,8 +60,7 @@ def pack(policy: Policy, steps: Steps, groups: Groups) -> dict[str, Any]:
 
 def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, adapter: DDPAdapter) -> None:
     """Put a rank's state back. See ``AdaptiveCompressor.load_state_dict``."""
-    if state.get("version") != VERSION:
-        raise SettingsError(f"version: the state has {state.get('version')!r}, this gravac reads {VERSION}")
+    state = upgraded(state)
     for field, mine in (("base", policy.base.name), ("controller", policy.controller.name)):
         if state[field] != mine:
             raise SettingsError(f"{field}: the state was made with {state[field]!r}, this compressor has {mine!r}")
@@ -75,7 +75,7 @@ def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, adapter: DDPA
     steps.ran = None if state["ran"] is None else Candidate(**state["ran"])
     steps.plan = Plan(state["step"], state["plan"]["cf"], cfs=state["plan"]["cfs"])
     steps.report = None if state["report"] is None else _report(state["report"])
-    steps.survey = None if state["survey"] is None else Survey(**state["survey"])
+    steps.tensor_errors = None if state["survey"] is None else TensorErrors(**state["survey"])
     steps.learn(
         {name: Curve(energy, tuple(Point(*p) for p in points)) for name, (energy, *points) in state["curves"].items()}
     )
@@ -85,12 +85,32 @@ def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, adapter: DDPA
     steps.dense_wire_bytes = state["dense_wire_bytes"]
     steps.survey_bytes = state["survey_bytes"]
     steps.history[:] = [DecisionRecord(**record) for record in state["history"]]
-    adapter.groups = Groups(tuple(tuple(names) for names in state["groups"]))
+    adapter.layout = ExchangeLayout(tuple(tuple(names) for names in state["groups"]))
     steps.averager.feedback.load(state["residual"], state["held"])
     steps.averager.sums = {name: total.clone() for name, total in state["sums"].items()}
     steps.averager.state = {
         name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in state["memory"].items()
     }
+
+
+def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a state of this version, or of an earlier one as one of this.
+
+    Raises:
+        SettingsError: it is of a version that is not known.
+    """
+    version = state.get("version")
+    if version == 1:
+        return {**{key: _renamed(value) for key, value in state.items()}, "version": VERSION}
+    if version != VERSION:
+        raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
+    return dict(state)
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {"efficiency" if key == "worth" else key: _renamed(one) for key, one in value.items()}
+    return [_renamed(one) for one in value] if isinstance(value, list) else value
 
 
 def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:
@@ -158,5 +178,5 @@ def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _report(plain: Mapping[str, Any]) -> Report:
-    return Report(plain["step"], Candidate(**plain["candidate"]), tuple(plain["shadow"]), tuple(plain["numbers"]))
+def _report(plain: Mapping[str, Any]) -> StepReport:
+    return StepReport(plain["step"], Candidate(**plain["candidate"]), tuple(plain["shadow"]), tuple(plain["numbers"]))

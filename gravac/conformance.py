@@ -139,9 +139,9 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
-    """Where a compressor says ``once``, it yields once for every tensor; where ``one_round``, it always says so."""
+    """Where ``one_round_at`` says so, it yields once for every tensor; where ``one_round``, that always says so."""
     for world, shape, cf in _cases(compressor):
-        if not compressor.once(cf, world):
+        if not compressor.one_round_at(cf, world):
             assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
             continue
         rounds = sum(_ledgers(compressor, cf, world, shape)[0].calls.values())

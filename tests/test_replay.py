@@ -52,14 +52,14 @@ def topk_policy(**settings: Any) -> Policy:
 def record_run(
     path: Path, policy: Policy, steps: int = 600, gain: Curve = falling, seconds: Curve = timed, **settings: Any
 ) -> None:
-    """Run a controller over scripted measurements and record it as ``gravac.stepping.steps`` does, energy 4 in every step."""
+    """Run a controller over scripted measurements and record it as a real one is, energy 4 in every step."""
     script = Script(gain, seconds, optimism=1.1, samples=64.0, shadow_seconds=0.01)
     proposed = policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range, ()))
     base = policy.base
 
     def candidate(cf: float) -> Candidate:
-        worth = round(base.worth(cf), 4)
-        by_gain = base.worth_by_gain(cf)
+        worth = round(base.efficiency(cf), 4)
+        by_gain = base.efficiency_by_gain(cf)
         return Candidate(
             base.name, cf, wire_ratio(cf), worth, base.family(cf), by_gain, 0.004, exchange(wire_ratio(cf))
         )

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.fused_tensors import Bundle, bundled
+from gravac.averaging.fused_tensors import FusedTensors, fuse_small
 from gravac.averaging.norms import all_finite, energy_of, lost, summed
-from gravac.averaging.plan import Form, Piece, Plan, Tally
+from gravac.averaging.plan import Form, Piece, Plan, StepStats
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import Dense, share
@@ -56,7 +56,7 @@ class Averager:
         self.state: dict[str, dict[str, torch.Tensor]] = {}
         self.sums: dict[str, torch.Tensor] = {}
         self._changed: dict[str, dict[str, torch.Tensor]] = {}
-        self.tally = Tally()
+        self.stats = StepStats()
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of that shape is compressed at all."""
@@ -87,7 +87,7 @@ class Averager:
     def one_round(self, plan: Plan) -> bool:
         """Whether averaging a group by that plan takes a single round of collectives."""
         cfs = {plan.cf, *plan.cfs.values()}
-        return all(cf is None or self.base.once(cf, self.world) for cf in cfs)
+        return all(cf is None or self.base.one_round_at(cf, self.world) for cf in cfs)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """What the compressor itself keeps of a tensor that was not sent; flat, like the residual. None for nothing."""
@@ -100,13 +100,13 @@ class Averager:
         return self.base.kept_aside(context, residual.numel())
 
     def begin(self) -> None:
-        """Start a step's tally."""
-        self.tally = Tally()
+        """Start a step's stats."""
+        self.stats = StepStats()
 
     def commit(self) -> None:
         """End of a step: what it changed is kept; under overflow safety only when every gradient was finite."""
-        self.feedback.commit(self.tally.finite)
-        if self.tally.finite or not self.feedback.safe:
+        self.feedback.commit(self.stats.finite)
+        if self.stats.finite or not self.feedback.safe:
             self.state.update(self._changed)
         self._changed.clear()
 
@@ -128,12 +128,12 @@ class Averager:
             plan: the same on every rank.
             whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
         """
-        self.tally.elements += sum(piece.flat.numel() for piece in pieces)
+        self.stats.elements += sum(piece.flat.numel() for piece in pieces)
         self._add_up(pieces, plan)
         for piece in pieces if plan.survey else ():
             if self.compresses(piece.shape):
-                self.tally.forms[piece.name] = (piece.shape, piece.flat.dtype)
-                self.tally.curves[piece.name] = [math.nan] * (1 + len(plan.survey))
+                self.stats.forms[piece.name] = (piece.shape, piece.flat.dtype)
+                self.stats.curves[piece.name] = [math.nan] * (1 + len(plan.survey))
         if plan.uncompressed:
             yield from self._average_dense(pieces, plan, whole)
         else:
@@ -154,7 +154,7 @@ class Averager:
             if finite:
                 total.add_(piece.flat)
             if plan.sums == "report":
-                self.tally.sums[piece.name] = energy(total)
+                self.stats.sums[piece.name] = energy(total)
             else:
                 self.sums[piece.name] = total
 
@@ -163,53 +163,53 @@ class Averager:
         return plan.cf_of(piece.name) if self.compresses(piece.shape) else None
 
     def _average_compressed(self, pieces: Sequence[Piece], plan: Plan) -> Generator[list[Collective], list[Any], None]:
-        bundles = bundled(pieces, lambda piece: self._cf(piece, plan), lambda piece: self._multiple(piece, plan))
-        plain = [self._plain(bundle) for bundle in bundles]
+        all_fused = fuse_small(pieces, lambda piece: self._cf(piece, plan), lambda piece: self._multiple(piece, plan))
+        plain = [self._plain(fused) for fused in all_fused]
         sizes = [None if x is None else energy(x) for x in plain]
         finite = all_finite(
             size
-            for bundle, known in zip(bundles, sizes, strict=True)
-            for size in ([energy_of(piece.flat) for piece in bundle.pieces] if known is None else [known])
+            for fused, known in zip(all_fused, sizes, strict=True)
+            for size in ([energy_of(piece.flat) for piece in fused.pieces] if known is None else [known])
         )
         folded: list[tuple[Piece, torch.Tensor]] = []
         xs: list[torch.Tensor] = []
         rounds: list[Rounds] = []
-        for bundle, gradients in zip(bundles, plain, strict=True):
+        for fused, gradients in zip(all_fused, plain, strict=True):
             if not finite:
-                x = torch.zeros(bundle.length, dtype=working(bundle.dtype), device=bundle.device)
+                x = torch.zeros(fused.length, dtype=working(fused.dtype), device=fused.device)
             elif gradients is None:
-                own = [self._fold(piece, self.strength_at(bundle.cf) > 0) for piece in bundle.pieces]
-                folded += zip(bundle.pieces, own, strict=True)
-                x = bundle.join(own)
+                own = [self._fold(piece, self.strength_at(fused.cf) > 0) for piece in fused.pieces]
+                folded += zip(fused.pieces, own, strict=True)
+                x = fused.join(own)
             else:
                 x = gradients
-            context = self._context(bundle, plan)
-            self._evaluate(bundle, x, plan, context)
+            context = self._context(fused, plan)
+            self._evaluate(fused, x, plan, context)
             xs.append(x)
             rounds.append(
                 self.dense.rounds(x, self.dense.cf, context)
-                if bundle.cf is None
-                else self.base.rounds(x, bundle.cf, context)
+                if fused.cf is None
+                else self.base.rounds(x, fused.cf, context)
             )
         reduced = yield from fuse(rounds, finite)
         if reduced is None:
             self._refuse(pieces, folded)
             return
-        self._count(bundles, xs, sizes, reduced)
+        self._count(all_fused, xs, sizes, reduced)
         of = {piece.name: x for piece, x in folded}
-        for bundle, x, came in zip(bundles, xs, reduced, strict=True):
-            for piece in bundle.pieces:
+        for fused, x, came in zip(all_fused, xs, reduced, strict=True):
+            for piece in fused.pieces:
                 if piece.name in of:
                     own_x = of[piece.name]
                     sent = came.sent if own_x is x else own_x  # of several all is sent, or what is not is not kept
-                    self.feedback.settle(piece.name, own_x, sent, self.strength_at(bundle.cf), came.aside)
-            bundle.write(came.mean, x)
+                    self.feedback.settle(piece.name, own_x, sent, self.strength_at(fused.cf), came.aside)
+            fused.write(came.mean, x)
 
-    def _plain(self, bundle: Bundle) -> torch.Tensor | None:
+    def _plain(self, fused: FusedTensors) -> torch.Tensor | None:
         """Its gradients, joined; ``None`` where there is something to add to them or to keep of them."""
-        if self.strength_at(bundle.cf) > 0 or any(self.feedback.has(piece.name) for piece in bundle.pieces):
+        if self.strength_at(fused.cf) > 0 or any(self.feedback.has(piece.name) for piece in fused.pieces):
             return None
-        return bundle.join([piece.flat.to(working(piece.flat.dtype)) for piece in bundle.pieces])
+        return fused.join([piece.flat.to(working(piece.flat.dtype)) for piece in fused.pieces])
 
     def _average_dense(
         self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None
@@ -227,9 +227,9 @@ class Averager:
                 for piece, size in zip(pieces, energies, strict=True):
                     x = self._fold(piece, keep=False)
                     folded.append((piece, x))
-                    bundle = Bundle((piece,), None)
-                    self._evaluate(bundle, x, plan, self._context(bundle, plan))
-                    self.tally.energy = self.tally.energy + (size if x is piece.flat else energy(x)).double()
+                    fused = FusedTensors((piece,), None)
+                    self._evaluate(fused, x, plan, self._context(fused, plan))
+                    self.stats.energy = self.stats.energy + (size if x is piece.flat else energy(x)).double()
         if folded and kept:
             flat = torch.cat([x.to(piece.flat.dtype) for piece, x in folded])
         else:
@@ -262,64 +262,64 @@ class Averager:
         cf = self._cf(piece, plan)
         if cf is None:
             return 1
-        return 0 if self.strength_at(cf) > 0 else self.base.together(cf, self.world)
+        return 0 if self.strength_at(cf) > 0 else self.base.pad_multiple(cf, self.world)
 
-    def _context(self, bundle: Bundle, plan: Plan) -> Context:
-        piece, several = bundle.pieces[0], len(bundle.pieces) > 1
+    def _context(self, fused: FusedTensors, plan: Plan) -> Context:
+        piece, several = fused.pieces[0], len(fused.pieces) > 1
         return Context(
             name=piece.name,
             step=plan.step,
             rank=self.rank,
             world=self.world,
             seed=self.seed,
-            shape=bundle.shape,
+            shape=fused.shape,
             dtype=piece.flat.dtype,
             state={} if several else self._changed.setdefault(piece.name, dict(self.state.get(piece.name, {}))),
             error_feedback=self.strength_at(plan.cf_of(piece.name)),
         )
 
-    def _evaluate(self, bundle: Bundle, x: torch.Tensor, plan: Plan, context: Context) -> None:
+    def _evaluate(self, fused: FusedTensors, x: torch.Tensor, plan: Plan, context: Context) -> None:
         """Find what each shadow and survey CF would lose of a tensor; selections are kept for the real one."""
-        piece = bundle.pieces[0]  # what is compressed goes by itself where there is something to evaluate
+        piece = fused.pieces[0]  # what is compressed goes by itself where there is something to evaluate
         if not (plan.shadow or plan.survey) or not self.compresses(piece.shape):
             return
-        if not self.tally.shadow:
-            self.tally.shadow = [0.0] * len(plan.shadow)
+        if not self.stats.shadow:
+            self.stats.shadow = [0.0] * len(plan.shadow)
         cf = plan.cf_of(piece.name)
         running = () if cf is None else (cf,)
         cfs = sorted({*plan.shadow, *plan.survey, *running})
         errors = dict(zip(cfs, self.base.errors(x, cfs, context), strict=True))
-        self.tally.shadow = [
-            so_far + errors[cf].double() for so_far, cf in zip(self.tally.shadow, plan.shadow, strict=True)
+        self.stats.shadow = [
+            so_far + errors[cf].double() for so_far, cf in zip(self.stats.shadow, plan.shadow, strict=True)
         ]
         if plan.survey:
-            self.tally.curves[piece.name] = [energy(x), *(errors[cf] for cf in plan.survey)]
+            self.stats.curves[piece.name] = [energy(x), *(errors[cf] for cf in plan.survey)]
 
     def _count(
         self,
-        bundles: Sequence[Bundle],
+        all_fused: Sequence[FusedTensors],
         xs: Sequence[torch.Tensor],
         sizes: Sequence[torch.Tensor | None],
         reduced: Sequence[Reduced],
     ) -> None:
-        """Add to the tally; sizes are ``‖x‖²`` where known."""
+        """Add to the stats; sizes are ``‖x‖²`` where known."""
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
-        for bundle, x, size, came in zip(bundles, xs, sizes, reduced, strict=True):
+        for fused, x, size, came in zip(all_fused, xs, sizes, reduced, strict=True):
             target = x if came.target is None else came.target
             energies.append(size if size is not None and target is x else energy(target))
             if came.error is not None:
                 errors.append(came.error)
             elif came.sent is not target:
                 errors.append(lost(target, energies[-1], came.sent))
-            if bundle.cf is not None:
-                self.tally.compressed += bundle.elements
-                self.tally.sent += bundle.elements / came.cf
-        self.tally.energy = self.tally.energy + summed(energies)
-        self.tally.error = self.tally.error + summed(errors)
+            if fused.cf is not None:
+                self.stats.compressed += fused.elements
+                self.stats.sent += fused.elements / came.cf
+        self.stats.energy = self.stats.energy + summed(energies)
+        self.stats.error = self.stats.error + summed(errors)
 
     def _refuse(self, pieces: Sequence[Piece], folded: Sequence[tuple[Piece, torch.Tensor]]) -> None:
-        self.tally.finite = False
+        self.stats.finite = False
         for piece, x in folded:
             self.feedback.undo(piece.name, x, piece.flat)
         for piece in pieces:

@@ -4,7 +4,7 @@
 
 Between two pieces of backward a processor's caches are cold, and a call costs some ten times what it does in a loop: a
 transformer's many small tensors, one by one, take longer to call for than to code. Which tensors go together depends on
-what all ranks know, and changes nothing of what is sent: a compressor says by ``together`` whether, and padded how.
+what all ranks know, and changes nothing of what is sent: a compressor says by ``pad_multiple`` whether, and padded how.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ LARGEST = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class FusedTensors:
     """Tensors that a compressor takes as one.
 
     Attributes:
@@ -88,9 +88,9 @@ class Bundle:
         return -(-piece.flat.numel() // self.multiple) * self.multiple
 
 
-def bundled(
+def fuse_small(
     pieces: Sequence[Piece], cf_of: Callable[[Piece], float | None], multiple_of: Callable[[Piece], int]
-) -> list[Bundle]:
+) -> list[FusedTensors]:
     """Pieces by what may go together: the same on all ranks if the arguments are.
 
     Args:
@@ -99,13 +99,13 @@ def bundled(
         multiple_of: what a piece must be padded to beside others of its CF, for which it is the same; 0 where it must
             be by itself.
     """
-    found: dict[object, Bundle] = {}
+    found: dict[object, FusedTensors] = {}
     for piece in pieces:
         cf = cf_of(piece)
         multiple = multiple_of(piece) if piece.flat.numel() <= LARGEST else 0
         key = (cf, piece.flat.dtype) if multiple else piece.name
         already = found[key].pieces if key in found else ()
-        found[key] = Bundle((*already, piece), cf, max(multiple, 1))
+        found[key] = FusedTensors((*already, piece), cf, max(multiple, 1))
     return list(found.values())
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into averaging, and what it reports: tensors, the plan of a step, the tally of a step."""
+"""What goes into averaging, and what it reports: tensors, the plan of a step, the stats of a step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Tally:
+class StepStats:
     """What a step came to on this rank.
 
     Attributes:

@@ -15,7 +15,7 @@ import torch
 from gravac.candidate import Span
 from gravac.collectives import AllGather, AllReduce, Broadcast, Traffic
 from gravac.compressors import multilevel
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, kept
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, k_for
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
 from gravac.compressors.topk import index_dtype, pack_indices, topk, unpack_indices
 
@@ -43,7 +43,7 @@ class ARTopK(Compressor):
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """One rank's indices, everyone's values."""
         elements = torch.Size(shape).numel()
-        k = kept(elements, cf)
+        k = k_for(elements, cf)
         asked = (Traffic(AllGather, torch.float32.itemsize),) if self.choose == "var" else ()
         return (
             *asked,

@@ -155,7 +155,7 @@ class Compressor(Settings):
         unbiased: the expectation of ``sent`` is x.
         owns_momentum: does the optimizer's momentum itself; the optimizer must have none.
         exact_cf: achieves the CF asked for on large tensors, within 2 %; otherwise comes as close as its method can.
-        one_round: ``rounds`` always yields once, see ``once``.
+        one_round: ``rounds`` always yields once, see ``one_round_at``.
         error_feedback: share of what was not sent that is kept, unless the user says otherwise.
         rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
             for N ranks.
@@ -178,7 +178,7 @@ class Compressor(Settings):
         """Share of what is not sent that is kept at a CF, unless the user says otherwise."""
         return self.error_feedback
 
-    def worth(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
+    def efficiency(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
         """Share of a dense step's progress that a step at a CF makes: what is expected before training, in (0, 1].
 
         Args:
@@ -187,7 +187,7 @@ class Compressor(Settings):
         """
         return expected(self.name, cf)
 
-    def worth_by_gain(self, cf: float) -> tuple[tuple[float, float], ...]:
+    def efficiency_by_gain(self, cf: float) -> tuple[tuple[float, float], ...]:
         """What a gain measured while training makes of the worth: ``(gain, worth)``, ascending; empty: nothing."""
         return BY_GAIN.get(self.name, ())
 
@@ -195,7 +195,7 @@ class Compressor(Settings):
         """What at other CFs of the same name codes as cheaply: a controller compares step times within it."""
         return self.name
 
-    def once(self, cf: float, world: int) -> bool:
+    def one_round_at(self, cf: float, world: int) -> bool:
         """Whether ``rounds`` yields once, for every tensor: the next tensors' may start while this one's travels.
 
         Args:
@@ -204,7 +204,7 @@ class Compressor(Settings):
         """
         return self.one_round
 
-    def together(self, cf: float, world: int) -> int:
+    def pad_multiple(self, cf: float, world: int) -> int:
         """Multiple of elements that tensors must be padded to before they may be laid side by side; 0: never.
 
         Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked for.
@@ -243,7 +243,7 @@ class Compressor(Settings):
         raise NotImplementedError
 
 
-def kept(elements: int, cf: float) -> int:
+def k_for(elements: int, cf: float) -> int:
     """How many of ``elements`` a sparsifier sends at ``cf``: the least number with elements / sent <= cf."""
     return min(elements, max(1, math.ceil(elements / cf))) if elements else 0
 

@@ -53,7 +53,7 @@ class Dense(Compressor):
         """What travels for a gradient of that dtype."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)
 
-    def together(self, cf: float, world: int) -> int:
+    def pad_multiple(self, cf: float, world: int) -> int:
         """As they are."""
         return 1
 

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from gravac.compressors.base import Context, Reduced, Rounds, Sparse, energy, kept
+from gravac.compressors.base import Context, Reduced, Rounds, Sparse, energy, k_for
 from gravac.compressors.threshold import ThresholdK
 
 CORRECTIONS = 10
@@ -77,7 +77,7 @@ class DGC(ThresholdK):
         """The velocity's largest coordinates by all-gather; they are then cleared, but for what the wire rounded."""
         momentum, velocity = self._moved(x, ctx)
         at = self.cf_at(cf, ctx.step)
-        chosen = self.select(velocity, kept(x.numel(), at))
+        chosen = self.select(velocity, k_for(x.numel(), at))
         came: Reduced = yield from self.send(chosen, velocity, at, ctx)
         assert isinstance(came.sent, Sparse)
         left = came.sent.add_to(velocity.clone(), alpha=-1.0)
@@ -89,7 +89,7 @@ class DGC(ThresholdK):
         """Of the velocity that x would make, at the CFs that this step of the warm-up has."""
         _, velocity = self._moved(x, ctx)
         whole = energy(velocity)
-        counts = [kept(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
+        counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
         return [(whole - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
 
     def cf_at(self, cf: float, step: int) -> float:

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from gravac.compressors import multilevel
-from gravac.compressors.base import Context, Rounds, Selection, kept
+from gravac.compressors.base import Context, Rounds, Selection, k_for
 from gravac.compressors.selection import largest, reaching
 from gravac.compressors.threshold import in_slots
 from gravac.compressors.topk import TopK
@@ -46,7 +46,7 @@ class HardThreshold(TopK):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """One all-gather, of k slots."""
         chosen = multilevel.at(self.select, x, cf, ctx)
-        return (yield from in_slots(chosen, kept(x.numel(), cf), x, self.values, ctx))
+        return (yield from in_slots(chosen, k_for(x.numel(), cf), x, self.values, ctx))
 
 
 hard_threshold = HardThreshold()

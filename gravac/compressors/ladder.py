@@ -79,30 +79,30 @@ class Ladder(Compressor):
         member, at = self.at(cf)
         return member.feedback_at(at)
 
-    def worth(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
+    def efficiency(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
         """The member's."""
         member, at = self.at(cf)
-        return member.worth(at, shapes)
+        return member.efficiency(at, shapes)
 
-    def worth_by_gain(self, cf: float) -> tuple[tuple[float, float], ...]:
+    def efficiency_by_gain(self, cf: float) -> tuple[tuple[float, float], ...]:
         """The member's."""
         member, at = self.at(cf)
-        return member.worth_by_gain(at)
+        return member.efficiency_by_gain(at)
 
     def family(self, cf: float) -> str:
         """The member's."""
         member, at = self.at(cf)
         return member.family(at)
 
-    def once(self, cf: float, world: int) -> bool:
+    def one_round_at(self, cf: float, world: int) -> bool:
         """The member's."""
         member, at = self.at(cf)
-        return member.once(at, world)
+        return member.one_round_at(at, world)
 
-    def together(self, cf: float, world: int) -> int:
+    def pad_multiple(self, cf: float, world: int) -> int:
         """The member's."""
         member, at = self.at(cf)
-        return member.together(at, world)
+        return member.pad_multiple(at, world)
 
     def at(self, ratio: float) -> tuple[Compressor, float]:
         """The member that serves a wire ratio, and its CF: the one whose rung it is, or the first that reaches it."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from gravac.compressors.base import Context, Selection, kept
+from gravac.compressors.base import Context, Selection, k_for
 
 Select = Callable[[torch.Tensor, int], Selection]
 """``select(x, k)``: the k coordinates of flat x that a sparsifier would send."""
@@ -27,7 +27,7 @@ def at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
     known = ctx.selections.get(cf)
     if known is not None:
         return known
-    k = kept(x.numel(), cf)
+    k = k_for(x.numel(), cf)
     lower = max((level for level in ctx.selections if level < cf), default=None)
     if lower is None:
         chosen = select(x, k)

@@ -116,12 +116,12 @@ class PowerSGD(Compressor):
         """The same settings but for ``rank`` and other changes."""
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 
-    def worth(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
+    def efficiency(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
         """By the rank that a CF comes to, where shapes are known: it tells more than the CF does."""
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
         low = [(elements, by_rank(plan.rank)) for elements, plan in plans if plan]
         elements = sum(elements for elements, _ in low)
-        return sum(elements * worth for elements, worth in low) / elements if elements else super().worth(cf)
+        return sum(elements * worth for elements, worth in low) / elements if elements else super().efficiency(cf)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """P and Q, as often as there are iterations; the larger of them, when alternating; or x."""

@@ -69,7 +69,7 @@ class Quantize(Compressor):
         """The lowest CF it can do."""
         return 32 / (self.bits or max(WIDTHS))
 
-    def together(self, cf: float, world: int) -> int:
+    def pad_multiple(self, cf: float, world: int) -> int:
         """Whole blocks, in every shard; a rotation is each tensor's own."""
         if self.rotate:
             return 0
@@ -156,7 +156,7 @@ class Quantize(Compressor):
         rows[ctx.rank * len(second) : (ctx.rank + 1) * len(second)] = second * ctx.world
         return self._turned_back(rows.view(-1), elements, ctx)
 
-    def once(self, cf: float, world: int) -> bool:
+    def one_round_at(self, cf: float, world: int) -> bool:
         """Where ranks just swap their codes."""
         return self.gathers(world)
 

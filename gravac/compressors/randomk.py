@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, kept
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
 from gravac.compressors.dtypes import dtype_of, unit_roundoff
 
@@ -42,11 +42,11 @@ class RandomK(Compressor):
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """As many values as are kept."""
-        return (Traffic(AllReduce, kept(torch.Size(shape).numel(), cf) * dtype_of(self.values, dtype).itemsize),)
+        return (Traffic(AllReduce, k_for(torch.Size(shape).numel(), cf) * dtype_of(self.values, dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """One all-reduce of the drawn values."""
-        k = kept(x.numel(), cf)
+        k = k_for(x.numel(), cf)
         chosen = self._drawn(x.numel(), k, ctx.generator(), x.device)
         wire, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
         mine = gather(x, chosen, block, k).mul_(self._scale(x.numel(), k) / ctx.world).to(wire)
@@ -72,7 +72,7 @@ class RandomK(Compressor):
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """In expectation over the draw: ``(1 - 1/CF) ‖x‖²``."""
-        return [energy(x) * (1 - kept(x.numel(), cf) / max(1, x.numel())) for cf in cfs]
+        return [energy(x) * (1 - k_for(x.numel(), cf) / max(1, x.numel())) for cf in cfs]
 
     @property
     def rounding(self) -> float:
@@ -90,7 +90,7 @@ class ScaledRandomK(RandomK):
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """In expectation over the draw: ``(elements/k - 1) ‖x‖²``."""
-        return [energy(x) * (self._scale(x.numel(), kept(x.numel(), cf)) - 1) for cf in cfs]
+        return [energy(x) * (self._scale(x.numel(), k_for(x.numel(), cf)) - 1) for cf in cfs]
 
     def _scale(self, elements: int, k: int) -> float:
         block = self._block(elements)

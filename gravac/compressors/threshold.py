@@ -13,7 +13,7 @@ import torch
 
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
-from gravac.compressors.base import Context, Reduced, Rounds, Selection, Sparse, energy, kept
+from gravac.compressors.base import Context, Reduced, Rounds, Selection, Sparse, energy, k_for
 from gravac.compressors.dtypes import dtype_of
 from gravac.compressors.selection import largest, largest_reaching, reaching
 from gravac.compressors.topk import TopK, index_dtype, pack_indices, unpack_indices
@@ -81,10 +81,10 @@ class ThresholdK(TopK):
         if self.keeps_k:
             return super().errors(x, cfs, ctx)
         whole = energy(x)
-        return [(whole - energy(self.select(x, kept(x.numel(), cf)).values)).clamp_(min=0) for cf in cfs]
+        return [(whole - energy(self.select(x, k_for(x.numel(), cf)).values)).clamp_(min=0) for cf in cfs]
 
     def _slots(self, elements: int, cf: float) -> int:
-        k = kept(elements, cf)
+        k = k_for(elements, cf)
         return k if self.keeps_k else min(elements, SLOTS * k)
 
 

@@ -14,7 +14,7 @@ import torch
 from gravac.candidate import Span
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse, energy, kept
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse, energy, k_for
 from gravac.compressors.dtypes import dtype_of, unit_roundoff
 from gravac.compressors.selection import energies, largest
 
@@ -41,7 +41,7 @@ class TopK(Compressor):
         """As many values, and indices, as are kept."""
         elements = torch.Size(shape).numel()
         element_bytes = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
-        return (Traffic(AllGather, kept(elements, cf) * element_bytes),)
+        return (Traffic(AllGather, k_for(elements, cf) * element_bytes),)
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
         """The k coordinates of flat x with the largest magnitude."""
@@ -66,7 +66,7 @@ class TopK(Compressor):
         """By multi-level compression: one selection at the lowest CF; of it, the energy that each higher CF keeps."""
         whole = energy(x)
         lowest = multilevel.at(self.select, x, cfs[0], ctx)
-        sums = energies(lowest.values, [kept(x.numel(), cf) for cf in cfs])
+        sums = energies(lowest.values, [k_for(x.numel(), cf) for cf in cfs])
         return [(whole - whole.new_tensor(total)).clamp_(min=0) for total in sums]
 
     @property

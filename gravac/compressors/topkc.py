@@ -16,7 +16,7 @@ from pydantic import Field
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, kept, laid_out
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for, laid_out
 from gravac.compressors.chunks import Chosen, chunk_energies, gather, scatter, whole_but_one
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
 from gravac.compressors.quantize import Quantize
@@ -42,10 +42,10 @@ class TopKC(Compressor):
     chunk: Annotated[int, Field(ge=1)] | None = None
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
-    def worth(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
+    def efficiency(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
         """That of the chunks, times that of how their values are sent."""
-        own = super().worth(cf, shapes)
-        return own * self.values.worth(self.values.finest) if isinstance(self.values, Quantize) else own
+        own = super().efficiency(cf, shapes)
+        return own * self.values.efficiency(self.values.finest) if isinstance(self.values, Quantize) else own
 
     def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
         """Any CF."""
@@ -54,7 +54,7 @@ class TopKC(Compressor):
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """An energy per chunk, and the values kept."""
         elements = torch.Size(shape).numel()
-        k = kept(elements, cf)
+        k = k_for(elements, cf)
         energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * NORMS.itemsize)
         if isinstance(self.values, Quantize):
             return (energies, *self.values.traffic((k,), self.values.finest, dtype, world))
@@ -63,7 +63,7 @@ class TopKC(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Two all-reduces: the chunks' energies, and the values of those that all ranks then choose."""
         chunk = self.chunk_at(cf)
-        k = kept(x.numel(), cf)
+        k = k_for(x.numel(), cf)
         total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(NORMS))
         chosen = choose(total, k, chunk, x.numel())
         mine = gather(x, chosen, chunk, k)
@@ -82,7 +82,7 @@ class TopKC(Compressor):
 
     def _error(self, x: torch.Tensor, cf: float, ctx: Context) -> torch.Tensor:
         chunk = self.chunk_at(cf)
-        k = kept(x.numel(), cf)
+        k = k_for(x.numel(), cf)
         chosen = choose(chunk_energies(x, chunk).to(NORMS), k, chunk, x.numel())
         mine = gather(x, chosen, chunk, k)
         lost = (energy(x) - energy(mine)).clamp_(min=0)

@@ -83,7 +83,7 @@ class Accordion(Settings):
     """
 
     name: ClassVar[str] = "accordion"
-    insists: ClassVar[bool] = False
+    keeps_all: ClassVar[bool] = False
     sixteen_bit: ClassVar[bool] = False
 
     eta: float = Field(default=0.5, gt=0, allow_inf_nan=False)

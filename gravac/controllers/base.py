@@ -125,7 +125,7 @@ class Controller(Protocol[StateT]):
         ...
 
     @property
-    def insists(self) -> bool:
+    def keeps_all(self) -> bool:
         """Whether its candidates are admitted even when they would send no less than dense (a static choice)."""
         ...
 

@@ -8,15 +8,14 @@ candidate carries its *worth*, the share of a dense step's progress that one of 
 measurements (``gravac.compressors.efficiency``); throughput is measured while training.
 
 The search starts, among those whose worth is near dense's, at what is expected to code and exchange fastest by what the
-link was sounded at (``gravac.exchange.link_probe``); where that is not known, at the highest wire ratio, which is fast on
-any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most is
-tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis`` (to
-leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or its
-exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is old, or
-was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's time,
-besides the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
-(``Candidate.worth_at``).
-"""
+link was probed at (``gravac.exchange.link_probe``); where that is not known, at the highest wire ratio, which is fast
+on any link. What was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most
+is tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``
+(to leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or
+its exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is
+old, or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's
+time, besides the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
+(``Candidate.efficiency_at``)."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ class Goodput(Settings):
     """
 
     name: ClassVar[str] = "goodput"
-    insists: ClassVar[bool] = False
+    keeps_all: ClassVar[bool] = False
     sixteen_bit: ClassVar[bool] = True
 
     window: int = Field(default=12, ge=5)
@@ -105,7 +104,7 @@ class Goodput(Settings):
         """Where the search starts, see the module's text."""
         at = self._first(candidates)
         state = State(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
-        said = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].worth:.2f}"
+        said = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].efficiency:.2f}"
         if (ahead := _ahead(candidates[at])) is not None:
             said = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
         if len(candidates) == 1:
@@ -149,7 +148,11 @@ class Goodput(Settings):
 
     def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:
         """Position of where a search starts; by wire ratio once the link has changed."""
-        good = [at for at, candidate in enumerate(candidates) if candidate.worth >= self.near * candidates[0].worth]
+        good = [
+            at
+            for at, candidate in enumerate(candidates)
+            if candidate.efficiency >= self.near * candidates[0].efficiency
+        ]
         ahead = [(seconds, at) for at in good if (seconds := _ahead(candidates[at])) is not None]
         if moved or len(ahead) < len(good):
             return max(good, key=lambda position: candidates[position].wire_ratio)
@@ -165,7 +168,7 @@ class Goodput(Settings):
         seconds = (*state.window.rough, *state.window.seconds)
         if best is None or state.position == state.best or not seconds:
             return False
-        allowed = state.worth(state.position) / state.goodput(best)
+        allowed = state.efficiency(state.position) / state.goodput(best)
         if state.window.steps < SOON or len(seconds) == 1:
             return seconds[0] > FAR * allowed
         return min(seconds[1:]) > self.hopeless * allowed or _all_beyond(BROKEN * allowed, seconds)
@@ -175,12 +178,12 @@ class Goodput(Settings):
         best, ran = state.entry(state.best), state.running
         if best is not None and state.position != state.best:
             steps = state.window.steps
-            more = steps * (seconds - ran.worth_at(state.window.gain) / state.goodput(best))
+            more = steps * (seconds - ran.efficiency_at(state.window.gain) / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
         before = state.entry(state.position)
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         state = state.enter(seconds, share)
-        said = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.worth(state.position):.2f}"
+        said = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.efficiency(state.position):.2f}"
         return self._go_on(state, f"{said}: given up early" if given_up else said)
 
     def _held(self, state: State, seconds: float) -> tuple[State, str]:
@@ -206,7 +209,7 @@ class Goodput(Settings):
     def _anew(self, state: State, said: str) -> tuple[State, str]:
         """After a change: from where a run starts, when that is elsewhere and may be better."""
         first = self._first(state.candidates, moved=True)
-        promise = state.worth(first) / state.fastest(first, self.expire)
+        promise = state.efficiency(first) / state.fastest(first, self.expire)
         held = state.entry(state.position)
         assert held is not None
         if first == state.position or promise <= self._to_beat(state, held, first):
@@ -220,20 +223,20 @@ class Goodput(Settings):
         state = replace(state, best=best.position)
         own, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
         promising = [
-            (state.worth(at) / state.fastest(at, self.expire), at)
+            (state.efficiency(at) / state.fastest(at, self.expire), at)
             for at in range(len(state.candidates))
             if at != best.position and cost(state.slowest(at), best.seconds) <= left
         ]
         better = [one for one in promising if one[0] > self._to_beat(state, best, one[1])]
         if better:
-            harmless = [one for one in better if state.worth(one[1]) >= HARMLESS]
+            harmless = [one for one in better if state.efficiency(one[1]) >= HARMLESS]
             promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
             state = replace(state, phase=SEARCH, position=at)
             return state, f"{said}; try {state.running}, which may be up to {promise / own:.2f} times as good"
         state = replace(state, phase=HOLD, position=best.position)
         return (
             state,
-            f"{said}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.worth:.2f}",
+            f"{said}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}",
         )
 
     def _best(self, state: State) -> Entry:
@@ -247,8 +250,10 @@ class Goodput(Settings):
     def _to_beat(self, state: State, held: Entry, position: int) -> float:
         """The goodput that a candidate must exceed to take the place of the one that is held, or to be tried."""
         margin = self.hysteresis
-        coarse = state.candidates[held.position].by_gain and held.worth < self.near * state.candidates[0].worth
-        if coarse and state.worth(position) > held.worth:
+        coarse = (
+            state.candidates[held.position].by_gain and held.efficiency < self.near * state.candidates[0].efficiency
+        )
+        if coarse and state.efficiency(position) > held.efficiency:
             margin = max(margin, SETBACK / max(state.steps, SETTLED))
         return state.goodput(held) * (1 + margin)
 

@@ -48,7 +48,7 @@ class Entry:
         position: in the list of candidates.
         seconds: median of its steps.
         window: number of the window, to let it expire.
-        worth: of its steps, corrected by the gain that was measured.
+        efficiency: of its steps, corrected by the gain that was measured.
         saved: seconds of a step waited, coded and exchanged, see ``Measurement``; ``None``: not known.
         doubt: standard error of ``seconds``, by how much its steps differed.
         times: windows that ``seconds`` is a mean of.
@@ -57,7 +57,7 @@ class Entry:
     position: int
     seconds: float
     window: int
-    worth: float
+    efficiency: float
     saved: tuple[float, float, float] | None = None
     doubt: float = 0.0
     times: int = 1
@@ -101,7 +101,7 @@ class State:
         spent: seconds that probes took more than the best would have for the same progress.
         floors: ``(position, seconds)``: what candidates measured before the link changed take at least now.
         off: windows on end in which the chosen candidate's step time was not what it had been.
-        moved: whether the link changed since it was sounded.
+        moved: whether the link changed since it was probed.
     """
 
     candidates: tuple[Candidate, ...]
@@ -141,7 +141,7 @@ class State:
         """
         before = self.entry(self.position)
         others = tuple(entry for entry in self.entries if entry.position != self.position)
-        worth, saved = self.running.worth_at(self.window.gain), self.window.savings
+        worth, saved = self.running.efficiency_at(self.window.gain), self.window.savings
         entry = Entry(self.position, seconds, self.windows, worth, saved, self.window.doubt)
         return replace(self, entries=(*others, entry if before is None else entry.pooled(before, share)))
 
@@ -185,10 +185,10 @@ class State:
         others = (entry if entry.position == self.position else entry.scaled(ratio) for entry in now.entries)
         return replace(now, entries=tuple(others))
 
-    def worth(self, position: int) -> float:
+    def efficiency(self, position: int) -> float:
         """Of a candidate's steps: as measured, or as expected."""
         own = self.entry(position)
-        return own.worth if own else self.candidates[position].worth
+        return own.efficiency if own else self.candidates[position].efficiency
 
     def changed(self, seconds: float) -> State:
         """The held candidate's step takes ``seconds`` now: forget what was measured, but for what follows from it.
@@ -213,7 +213,7 @@ class State:
 
     def goodput(self, entry: Entry) -> float:
         """Steps per second, each counted as what it is worth of a dense one."""
-        return entry.worth / entry.seconds
+        return entry.efficiency / entry.seconds
 
     def slowest(self, position: int) -> float:
         """The most a step of a candidate may take, by what is measured: if all its exchange grew with bytes, seconds.
@@ -261,7 +261,7 @@ class State:
         return max(bounds)
 
     def _foreseen(self, candidate: Candidate) -> float:
-        """The least time by what the link was sounded at, and by how quick what ran turned out to be on it.
+        """The least time by what the link was probed at, and by how quick what ran turned out to be on it.
 
         No exchange hides behind forward, and no step is shorter than it would be if it neither waited nor coded what
         was measured, but coded what this one does.

@@ -56,7 +56,7 @@ class GraVAC(Settings):
     """
 
     name: ClassVar[str] = "gravac"
-    insists: ClassVar[bool] = False
+    keeps_all: ClassVar[bool] = False
 
     window: int = Field(default=20, ge=1)
     epsilon: float = Field(default=0.5, gt=0, le=1)

@@ -32,7 +32,7 @@ class Static(Settings):
     """
 
     name: ClassVar[str] = "static"
-    insists: ClassVar[bool] = True
+    keeps_all: ClassVar[bool] = True
     sixteen_bit: ClassVar[bool] = False
 
     cf: float = Field(ge=1, allow_inf_nan=False)

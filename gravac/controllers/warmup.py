@@ -49,7 +49,7 @@ class Warmup(Settings):
     """
 
     name: ClassVar[str] = "warmup"
-    insists: ClassVar[bool] = False
+    keeps_all: ClassVar[bool] = False
     sixteen_bit: ClassVar[bool] = False
 
     cf: float = Field(default=1000.0, ge=1, allow_inf_nan=False)

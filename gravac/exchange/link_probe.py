@@ -26,7 +26,7 @@ COPIED = 8_388_608
 """Bytes of the tensor that is copied."""
 
 
-class Sounding(NamedTuple):
+class LinkProbe(NamedTuple):
     """The same on every rank.
 
     Attributes:
@@ -40,7 +40,7 @@ class Sounding(NamedTuple):
     copy_bytes_per_s: float
 
 
-def sound(transport: GroupTransport) -> Sounding | None:
+def probe_link(transport: GroupTransport) -> LinkProbe | None:
     """Called on every rank at the same point; ``None`` where there is one rank.
 
     Args:
@@ -72,7 +72,7 @@ def sound(transport: GroupTransport) -> Sounding | None:
     target = torch.ones_like(source)
     copied = agreed(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
     sent = AllReduce.wire_bytes(size, transport.world)
-    return Sounding(
+    return LinkProbe(
         latency=least / (2 * (transport.world - 1)),
         bandwidth=8 * sent / max(seconds - least, seconds / 2, 1e-9),
         copy_bytes_per_s=COPIED / max(copied, 1e-9),

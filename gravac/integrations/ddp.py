@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.averaging.plan import Form, Piece
 from gravac.compressors.base import Compressor
 from gravac.integrations.ddp_private import LeftBehind, divides_by_those_with_inputs, has_hook, rebuild_reducer
-from gravac.integrations.exchange_layout import Groups, Names
-from gravac.stepping.clock import Marks
-from gravac.stepping.coalescing import Group
+from gravac.integrations.exchange_layout import ExchangeLayout, Names
+from gravac.stepping.clock import Timestamps
+from gravac.stepping.coalescing import ReadyGroup
 from gravac.stepping.steps import Steps
 
 
@@ -64,7 +64,7 @@ class DDPAdapter:
     """
 
     def __init__(self, steps: Steps, open_steps: Callable[[], None]) -> None:
-        self.groups = Groups()
+        self.layout = ExchangeLayout()
         self.names: dict[int, str] = {}
         self.forms: list[Form] = []
         self.loss_scale: Callable[[], float] | None = None
@@ -164,7 +164,7 @@ class DDPAdapter:
         for piece in pieces:
             self._pieces[piece.name] = piece
             self._buckets[piece.name] = mine
-        complete = self.groups.arrive(names)
+        complete = self.layout.arrive(names)
         for position, group in enumerate(complete, 1):
             last = bucket.is_last() and position == len(complete)
             self._exchange(group, buffer if group == names else None, last)
@@ -190,14 +190,14 @@ class DDPAdapter:
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
-        marks = Marks(self._inputs, self._optimized, time.perf_counter())
-        for group in self.groups.end():
+        timestamps = Timestamps(self._inputs, self._optimized, time.perf_counter())
+        for group in self.layout.end():
             self._exchange(group, None)
         self._pieces.clear()
         self._buckets.clear()
         self._inputs = None
         self._in_backward = False
-        self._steps.end(marks, lambda _: None)
+        self._steps.end(timestamps, lambda _: None)
 
     def _exchange(self, group: Names, whole: torch.Tensor | None, last: bool = False) -> None:
         buckets = list({id(self._buckets[name]): self._buckets[name] for name in group}.values())
@@ -210,7 +210,7 @@ class DDPAdapter:
             for bucket in buckets:
                 bucket.fail(failure)
 
-        self._steps.exchange(Group(tuple(self._pieces[name] for name in group), whole, done, fail), last)
+        self._steps.exchange(ReadyGroup(tuple(self._pieces[name] for name in group), whole, done, fail), last)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""

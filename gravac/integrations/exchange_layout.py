@@ -15,7 +15,7 @@ SETTLED = 3
 """Steps with one layout after which it is taken for final (``find_unused_parameters`` never rebuilds)."""
 
 
-class Groups:
+class ExchangeLayout:
     """Turns buckets, as they arrive, into groups that are complete.
 
     Args:

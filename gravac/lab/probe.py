@@ -29,7 +29,7 @@ class Probed(NamedTuple):
     Attributes:
         compressor: probed.
         cf: its compression factor.
-        worth: decrease of the loss over dense's on the same batches, median over repeats; 1 is as good as dense.
+        efficiency: decrease of the loss over dense's on the same batches, median over repeats; 1 is as good as dense.
         low: of the repeats.
         high: of the repeats.
         gain: energy kept / energy, over all its steps.
@@ -38,7 +38,7 @@ class Probed(NamedTuple):
 
     compressor: Compressor
     cf: float
-    worth: float
+    efficiency: float
     low: float
     high: float
     gain: float

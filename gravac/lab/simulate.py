@@ -14,7 +14,7 @@ from gravac.averaging.plan import Form, Piece, Plan
 from gravac.collectives import AllReduce, Ledger
 from gravac.compressors import Compressor, dense
 from gravac.exchange import memory
-from gravac.stepping.tensor_errors import Survey
+from gravac.stepping.tensor_errors import TensorErrors
 
 BELOW = 1024
 """Tensors with fewer elements are not compressed."""
@@ -87,7 +87,7 @@ def train(
             cfs = allocate(curves(averagers, plan, base), now)
         for averager in averagers:
             averager.commit()
-            error, whole = error + float(averager.tally.error), whole + float(averager.tally.energy)
+            error, whole = error + float(averager.stats.error), whole + float(averager.stats.energy)
         for name, p in parameters.items():
             p.grad = gradients[0][name]
         optimizer.step()
@@ -104,6 +104,6 @@ def curves(averagers: list[Averager], plan: Plan, base: Compressor) -> dict[str,
         asked = averagers[0].traffic([form], dense if cf is None else base, 1.0 if cf is None else cf)
         return sum(traffic.wire_bytes(len(averagers)) for traffic in asked)
 
-    surveys = [Survey.of(averager.tally, plan, 1.0, wire_bytes) for averager in averagers]
+    surveys = [TensorErrors.of(averager.stats, plan, 1.0, wire_bytes) for averager in averagers]
     own = [survey for survey in surveys if survey is not None]
     return own[0].curves(torch.stack([survey.vector() for survey in own]).sum(0))

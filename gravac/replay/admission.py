@@ -42,7 +42,7 @@ def admit_recorded(run: RunRecord, policy: Policy) -> tuple[tuple[Candidate, ...
             DENSE,
             form.cf,
             dense_ratio.get(form.cf, form.cf),
-            form.worth(form.cf),
+            form.efficiency(form.cf),
             form.family(form.cf),
             (),
             *seconds.get((DENSE, form.cf), ()),
@@ -58,12 +58,12 @@ def admit_recorded(run: RunRecord, policy: Policy) -> tuple[tuple[Candidate, ...
 
     def candidate(cf: float) -> Candidate:
         base, ratio = policy.base, _ratio_at(known.get(name, []), cf)
-        expected = worth.get((name, cf), base.worth(cf))
+        expected = worth.get((name, cf), base.efficiency(cf))
         times = seconds.get((name, cf), ())
-        return Candidate(name, cf, ratio, expected, base.family(cf), base.worth_by_gain(cf), *times)
+        return Candidate(name, cf, ratio, expected, base.family(cf), base.efficiency_by_gain(cf), *times)
 
     wanted = [candidate(cf) for cf in proposed]
-    if policy.controller.insists:
+    if policy.controller.keeps_all:
         return (dense, *wanted), ()
 
     before = admitted.get(name, ()) if dense.cf in dense_ratio else ()  # two digits may not tell it from dense

@@ -12,7 +12,7 @@ from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import Compressor, Dense
 from gravac.costmodel import COSTS, Machine, Network, predict
-from gravac.exchange.link_probe import Sounding
+from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
 
 SAME = 1.01
@@ -24,7 +24,7 @@ take at a CF; ``None`` where that is not known."""
 
 
 def admit(
-    policy: Policy, averager: Averager, forms: Sequence[Form], sounding: Sounding | None = None
+    policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkProbe | None = None
 ) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """The candidates, and in words those dropped because they would send no less than dense.
 
@@ -35,7 +35,7 @@ def admit(
         policy: gives controller, base and range.
         averager: tells what is compressed at all, and predicts wire bytes over its ranks.
         forms: of all the model's gradients.
-        sounding: of the link; ``None``: nothing is known.
+        link: of the link; ``None``: nothing is known.
 
     Returns:
         Candidates ascending by predicted wire ratio, dense first, then 16 bit; and the dropped ones.
@@ -43,13 +43,13 @@ def admit(
     world, shapes = averager.world, [shape for shape, _ in forms]
     full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
     compressed = [shape for shape in shapes if averager.compresses(shape)]
-    seconds = expected(sounding, shapes, policy, world)
+    seconds = expected(link, shapes, policy, world)
 
     def candidate(compressor: Compressor, cf: float) -> Candidate:
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
-        worth = round(compressor.worth(cf, compressed), 4)
+        worth = round(compressor.efficiency(cf, compressed), 4)
         coding, exchange = seconds(compressor, cf) or (None, None)
-        by_gain = compressor.worth_by_gain(cf)
+        by_gain = compressor.efficiency_by_gain(cf)
         return Candidate(compressor.name, cf, ratio, worth, compressor.family(cf), by_gain, coding, exchange)
 
     dense, *sixteen = (candidate(form, form.cf) for form in policy.dense_formats)
@@ -57,7 +57,7 @@ def admit(
         return (dense,), ()
     reach = policy.base.candidates(policy.cf_range, ())
     wanted = [candidate(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, reach)]
-    if policy.controller.insists:
+    if policy.controller.keeps_all:
         return (dense, *wanted), ()
     admitted = [dense]
     dropped = []
@@ -74,18 +74,18 @@ def admit(
     return tuple(admitted), tuple(dropped)
 
 
-def expected(sounding: Sounding | None, shapes: Sequence[tuple[int, ...]], policy: Policy, world: int) -> Seconds:
-    """What coding and exchange of a step should take by what the link was sounded at.
+def expected(link: LinkProbe | None, shapes: Sequence[tuple[int, ...]], policy: Policy, world: int) -> Seconds:
+    """What coding and exchange of a step should take by what the link was probed at.
 
     Args:
-        sounding: ``None``: nothing is known.
+        link: ``None``: nothing is known.
         shapes: of all the model's tensors.
         policy: gives what is sent dense, and how.
         world: ranks.
     """
-    if sounding is None:
+    if link is None:
         return lambda compressor, cf: None
-    network, machine = Network(sounding.latency, sounding.bandwidth), Machine(sounding.copy_bytes_per_s)
+    network, machine = Network(link.latency, link.bandwidth), Machine(link.copy_bytes_per_s)
     dense, below = policy.dense_format.dtype, policy.dense_below
 
     def seconds(compressor: Compressor, cf: float) -> tuple[float, float] | None:

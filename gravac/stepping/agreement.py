@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.averaging.plan import Tally
+from gravac.averaging.plan import StepStats
 from gravac.candidate import Candidate
 from gravac.controllers.base import SHADOWS, Measurement
-from gravac.stepping.clock import Booked
+from gravac.stepping.clock import StepCosts
 
 SIZE = 3 + SHADOWS
 
@@ -20,7 +20,7 @@ FURTHER = ("waited", "coded", "learning_rate", "exchanged")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StepReport:
     """One rank's numbers of one step, on their way to the others.
 
     Attributes:
@@ -42,15 +42,15 @@ class Report:
         step: int,
         candidate: Candidate,
         shadow: Sequence[float],
-        booked: Booked,
-        tally: Tally,
+        costs: StepCosts,
+        stats: StepStats,
         learning_rate: float = math.nan,
-    ) -> "Report":
-        """A step's numbers from its clock and its tally."""
-        error = float(tally.error) if tally.finite else float("nan")
-        errors = [float(value) for value in tally.shadow] or [0.0] * len(shadow)
-        further = [booked.waited, booked.compress, learning_rate, booked.exchange]
-        numbers = [booked.seconds, error, float(tally.energy), *errors, *further][:SIZE]
+    ) -> "StepReport":
+        """A step's numbers from its clock and its stats."""
+        error = float(stats.error) if stats.finite else float("nan")
+        errors = [float(value) for value in stats.shadow] or [0.0] * len(shadow)
+        further = [costs.waited, costs.compress, learning_rate, costs.exchange]
+        numbers = [costs.seconds, error, float(stats.energy), *errors, *further][:SIZE]
         return cls(step, candidate, tuple(shadow), tuple(numbers + [0.0] * (SIZE - len(numbers))))
 
     def vector(self) -> torch.Tensor:

@@ -5,13 +5,13 @@
 import time
 from dataclasses import dataclass
 
-from gravac.averaging.plan import Tally
+from gravac.averaging.plan import StepStats
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.exchange.fifo import Fifo
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class Timestamps:
     """When a step's stages happened on the training thread, ``time.perf_counter()`` seconds; ``None`` if not known.
 
     Attributes:
@@ -26,7 +26,7 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Booked:
+class StepCosts:
     """A step's numbers on this rank. Seconds and bytes; see ``StepRecord`` and, of ``waited``, ``Measurement``."""
 
     achieved_cf: float
@@ -57,28 +57,28 @@ class StepClock:
         """A step's exchange starts."""
         self._before = _counters(fifo)
 
-    def end(self, fifo: Fifo, marks: Marks, tally: Tally) -> Booked:
+    def end(self, fifo: Fifo, timestamps: Timestamps, stats: StepStats) -> StepCosts:
         """A step's exchange ended, and with it the step."""
         now = time.perf_counter()
         payload, wire, compress, exchange = (
             after - before for after, before in zip(_counters(fifo), self._before, strict=True)
         )
         seconds = now - self._ended if self._ended is not None else float("nan")
-        exposed = now - marks.backward if marks.backward is not None else 0.0
-        free_since = max((t for t in (marks.optimized, self._ended) if t is not None), default=None)
-        waited = marks.inputs - free_since if marks.inputs is not None and free_since is not None else 0.0
+        exposed = now - timestamps.backward if timestamps.backward is not None else 0.0
+        free_since = max((t for t in (timestamps.optimized, self._ended) if t is not None), default=None)
+        waited = timestamps.inputs - free_since if timestamps.inputs is not None and free_since is not None else 0.0
         self._ended = now
-        return Booked(
-            achieved_cf=tally.achieved_cf,
+        return StepCosts(
+            achieved_cf=stats.achieved_cf,
             payload_bytes=int(payload),
             wire_bytes=int(wire),
-            dense_wire_bytes=AllReduce.wire_bytes(4 * tally.elements, fifo.transport.world),
+            dense_wire_bytes=AllReduce.wire_bytes(4 * stats.elements, fifo.transport.world),
             seconds=seconds,
             compute=max(seconds - exposed - max(0.0, waited), 0.0),
             compress=compress,
             exchange=exchange,
             input_wait=max(0.0, waited),
-            waited=min(exposed, exchange) if marks.backward is not None else float("nan"),
+            waited=min(exposed, exchange) if timestamps.backward is not None else float("nan"),
         )
 
 

@@ -4,7 +4,7 @@
 
 Coding starts with cold caches whenever backward ran in between, which costs some milliseconds whatever the size. So
 groups wait for the next until they are worth it, or until the backward has no more. What waits depends on sizes and the
-step's plan, and on what the link was sounded at: the same on all ranks. Dense groups never wait: nothing is coded.
+step's plan, and on what the link was probed at: the same on all ranks. Dense groups never wait: nothing is coded.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ WORTH = 0.008
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ReadyGroup:
     """Tensors that a framework hands over together.
 
     Attributes:
@@ -55,7 +55,7 @@ def enough(total: int, exchange_s: float = 0.0) -> int:
     return min(LEAST, -(-total // parts))
 
 
-def elements(groups: Sequence[Group]) -> int:
+def elements(groups: Sequence[ReadyGroup]) -> int:
     """Of all their pieces."""
     return sum(piece.flat.numel() for group in groups for piece in group.pieces)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
 from gravac.stepping.agreement import gain
-from gravac.stepping.clock import Booked
+from gravac.stepping.clock import StepCosts
 from gravac.telemetry.records import DecisionRecord, StepRecord
 
 
@@ -39,25 +39,25 @@ def decided(
     )
 
 
-def measured_step(measured: Measurement, booked: Booked) -> StepRecord:
-    """The record of a step: what all ranks agreed on, and what this one booked."""
+def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
+    """The record of a step: what all ranks agreed on, and what this one costs."""
     kept = gain(measured.error, measured.energy)
     t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
     return StepRecord(
         step=measured.step,
         compressor=measured.candidate.compressor,
         cf=measured.candidate.cf,
-        achieved_cf=booked.achieved_cf,
+        achieved_cf=costs.achieved_cf,
         gain=kept,
-        wire_ratio=booked.wire_ratio,
-        payload_bytes=booked.payload_bytes,
-        wire_bytes=booked.wire_bytes,
-        dense_wire_bytes=booked.dense_wire_bytes,
-        seconds=booked.seconds,
-        compute_seconds=booked.compute,
-        compress_seconds=booked.compress,
-        exchange_seconds=booked.exchange,
-        input_wait_seconds=booked.input_wait,
+        wire_ratio=costs.wire_ratio,
+        payload_bytes=costs.payload_bytes,
+        wire_bytes=costs.wire_bytes,
+        dense_wire_bytes=costs.dense_wire_bytes,
+        seconds=costs.seconds,
+        compute_seconds=costs.compute,
+        compress_seconds=costs.compress,
+        exchange_seconds=costs.exchange,
+        input_wait_seconds=costs.input_wait,
         t_system=t_system,
         t_compression=None if kept is None else t_system * max(kept, 0.0),
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),

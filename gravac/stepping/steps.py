@@ -22,11 +22,11 @@ from gravac.collectives import AllReduce, Collective, Ledger, wire_ratio
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import ExchangeError, GroupTransport, Pending
-from gravac.stepping.agreement import Report, gain
-from gravac.stepping.clock import Booked, Marks, StepClock
-from gravac.stepping.coalescing import Group, elements, enough, exchanged
+from gravac.stepping.agreement import StepReport, gain
+from gravac.stepping.clock import StepClock, StepCosts, Timestamps
+from gravac.stepping.coalescing import ReadyGroup, elements, enough, exchanged
 from gravac.stepping.step_records import decided, measured_step, shares
-from gravac.stepping.tensor_errors import Survey
+from gravac.stepping.tensor_errors import TensorErrors
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord
 from gravac.telemetry.words import candidate_words
 
@@ -75,8 +75,8 @@ class Steps:
         self.dense_wire_bytes = 0
         self.steps_at: dict[Candidate, int] = {}
         self.state: Any = None
-        self.report: Report | None = None
-        self.survey: Survey | None = None
+        self.report: StepReport | None = None
+        self.tensor_errors: TensorErrors | None = None
         self.survey_bytes = 0
         self.curves: dict[str, Curve] = {}
         self._admit = admit
@@ -89,13 +89,13 @@ class Steps:
         self._allotted: dict[float, dict[str, float | None]] = {}
         self._fifo: Fifo | None = None
         self._agreeing: list[Pending] | None = None
-        self._booked: Booked | None = None
+        self._costs: StepCosts | None = None
         self._learning_rate = math.nan
         self.plan = Plan(step=0, cf=None)
         self.ran: Candidate | None = None
         self._clock = StepClock()
         self._device = torch.device("cpu")
-        self._waiting: list[Group] = []
+        self._waiting: list[ReadyGroup] = []
         self._elements = 0
         self._enough = 0
         self._one_round = False
@@ -139,7 +139,7 @@ class Steps:
         """
         self._thread.call(lambda: self._begin(forms, loss_scale, learning_rate, takes_part), fail)
 
-    def exchange(self, group: Group, last: bool = False) -> None:
+    def exchange(self, group: ReadyGroup, last: bool = False) -> None:
         """Average a group, perhaps together with those that follow.
 
         Args:
@@ -149,13 +149,13 @@ class Steps:
         self._device = group.pieces[0].flat.device
         self._hand_over(group, last)
 
-    def end(self, marks: Marks, fail: Fail) -> None:
+    def end(self, timestamps: Timestamps, fail: Fail) -> None:
         """The backward ended; all its groups were handed over."""
         self._hand_over(None, last=True)
-        self._thread.call(lambda: self._end(marks), fail)
+        self._thread.call(lambda: self._end(timestamps), fail)
 
-    def _hand_over(self, group: Group | None, last: bool) -> None:
-        taken: list[Group] = [] if group is None else [group]
+    def _hand_over(self, group: ReadyGroup | None, last: bool) -> None:
+        taken: list[ReadyGroup] = [] if group is None else [group]
 
         def job() -> Any:
             self._waiting += taken
@@ -234,8 +234,8 @@ class Steps:
         assert self.decision is not None
         if self.report is not None:
             asked: list[Collective] = [AllReduce(self.report.vector())]
-            if self.survey is not None:
-                asked.append(AllReduce(self.survey.vector()))
+            if self.tensor_errors is not None:
+                asked.append(AllReduce(self.tensor_errors.vector()))
                 self.survey_bytes += asked[-1].payload_bytes
             with self._naming(lambda: "the ranks' agreement on the step before"):
                 self._agreeing = self._thread.transport.start(asked)
@@ -290,21 +290,21 @@ class Steps:
         words = tuple(candidate_words(candidate) for candidate in self.candidates)
         self._emit(RunRecord(self._settings, self.averager.world, words, dropped))
 
-    def _end(self, marks: Marks) -> None:
+    def _end(self, timestamps: Timestamps) -> None:
         assert self.ran is not None
-        tally = self.averager.tally
+        stats = self.averager.stats
         self.averager.commit()
-        booked = self._clock.end(self._thread, marks, tally)
-        self.wire_bytes += booked.wire_bytes
-        self.dense_wire_bytes += booked.dense_wire_bytes
+        costs = self._clock.end(self._thread, timestamps, stats)
+        self.wire_bytes += costs.wire_bytes
+        self.dense_wire_bytes += costs.dense_wire_bytes
         if self._agreeing is not None:
             with self._naming(lambda: "the ranks' agreement on the step before"):
                 agreed = self._thread.transport.finish(self._agreeing)
             self._observe(*agreed)
             self._agreeing = None
-        self.report = Report.of(self.step, self.ran, self.plan.shadow, booked, tally, self._learning_rate)
-        self.survey = Survey.of(tally, self.plan, self.loss_scale or 1.0, self._wire_bytes)
-        self._booked = booked
+        self.report = StepReport.of(self.step, self.ran, self.plan.shadow, costs, stats, self._learning_rate)
+        self.tensor_errors = TensorErrors.of(stats, self.plan, self.loss_scale or 1.0, self._wire_bytes)
+        self._costs = costs
         self.steps_at[self.ran] = self.steps_at.get(self.ran, 0) + 1
         self.step += 1
 
@@ -315,14 +315,14 @@ class Steps:
         world = self.averager.world
         samples = self._samples if self._samples is not None else float(world)
         norms: tuple[tuple[str, float], ...] = ()
-        if self.survey is not None and surveyed is not None:
-            norms = self.survey.norms(surveyed, world)
-            self.learn(self.survey.curves(surveyed))
+        if self.tensor_errors is not None and surveyed is not None:
+            norms = self.tensor_errors.norms(surveyed, world)
+            self.learn(self.tensor_errors.curves(surveyed))
         measured = self.report.agreed(total, world, samples, norms)
         self.gain = gain(measured.error, measured.energy)
-        if self._booked is not None:
-            self.wire_ratio = self._booked.wire_ratio
-            self._emit(measured_step(measured, self._booked))
+        if self._costs is not None:
+            self.wire_ratio = self._costs.wire_ratio
+            self._emit(measured_step(measured, self._costs))
         before = self.decision.runs
         self.state, self.decision = self.controller.observe(self.state, measured)
         summary = self.decision.summary

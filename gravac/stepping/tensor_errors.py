@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from gravac.averaging.allocation import Curve, Point
-from gravac.averaging.plan import Form, Plan, Tally
+from gravac.averaging.plan import Form, Plan, StepStats
 
 WireBytes = Callable[[Form, float | None], int]
 """Predicted wire bytes of one tensor at a CF of the base compressor; ``None`` is dense."""
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class TensorErrors:
     """One rank's numbers of the tensors of one step, on their way to the others.
 
     Attributes:
@@ -39,22 +39,22 @@ class Survey:
     numbers: tuple[float, ...]
 
     @classmethod
-    def of(cls, tally: Tally, plan: Plan, loss_scale: float, wire_bytes: WireBytes) -> "Survey | None":
+    def of(cls, stats: StepStats, plan: Plan, loss_scale: float, wire_bytes: WireBytes) -> "TensorErrors | None":
         """A step's numbers, when its plan asked for any.
 
         Args:
-            tally: of the step.
+            stats: of the step.
             plan: of the step.
             loss_scale: that its gradients were multiplied with.
             wire_bytes: see ``WireBytes``.
         """
-        if not tally.sums and not tally.curves:
+        if not stats.sums and not stats.curves:
             return None
-        summed, curved, cfs = tuple(sorted(tally.sums)), tuple(sorted(tally.curves)), (None, *plan.survey)
-        squares = [tally.sums[name] for name in summed]
-        squares += [number for name in curved for number in tally.curves[name]]
-        known = {form: tuple(wire_bytes(form, cf) for cf in cfs) for form in set(tally.forms.values())}
-        sent = tuple(known[tally.forms[name]] for name in curved)
+        summed, curved, cfs = tuple(sorted(stats.sums)), tuple(sorted(stats.curves)), (None, *plan.survey)
+        squares = [stats.sums[name] for name in summed]
+        squares += [number for name in curved for number in stats.curves[name]]
+        known = {form: tuple(wire_bytes(form, cf) for cf in cfs) for form in set(stats.forms.values())}
+        sent = tuple(known[stats.forms[name]] for name in curved)
         return cls(summed, curved, cfs, sent, tuple(float(square) / loss_scale**2 for square in squares))
 
     def vector(self) -> torch.Tensor:

@@ -15,7 +15,7 @@ from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece, Plan
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
-from gravac.compressors.base import Rounds, energy, kept
+from gravac.compressors.base import Rounds, energy, k_for
 from gravac.exchange import memory
 from gravac.exchange.fuse import ALIGNMENT
 
@@ -67,9 +67,9 @@ class World:
                     for averager, out in zip(self.averagers, outs, strict=True)
                 ]
             )
-        finite = all(averager.tally.finite for averager in self.averagers)
+        finite = all(averager.stats.finite for averager in self.averagers)
         for averager in self.averagers:
-            assert finite == averager.tally.finite
+            assert finite == averager.stats.finite
             averager.commit()
         return outs
 
@@ -156,7 +156,7 @@ def test_gain_is_between_zero_and_one(cfs: list[float | None], base: Compressor)
     for step, cf in enumerate(cfs):
         world.step(gradients(3, step), cf, step, LAYOUTS[0])
         for averager in world.averagers:
-            error, whole = float(averager.tally.error), float(averager.tally.energy)
+            error, whole = float(averager.stats.error), float(averager.stats.energy)
             assert 0 <= error <= whole * (1 + 1e-6)
 
 
@@ -169,8 +169,8 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
         memory.run(
             [world.averagers[0].average([Piece("linear", out[0]["linear"].view(-1), (40, 30))], Plan(step, 10.0))]
         )
-        error += float(world.averagers[0].tally.error)
-        whole += float(world.averagers[0].tally.energy)
+        error += float(world.averagers[0].stats.error)
+        whole += float(world.averagers[0].stats.energy)
     assert 1 - error / whole == pytest.approx(0.1, abs=0.004)
 
 
@@ -199,7 +199,7 @@ def test_what_is_not_laid_out_is_added_to_the_mean_and_taken_from_the_residual()
     x = mine["linear"].view(-1)
     assert torch.allclose(out["linear"].view(-1), x / 2)
     assert torch.allclose(world.averagers[0].feedback.residual["linear"], x / 2)
-    assert float(world.averagers[0].tally.error) == pytest.approx(float(energy(x)) / 4)
+    assert float(world.averagers[0].stats.error) == pytest.approx(float(energy(x)) / 4)
 
 
 @pytest.mark.parametrize("cf", [None, 10.0])
@@ -214,7 +214,7 @@ def test_with_overflow_safety_a_non_finite_gradient_moves_no_residual(cf: float 
     world.last = Plan(0, cf)  # no release between
     outs = world.step(poisoned, cf, 1, LAYOUTS[1])
     assert all(not out["linear"].isfinite().all() for out in outs)
-    assert all(not averager.tally.finite for averager in world.averagers)
+    assert all(not averager.stats.finite for averager in world.averagers)
     for averager, old, old_held in zip(world.averagers, before, held, strict=True):
         assert averager.feedback.residual.keys() == old.keys()
         assert all(torch.equal(averager.feedback.residual[k], old[k]) for k in old)
@@ -307,8 +307,8 @@ def test_each_tensor_is_compressed_at_its_own_cf_and_the_bytes_are_those_predict
     world = World(topk)
     world.step(gradients(3, 0), 10.0, 0, LAYOUTS[0], cfs=own)
     for averager in world.averagers:
-        assert averager.tally.sent == kept(288, 4.0) + kept(1200, 50.0)
-        assert float((averager.feedback.residual["conv"] != 0).sum()) == 288 - kept(288, 4.0)
+        assert averager.stats.sent == k_for(288, 4.0) + k_for(1200, 50.0)
+        assert float((averager.feedback.residual["conv"] != 0).sum()) == 288 - k_for(288, 4.0)
         forms = {name: (shape, torch.float32) for name, shape in SHAPES.items()}
         predicted = sum(
             t.payload_bytes for n, form in forms.items() for t in averager.traffic([form], topk, own.get(n, 10.0))
@@ -355,7 +355,7 @@ def test_gradients_are_added_up_as_they_are_and_reported_once(cf: float | None) 
                     so_far[name] += g
         world.step(grads, cf, step, LAYOUTS[0], sums=sums)
     for averager, so_far in zip(world.averagers, total, strict=True):
-        assert {name: float(norm) for name, norm in averager.tally.sums.items()} == pytest.approx(
+        assert {name: float(norm) for name, norm in averager.stats.sums.items()} == pytest.approx(
             {name: float(so_far[name].square().sum()) for name in ("conv", "linear")}
         )
         assert not averager.sums
@@ -372,10 +372,10 @@ def test_a_survey_tells_each_tensors_error_at_each_cf_and_changes_nothing(cf: fl
         if step:
             continue
         for averager, mine in zip(world.averagers, grads, strict=True):
-            assert set(averager.tally.curves) == {"conv", "linear"}
-            for name, numbers in averager.tally.curves.items():
+            assert set(averager.stats.curves) == {"conv", "linear"}
+            for name, numbers in averager.stats.curves.items():
                 largest = mine[name].view(-1).square().sort(descending=True).values
-                lost = [float(largest[kept(len(largest), at) :].sum()) for at in (4.0, 50.0)]
+                lost = [float(largest[k_for(len(largest), at) :].sum()) for at in (4.0, 50.0)]
                 assert [float(number) for number in numbers] == pytest.approx([float(largest.sum()), *lost], rel=1e-5)
 
 
@@ -385,7 +385,7 @@ def test_a_survey_names_the_same_tensors_when_a_gradient_is_not_finite(cf: float
     grads = gradients(3, 0)
     grads[1]["conv"][0, 0, 0, 0] = float("nan")
     world.step(grads, cf, 0, LAYOUTS[0], survey=(4.0, 50.0))
-    assert all(set(averager.tally.curves) == {"conv", "linear"} for averager in world.averagers)
+    assert all(set(averager.stats.curves) == {"conv", "linear"} for averager in world.averagers)
 
 
 def test_sums_are_forgotten_when_nobody_wants_them() -> None:

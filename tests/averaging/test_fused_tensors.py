@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.fused_tensors import LARGEST, bundled
+from gravac.averaging.fused_tensors import LARGEST, fuse_small
 from gravac.averaging.plan import Piece, Plan
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, dense, ladder, quantize, topk
@@ -65,9 +65,9 @@ def test_tensors_side_by_side_come_out_as_each_alone(
         for mine, other in zip(together[rank], alone[rank], strict=True):
             torch.testing.assert_close(mine, other, rtol=0 if ranks == 2 else 1e-6, atol=0 if ranks == 2 else 1e-6)
         assert merged[rank].feedback.residual.keys() == single[rank].feedback.residual.keys()
-        assert float(merged[rank].tally.energy) == pytest.approx(float(single[rank].tally.energy), rel=1e-5)
-        assert merged[rank].tally.achieved_cf == pytest.approx(single[rank].tally.achieved_cf)
-    lost, lost_alone = (sum(float(averager.tally.error) for averager in some) for some in (merged, single))
+        assert float(merged[rank].stats.energy) == pytest.approx(float(single[rank].stats.energy), rel=1e-5)
+        assert merged[rank].stats.achieved_cf == pytest.approx(single[rank].stats.achieved_cf)
+    lost, lost_alone = (sum(float(averager.stats.error) for averager in some) for some in (merged, single))
     assert lost == pytest.approx(lost_alone, rel=1e-5, abs=1e-9)  # whose shard a second coding is may differ
 
 
@@ -110,14 +110,14 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
     memory.run([a.average(mine, Plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
     assert all(out.isnan().all() for mine in outs for out in mine)
-    assert all(averager.feedback.empty and not averager.tally.finite for averager in averagers)
+    assert all(averager.feedback.empty and not averager.stats.finite for averager in averagers)
 
 
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
     sizes = [10, LARGEST + 1, 20, 30]
     pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
     cfs = {"0": 8.0, "1": 8.0, "2": None, "3": 8.0}
-    found = bundled(pieces, lambda piece: cfs[piece.name], lambda _: 8)
+    found = fuse_small(pieces, lambda piece: cfs[piece.name], lambda _: 8)
     assert [[piece.name for piece in bundle.pieces] for bundle in found] == [["0", "3"], ["1"], ["2"]]
     assert found[0].length == 16 + 32
     assert found[0].elements == 40

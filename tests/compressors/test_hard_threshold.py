@@ -13,7 +13,7 @@ from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece, Plan
 from gravac.collectives import AllGather
 from gravac.compressors import Context, HardThreshold, Sparse, dense
-from gravac.compressors.base import energy, kept, laid_out
+from gravac.compressors.base import energy, k_for, laid_out
 from gravac.exchange import memory
 
 FEW, SOME, MOST, NONE = (hard_threshold(threshold=at) for at in (2.0, 0.5, 0.005, 100.0))
@@ -39,7 +39,7 @@ def gradient(elements: int, seed: int = 0) -> torch.Tensor:
 def test_what_reaches_the_threshold_is_sent_and_of_more_than_k_the_largest(
     elements: int, threshold: float, cf: float, seed: int
 ) -> None:
-    x, k = gradient(elements, seed), kept(elements, cf)
+    x, k = gradient(elements, seed), k_for(elements, cf)
     (came,) = conformance.exchange(hard_threshold(threshold=threshold), [x], cf)
     assert isinstance(came.sent, Sparse)
     ((indices, values),) = came.sent.parts

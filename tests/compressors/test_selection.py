@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from gravac.collectives import AllGather
 from gravac.compressors import multilevel, topk
-from gravac.compressors.base import Context, energy, kept
+from gravac.compressors.base import Context, energy, k_for
 from gravac.compressors.randomk import draw
 from gravac.compressors.selection import largest
 from gravac.compressors.topk import pack_indices, unpack_indices
@@ -71,7 +71,7 @@ def test_multilevel_selects_what_direct_selection_does(elements: int, cfs: list[
     foreseen = topk.errors(x, sorted(cfs), Context())
     for cf, error in zip(sorted(cfs), foreseen, strict=True):
         level = multilevel.at(topk.select, x, cf, ctx)
-        direct = topk.select(x, kept(elements, cf))
+        direct = topk.select(x, k_for(elements, cf))
         assert float(error) == pytest.approx(float(energy(x) - energy(direct.values)), abs=1e-4 * float(energy(x)))
         assert torch.equal(level.indices, direct.indices)
         assert torch.equal(level.values, direct.values)

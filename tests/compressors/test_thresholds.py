@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from gravac import conformance
 from gravac.collectives import AllGather
-from gravac.compressors.base import Context, Reduced, Sparse, energy, kept, laid_out
+from gravac.compressors.base import Context, Reduced, Sparse, energy, k_for, laid_out
 from gravac.compressors.dgc import DGC, dgc
 from gravac.compressors.redsync import redsync
 from gravac.compressors.sidco import sidco
@@ -113,7 +113,7 @@ def test_a_published_count_fits_its_slots(
     compressor: ThresholdK, kind: str, elements: int, cf: float, seed: int
 ) -> None:
     x = gradient(kind, elements, seed)
-    k = kept(elements, cf)
+    k = k_for(elements, cf)
     chosen = compressor.select(x, k)
     m = chosen.indices.numel()
     slots = k if compressor.exact_cf else min(elements, 2 * k)
@@ -135,7 +135,7 @@ def test_a_published_count_fits_its_slots(
 @pytest.mark.parametrize("kind", ["normal", "laplace"])
 def test_published_counts(kind: str, cf: float) -> None:
     x = gradient(kind, 500_000)
-    k = kept(x.numel(), cf)
+    k = k_for(x.numel(), cf)
     _, bisection, *fitted, sampled = (c.select(x, k).indices.numel() / k for c in AS_PUBLISHED)
     assert 1 <= bisection <= 2
     assert all(0.6 <= ratio <= 1.6 for ratio in fitted), fitted
@@ -298,7 +298,7 @@ def test_dgc_is_algorithm_1(changes: dict[str, Any], dtype: torch.dtype) -> None
     grads = [[gradient("laplace", 900, 10 * s + r, dtype) for r in range(world)] for s in range(6)]
     originals = [[x.clone() for x in by_rank] for by_rank in grads]
     warmup = compressor.warmup_steps
-    k = [kept(900, 4 * (cf / 4) ** min(1.0, (s + 1) / (warmup + 1))) for s in range(6)]
+    k = [k_for(900, 4 * (cf / 4) ** min(1.0, (s + 1) / (warmup + 1))) for s in range(6)]
     expected, last = reference(grads, k, world, compressor.model_dump())
     means, came, states = steps(compressor, grads, cf)
     for mean, right in zip(means, expected, strict=True):

@@ -86,7 +86,7 @@ class Cluster:
         )
 
     def goodput(self, candidate: Candidate, step: int) -> float:
-        return candidate.worth / self.seconds(candidate, step)
+        return candidate.efficiency / self.seconds(candidate, step)
 
     def best(self, step: int) -> float:
         return max(self.goodput(candidate, step) for candidate in LADDER)
@@ -103,7 +103,7 @@ def regret(cluster: Cluster, steps: int, candidates: tuple[Candidate, ...] = LAD
     """Time over that which the best candidate would have taken for the same progress."""
     ran = [step.ran.candidate for step in played(cluster, steps, candidates)]
     taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
-    return taken / (sum(candidate.worth for candidate in ran) / cluster.best(0))
+    return taken / (sum(candidate.efficiency for candidate in ran) / cluster.best(0))
 
 
 @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
@@ -223,7 +223,7 @@ def test_an_unlucky_trial_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> Non
     def lost(seed: int) -> float:
         ran = [s.ran.candidate for s in drive(Goodput(), cluster.foreseen(), noisy(cluster, seed, 0.05), 480)]
         taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
-        return taken / (sum(candidate.worth for candidate in ran) / cluster.best(0)) - 1
+        return taken / (sum(candidate.efficiency for candidate in ran) / cluster.best(0)) - 1
 
     believed = statistics.fmean(lost(seed) for seed in range(20))
     monkeypatch.setattr("gravac.controllers.goodput_state.DOUBTS", 0)
@@ -302,7 +302,9 @@ def test_one_bit_is_left_for_what_gains_more_than_that_sets_training_back(at: in
     Only of quantizers, whose worth goes by gain.
     """
     cluster = Cluster(0.08, lambda step: 3.0 if step < at else 0.56, CODING, booked=True)
-    points = {c: ((0.0, c.worth), (1.0, c.worth)) if by_gain and c.family == "quantize" else () for c in LADDER}
+    points = {
+        c: ((0.0, c.efficiency), (1.0, c.efficiency)) if by_gain and c.family == "quantize" else () for c in LADDER
+    }
     steps = played(cluster, at + 90, tuple(replace(c, by_gain=points[c]) for c in LADDER))
     one_bit, two_bits = LADDER[6].cf, LADDER[5].cf
     assert steps[at].ran.candidate.cf == one_bit
@@ -330,7 +332,7 @@ def test_what_follows_from_a_change_is_true(
     compute: float, before: float, after: float, hidden: float, held: int
 ) -> None:
     old, new = (Cluster(compute, lambda step, link=link: link, CODING, hidden) for link in (before, after))
-    entries = tuple(Entry(at, old.seconds(c, 0), 1, c.worth) for at, c in enumerate(LADDER))
+    entries = tuple(Entry(at, old.seconds(c, 0), 1, c.efficiency) for at, c in enumerate(LADDER))
     state = State(LADDER, "hold", held, held, Window(LADDER[held]), entries)
     for at, floor in state.changed(new.seconds(LADDER[held], 0)).floors:
         assert floor <= new.seconds(LADDER[at], 0) * (1 + 1e-9)
@@ -342,7 +344,7 @@ def test_trials_cost_at_most_their_share(dense: float) -> None:
     steps = played(cluster, 2000)
     best = cluster.best(0)
     later = steps[80:]  # the first search is over
-    lost = sum(s.measured.seconds - s.ran.candidate.worth / best for s in later)
+    lost = sum(s.measured.seconds - s.ran.candidate.efficiency / best for s in later)
     assert lost <= (Goodput().explore + Goodput().hysteresis) * sum(s.measured.seconds for s in later)
 
 
@@ -351,7 +353,9 @@ def test_trials_cost_at_most_their_share(dense: float) -> None:
 def test_what_may_set_training_back_is_tried_last(dense: float, booked: bool) -> None:
     """Steps of little worth, when nothing else promises anything."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=booked)
-    worths = [c.worth for c, _ in itertools.groupby(s.ran.candidate for s in played(cluster, 120, cluster.foreseen()))]
+    worths = [
+        c.efficiency for c, _ in itertools.groupby(s.ran.candidate for s in played(cluster, 120, cluster.foreseen()))
+    ]
     harmful = [at for at, worth in enumerate(worths) if worth < HARMLESS]
     assert not harmful or all(worth < HARMLESS or worth in worths[: harmful[0]] for worth in worths[harmful[0] :])
     assert bool(harmful) == (dense > 3)

@@ -48,4 +48,4 @@ def test_it_proposes_its_cf_the_nearest_or_none() -> None:
 
 
 def test_it_insists_on_its_cf() -> None:
-    assert Static(cf=10).insists
+    assert Static(cf=10).keeps_all

@@ -19,7 +19,7 @@ from tests.ranks import processes
 class Breaks(Quantize):
     """Fails on every rank in the third step, at a tensor in the middle of the model."""
 
-    def together(self, cf: float, world: int) -> int:
+    def pad_multiple(self, cf: float, world: int) -> int:
         return 0
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:

@@ -32,7 +32,7 @@ class Scripted(Settings):
     """Runs ``PATH``."""
 
     name: ClassVar[str] = "scripted"
-    insists: ClassVar[bool] = False
+    keeps_all: ClassVar[bool] = False
     sixteen_bit: ClassVar[bool] = True
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:

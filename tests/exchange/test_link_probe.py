@@ -9,15 +9,15 @@ import torch.distributed as dist
 
 from gravac import AdaptiveCompressor
 from gravac.exchange.group import GroupTransport
-from gravac.exchange.link_probe import Sounding, sound
+from gravac.exchange.link_probe import LinkProbe, probe_link
 from tests.distributed.training import parallel, sgd, train
 from tests.ranks import processes
 
 
-def sounded(rank: int, world: int, paces: list[float]) -> list[Sounding | None]:
+def sounded(rank: int, world: int, paces: list[float]) -> list[LinkProbe | None]:
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
-    return [sound(GroupTransport(group, pace)) for pace in paces]
+    return [probe_link(GroupTransport(group, pace)) for pace in paces]
 
 
 def test_a_paced_link_is_found_to_be_no_faster_than_it_is_and_alike_on_every_rank() -> None:
@@ -46,7 +46,7 @@ def test_candidates_know_what_they_should_take_and_a_slow_link_starts_compressed
     assert sent > 0
 
 
-def alone(rank: int, world: int) -> Sounding | None:
+def alone(rank: int, world: int) -> LinkProbe | None:
     return sounded(rank, world, [1e7])[0]
 
 

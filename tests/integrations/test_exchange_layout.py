@@ -5,19 +5,19 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from gravac.integrations.exchange_layout import Groups, Names
+from gravac.integrations.exchange_layout import ExchangeLayout, Names
 
 FIRST: list[Names] = [("a", "b", "c", "d")]
 REBUILT: list[Names] = [("d", "c"), ("b", "a")]
 
 
-def step(groups: Groups, buckets: list[Names]) -> tuple[list[Names], list[Names]]:
+def step(groups: ExchangeLayout, buckets: list[Names]) -> tuple[list[Names], list[Names]]:
     ready = [group for bucket in buckets for group in groups.arrive(bucket)]
     return ready, groups.end()
 
 
 def test_groups_are_fixed_from_the_first_rebuilt_layout() -> None:
-    groups = Groups()
+    groups = ExchangeLayout()
     assert step(groups, FIRST) == (FIRST, [])
     assert groups.fixed == ()
     assert step(groups, REBUILT) == (REBUILT, [])
@@ -25,7 +25,7 @@ def test_groups_are_fixed_from_the_first_rebuilt_layout() -> None:
 
 
 def test_a_layout_that_stays_is_taken_after_three_steps() -> None:
-    groups = Groups()
+    groups = ExchangeLayout()
     for _ in range(2):
         step(groups, REBUILT)
         assert groups.fixed == ()
@@ -34,29 +34,29 @@ def test_a_layout_that_stays_is_taken_after_three_steps() -> None:
 
 
 def test_static_graph_rebuilds_one_step_later() -> None:
-    groups = Groups()
+    groups = ExchangeLayout()
     for buckets in (FIRST, FIRST, REBUILT):
         step(groups, buckets)
     assert groups.fixed == tuple(REBUILT)
 
 
 def test_a_resumed_run_cuts_its_one_bucket_into_the_stored_groups() -> None:
-    assert step(Groups(REBUILT), FIRST) == (REBUILT, [])
+    assert step(ExchangeLayout(REBUILT), FIRST) == (REBUILT, [])
 
 
 def test_a_group_over_two_buckets_waits_for_both() -> None:
-    groups = Groups([("a", "b", "c")])
+    groups = ExchangeLayout([("a", "b", "c")])
     assert groups.arrive(("a", "b")) == []
     assert groups.arrive(("c",)) == [("a", "b", "c")]
     assert groups.end() == []
 
 
 def test_members_whose_group_never_completes_are_left_for_the_end() -> None:
-    assert step(Groups([("a", "b"), ("c", "d")]), [("a", "b", "c")]) == ([("a", "b")], [("c",)])
+    assert step(ExchangeLayout([("a", "b"), ("c", "d")]), [("a", "b", "c")]) == ([("a", "b")], [("c",)])
 
 
 def test_names_that_no_group_knows_travel_by_themselves() -> None:
-    assert step(Groups([("a",)]), [("a", "new")]) == ([("a",), ("new",)], [])
+    assert step(ExchangeLayout([("a",)]), [("a", "new")]) == ([("a",), ("new",)], [])
 
 
 @given(st.permutations(list("abcdefgh")), st.permutations(list("abcdefgh")), st.data())
@@ -65,5 +65,5 @@ def test_every_parameter_travels_exactly_once(one: list[str], other: list[str], 
         at = sorted(data.draw(st.sets(st.integers(1, 7), max_size=4)))
         return [tuple(names[i:j]) for i, j in zip([0, *at], [*at, 8], strict=True)]
 
-    ready, left = step(Groups(cut(one)), cut(other))
+    ready, left = step(ExchangeLayout(cut(one)), cut(other))
     assert sorted(name for group in ready + left for name in group) == sorted(one)

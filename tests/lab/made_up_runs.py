@@ -8,7 +8,7 @@ import math
 import random
 from typing import Any
 
-from gravac.lab.tta.record import Point, RunRecord, Split, Turn
+from gravac.lab.tta.record import Point, Split, TrainingRecord, Turn
 
 DENSE_BYTES = 8_000_000
 """A step of float32 over the wire."""
@@ -41,7 +41,7 @@ METHODS = {
 RATES = {"10mbit": 1e7, "100mbit": 1e8, "1gbit,30s:50mbit": 4e8, "unthrottled": 2e10}
 
 
-def made_up(method: str = "fp16", seed: int = 0, **given: Any) -> RunRecord:
+def made_up(method: str = "fp16", seed: int = 0, **given: Any) -> TrainingRecord:
     """One short run that took 20 s; fields as given."""
     tta = given.get("tta_s", 20.0)
     fields: dict[str, Any] = {
@@ -74,10 +74,10 @@ def made_up(method: str = "fp16", seed: int = 0, **given: Any) -> RunRecord:
         "paced": False,
         "factored": False,
     }
-    return RunRecord(**(fields | given))
+    return TrainingRecord(**(fields | given))
 
 
-def realistic(task: str, link: str, method: str, seed: int) -> RunRecord:
+def realistic(task: str, link: str, method: str, seed: int) -> TrainingRecord:
     """A run as long and as noisy as real ones."""
     chance = random.Random(f"{task} {link} {method} {seed}")
     metric, higher, start, end, target, compute = TASKS[task]
@@ -156,6 +156,6 @@ def _turns(method: str, steps: int, step_s: float, chance: random.Random) -> tup
     return tuple(turns)
 
 
-def everything(seeds: int = 2) -> list[RunRecord]:
+def everything(seeds: int = 2) -> list[TrainingRecord]:
     """Three tasks on four links, twelve methods each."""
     return [realistic(t, k, m, s) for t in TASKS for k in RATES for m in METHODS for s in range(seeds)]

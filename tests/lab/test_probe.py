@@ -40,10 +40,10 @@ def parts(rate: float = 0.05) -> Parts:
 
 def test_what_keeps_more_is_worth_more_and_eight_bits_nearly_all() -> None:
     fine, coarse = probe(*parts(), [(quantize(8), 4), (topk(values="float32"), 100)], steps=30, repeats=2)
-    assert fine.worth == pytest.approx(1.0, abs=0.1)
-    assert coarse.worth < 0.9 * fine.worth
+    assert fine.efficiency == pytest.approx(1.0, abs=0.1)
+    assert coarse.efficiency < 0.9 * fine.efficiency
     assert fine.gain > 0.99 > coarse.gain
-    assert fine.low <= fine.worth <= fine.high
+    assert fine.low <= fine.efficiency <= fine.high
     assert 3 < fine.wire_ratio < 4
 
 

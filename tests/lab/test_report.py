@@ -17,7 +17,7 @@ import pytest
 from gravac.lab.report.numbers import DENSE, Row, amount, bytes_per_step, faster
 from gravac.lab.report.summary import Section, link_order, sections
 from gravac.lab.report.words import times
-from gravac.lab.tta.record import RunRecord, Split, Turn
+from gravac.lab.tta.record import Split, TrainingRecord, Turn
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import DENSE_BYTES, METHODS, made_up, realistic
 
@@ -29,11 +29,11 @@ from gravac.lab.report import curves, plots, style
 from gravac.lab.report.page import write_report
 
 
-def seeds(method: str, *ttas: float | None, **given: object) -> list[RunRecord]:
+def seeds(method: str, *ttas: float | None, **given: object) -> list[TrainingRecord]:
     return [made_up(method, seed, tta_s=tta, **given) for seed, tta in enumerate(ttas)]
 
 
-def only(runs: list[RunRecord]) -> Section:
+def only(runs: list[TrainingRecord]) -> Section:
     (section,) = sections(runs)
     return section
 
@@ -44,11 +44,11 @@ def row(section: Section, method: str) -> Row:
     return found
 
 
-def free(*ttas: float | None) -> list[RunRecord]:
+def free(*ttas: float | None) -> list[TrainingRecord]:
     return seeds("fp32", *ttas, link="unthrottled")
 
 
-def on(link: str, runs: list[RunRecord]) -> Section:
+def on(link: str, runs: list[TrainingRecord]) -> Section:
     return next(section for section in sections(runs) if section.place.link == link)
 
 

@@ -19,7 +19,7 @@ from gravac.lab.training.session import ALONE, Leg, Spec
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import factored, refactored
 from gravac.lab.tta.matrix import Matrix
-from gravac.lab.tta.record import Point, RunRecord, first_reached
+from gravac.lab.tta.record import Point, TrainingRecord, first_reached
 from gravac.lab.tta.runner import run_matrix, target_of
 
 pytestmark = pytest.mark.timeout(170)
@@ -32,7 +32,7 @@ class Notes:
     """A watcher that remembers."""
 
     def __init__(self) -> None:
-        self.made: list[RunRecord] = []
+        self.made: list[TrainingRecord] = []
         self.plan = (0, 0)
         self.failures: list[str] = []
         self.started: list[str] = []
@@ -46,7 +46,7 @@ class Notes:
     def event(self, cell: str, leg: Leg, event: dict[str, object]) -> None:
         pass
 
-    def finished(self, run: RunRecord) -> None:
+    def finished(self, run: TrainingRecord) -> None:
         self.made.append(run)
 
     def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
@@ -222,7 +222,7 @@ def curve(*metrics: float) -> tuple[Point, ...]:
     return tuple(Point(step=10 * at, seconds=2.0 * at, metric=metric) for at, metric in enumerate(metrics))
 
 
-def test_a_run_that_diverged_is_written_and_read_again(tmp_path: Path, run: RunRecord) -> None:
+def test_a_run_that_diverged_is_written_and_read_again(tmp_path: Path, run: TrainingRecord) -> None:
     curve = (*run.curve, Point(step=99, seconds=9.0, metric=math.nan))
     record.save(tmp_path / "runs.json", [run, run.model_copy(update={"val_metric": math.nan, "curve": curve})])
     assert json.loads((tmp_path / "runs.json").read_text())[1]["val_metric"] is None
@@ -244,7 +244,7 @@ def test_first_reached_is_linear_between_evaluations_for_losses_and_scores() -> 
     assert first_reached(curve(5, 6), 7, higher_is_better=False) == (0.0, 0.0)
 
 
-def test_factored_time_is_steps_times_the_step_time(run: RunRecord) -> None:
+def test_factored_time_is_steps_times_the_step_time(run: TrainingRecord) -> None:
     split = {"compute": 0.1, "exposed": 0.2, "input_wait": 0.0, "compress": None, "exchange": None}
     probe = {"steps_s": [0.5, 0.3, 0.4], "step": 5, "interface_bytes": 100, "split": split}
     made = factored(run, "20mbit", [probe, {**probe, "steps_s": [0.4, 0.4]}], 60.0, run)
@@ -258,8 +258,8 @@ def test_factored_time_is_steps_times_the_step_time(run: RunRecord) -> None:
 
 
 @pytest.fixture
-def run() -> RunRecord:
-    return RunRecord(
+def run() -> TrainingRecord:
+    return TrainingRecord(
         task="digits", scale=1, link="unthrottled", workers=2, method="topk@10", adaptive=False, seed=0,
         metric="loss, nats", higher_is_better=False, target=2, tta_s=3.0, steps_to_target=15, seconds=4.0,
         limit_s=None, steps=20, step_s=0.2, samples_per_s=80.0, efficiency=0.8, wire_bytes=1000, interface_bytes=1100,

@@ -134,7 +134,7 @@ def count(costs: str, gpu: GPU, model: str) -> list[dict[str, Any]]:
         for ranks, (single, sixteen, others) in loads.items():
             full, half = (dense.over(network, machine).step_s for dense in (single, sixteen))
             steps = [other.over(network, coding).step_s for other in others]
-            worths = [compressor.worth(cf) for compressor, cf in CANDIDATES]
+            worths = [compressor.efficiency(cf) for compressor, cf in CANDIDATES]
             papers = min(s for s, (compressor, _) in zip(steps, CANDIDATES, strict=True) if compressor.name in PAPERS)
             row["papers_wins"] += half / papers > MARGIN
             row["papers_wins_over_float32"] += full / papers > MARGIN

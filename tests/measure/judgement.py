@@ -25,7 +25,7 @@ from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
 from gravac.lab.tta.display import Live
 from gravac.lab.tta.matrix import REFERENCE, Matrix
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 
 FIRST_SEED = 10
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
     ratios: tuple[float, ...]
 
 
-def best_static(runs: Sequence[RunRecord], among: Sequence[str] = ()) -> dict[Cell, str]:
+def best_static(runs: Sequence[TrainingRecord], among: Sequence[str] = ()) -> dict[Cell, str]:
     """The static method of the lowest median time to accuracy, for every task and link."""
     found: dict[Cell, dict[str, list[float]]] = {}
     for run in runs:
@@ -58,7 +58,7 @@ def best_static(runs: Sequence[RunRecord], among: Sequence[str] = ()) -> dict[Ce
     return {cell: min(methods, key=lambda m: statistics.median(methods[m])) for cell, methods in found.items()}
 
 
-def verdicts(runs: Iterable[RunRecord], best: dict[Cell, str], adaptive: str) -> list[Verdict]:
+def verdicts(runs: Iterable[TrainingRecord], best: dict[Cell, str], adaptive: str) -> list[Verdict]:
     """Of every cell that has both methods with the same seed."""
     runs = list(runs)
     told = []
@@ -79,7 +79,7 @@ def verdicts(runs: Iterable[RunRecord], best: dict[Cell, str], adaptive: str) ->
     return told
 
 
-def taken(run: RunRecord) -> float:
+def taken(run: TrainingRecord) -> float:
     """Seconds to the target, or all it had."""
     return run.seconds if run.tta_s is None else run.tta_s
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from gravac.compressors import Context, multilevel, topk
-from gravac.compressors.base import kept
+from gravac.compressors.base import k_for
 from gravac.lab.shapes import MODELS
 from tests.measure.results import write
 
@@ -47,11 +47,11 @@ def measure(model: str, rounds: int) -> dict[str, object]:
 
     def direct(cf: float) -> None:
         for x in flats:
-            topk.select(x, kept(x.numel(), cf))
+            topk.select(x, k_for(x.numel(), cf))
 
     def torch_topk(cf: float) -> None:
         for x in flats:
-            x.abs().topk(kept(x.numel(), cf), sorted=False)
+            x.abs().topk(k_for(x.numel(), cf), sorted=False)
 
     def levels(*cfs: float) -> None:
         for x in flats:

@@ -70,10 +70,10 @@ def main() -> None:
             {
                 "task": name,
                 "methods": len(methods),
-                "probe": spearman([one.worth for one in found], truth),
+                "probe": spearman([one.efficiency for one in found], truth),
                 "gain": spearman([one.gain for one in found], truth),
                 "worth": dict(zip(methods, (round(value, 3) for value in truth), strict=True)),
-                "probed": {text: round(one.worth, 3) for text, one in zip(methods, found, strict=True)},
+                "probed": {text: round(one.efficiency, 3) for text, one in zip(methods, found, strict=True)},
             }
         )
         print(rows[-1], flush=True)

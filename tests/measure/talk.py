@@ -21,7 +21,7 @@ from rich.console import Console
 from gravac.lab.tta import record
 from gravac.lab.tta.display import Live
 from gravac.lab.tta.matrix import REFERENCE, Matrix
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 
 TASKS = {"lstm": (1.0, 200, 6.0), "charlm": (0.4, 200, 6.0), "denoise": (1.0, 300, 8.0)}
@@ -55,7 +55,7 @@ ADAPTIVE = {
 """By what a table says; CFs from 10x to 1000x but where it says otherwise."""
 
 
-def steps_at(run: RunRecord) -> Counter[float]:
+def steps_at(run: TrainingRecord) -> Counter[float]:
     """Steps of a run by the CF they ran at (of Accordion: at which the tensors ran that were critical)."""
     counted: Counter[float] = Counter()
     turns = [turn for turn in run.turns if turn.changed or turn.step == 0]
@@ -65,7 +65,7 @@ def steps_at(run: RunRecord) -> Counter[float]:
     return counted
 
 
-def floats_saved(run: RunRecord) -> float | None:
+def floats_saved(run: TrainingRecord) -> float | None:
     """Floats of dense steps over floats sent, of the tensors that are compressed; ``None`` where CFs are not known."""
     counted = steps_at(run)
     if not counted:
@@ -73,7 +73,7 @@ def floats_saved(run: RunRecord) -> float | None:
     return counted.total() / sum(steps / cf for cf, steps in counted.items())
 
 
-def table(runs: Sequence[RunRecord]) -> str:
+def table(runs: Sequence[TrainingRecord]) -> str:
     """As Markdown; medians over seeds. Speed-up is relative to top-k at 10x, as in the paper, and to native float32."""
     said = {method: f"`{method}`" for method in (REFERENCE, *STATIC)} | {m: label for label, m in ADAPTIVE.items()}
     adaptive = set(ADAPTIVE.values())

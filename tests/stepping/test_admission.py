@@ -11,13 +11,13 @@ import torch
 from gravac import Policy, ladder, powersgd, quantize, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Tally
+from gravac.averaging.plan import StepStats
 from gravac.candidate import Candidate
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.stepping.admission import admit
-from gravac.stepping.agreement import SIZE, Report
-from gravac.stepping.clock import Booked
+from gravac.stepping.agreement import SIZE, StepReport
+from gravac.stepping.clock import StepCosts
 
 Shapes = list[tuple[int, ...]]
 
@@ -61,8 +61,10 @@ def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
 
 def test_low_rank_is_worth_what_its_rank_is_whatever_the_cf() -> None:
     small, large = ([(side, side)] for side in (128, 2048))
-    assert powersgd(4).worth(128.0, small) == powersgd(4).worth(128.0, large) == powersgd.worth(16.0, small)
-    assert powersgd(1).worth(512.0, small) < powersgd(8).worth(64.0, small) < 1
+    assert (
+        powersgd(4).efficiency(128.0, small) == powersgd(4).efficiency(128.0, large) == powersgd.efficiency(16.0, small)
+    )
+    assert powersgd(1).efficiency(512.0, small) < powersgd(8).efficiency(64.0, small) < 1
 
 
 def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
@@ -70,26 +72,26 @@ def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
     policy = Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000))
     (wide, _), (narrow, _) = admitted(policy, WIDE), admitted(policy, [(96, 96)] * 8)
     four = [next(c for c in found if c.cf == 128) for found in (wide, narrow)]
-    assert four[0].worth == four[1].worth
+    assert four[0].efficiency == four[1].efficiency
     assert four[0].wire_ratio > 50 and four[1].wire_ratio < 15
 
 
 def test_a_gain_that_was_measured_corrects_the_worth() -> None:
-    points = quantize.worth_by_gain(32.0)
+    points = quantize.efficiency_by_gain(32.0)
     one = Candidate("quantize", 32.0, 28.0, 0.81, "quantize", points)
-    assert one.worth_at(1.0) == 1.0
-    assert one.worth_at(0.39) < one.worth_at(0.64) < one.worth_at(0.88)
-    assert one.worth_at(-3.0) == points[0][1]
-    assert one.worth_at(math.nan) == 0.81
-    assert Candidate("topk", 10.0, 5.0, 0.7).worth_at(0.2) == 0.7
+    assert one.efficiency_at(1.0) == 1.0
+    assert one.efficiency_at(0.39) < one.efficiency_at(0.64) < one.efficiency_at(0.88)
+    assert one.efficiency_at(-3.0) == points[0][1]
+    assert one.efficiency_at(math.nan) == 0.81
+    assert Candidate("topk", 10.0, 5.0, 0.7).efficiency_at(0.2) == 0.7
 
 
 @pytest.mark.parametrize("shadow", [(), (10.0, 20.0), (10.0, 20.0, 40.0), (10.0, 20.0, 40.0, 80.0, 160.0)])
 def test_seconds_waited_and_the_learning_rate_travel_where_shadows_leave_room(shadow: tuple[float, ...]) -> None:
-    tally = Tally()
-    tally.shadow = [torch.tensor(float(at)) for at in range(len(shadow))]
-    booked = Booked(1.0, 0, 0, 0, seconds=0.5, compute=0.3, compress=0.2, exchange=0.1, input_wait=0.0, waited=0.05)
-    report = Report.of(7, Candidate("topk", 10.0, 5.0), shadow, booked, tally, learning_rate=0.01)
+    stats = StepStats()
+    stats.shadow = [torch.tensor(float(at)) for at in range(len(shadow))]
+    booked = StepCosts(1.0, 0, 0, 0, seconds=0.5, compute=0.3, compress=0.2, exchange=0.1, input_wait=0.0, waited=0.05)
+    report = StepReport.of(7, Candidate("topk", 10.0, 5.0), shadow, booked, stats, learning_rate=0.01)
     assert len(report.numbers) == SIZE and 8 * SIZE <= 64
     measured = report.agreed(3 * report.vector(), 3, 16.0)
     assert measured.seconds == pytest.approx(0.5)
@@ -112,7 +114,7 @@ def test_16_bit_stands_between_dense_and_the_base(controller: GraVAC | Goodput) 
     assert [str(candidate) for candidate in candidates[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
     half = candidates[1]
     assert half.dense
-    assert (half.wire_ratio, half.worth, half.family) == (2.0, 1.0, "bfloat16")
+    assert (half.wire_ratio, half.efficiency, half.family) == (2.0, 1.0, "bfloat16")
 
 
 @pytest.mark.parametrize(

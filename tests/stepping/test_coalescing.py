@@ -5,12 +5,12 @@
 import torch
 
 from gravac.averaging.plan import Piece
-from gravac.stepping.coalescing import LEAST, MOST, PARTS, WORTH, Group, elements, enough
+from gravac.stepping.coalescing import LEAST, MOST, PARTS, WORTH, ReadyGroup, elements, enough
 
 
-def group(*sizes: int) -> Group:
+def group(*sizes: int) -> ReadyGroup:
     pieces = tuple(Piece(str(size), torch.zeros(size), (size,)) for size in sizes)
-    return Group(pieces, None, lambda: None, lambda _: None)
+    return ReadyGroup(pieces, None, lambda: None, lambda _: None)
 
 
 def test_a_small_model_goes_in_parts_and_a_large_one_does_not_wait() -> None:

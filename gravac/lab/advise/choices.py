@@ -54,7 +54,7 @@ class Choice:
         wire_ratio: wire bytes of dense float32 over these.
         break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
             for what is itself dense.
-        worth: share of a dense step's progress that one of its steps is expected to make; ``None`` when not known.
+        efficiency: share of a dense step's progress that one of its steps is expected to make; ``None`` when not known.
         cost: of 1000 steps, in the price's currency; ``None`` without a price.
     """
 
@@ -66,13 +66,13 @@ class Choice:
     speed_up: float
     wire_ratio: float
     break_even: float | None
-    worth: float | None
+    efficiency: float | None
     cost: float | None
 
     @property
     def progress(self) -> float:
-        """Speed-up in progress per second, as far as known: where the worth is not known, in steps per second."""
-        return self.speed_up * (1.0 if self.worth is None else self.worth)
+        """Speed-up in progress per second, as far as known: where its efficiency is not known, in steps per second."""
+        return self.speed_up * (1.0 if self.efficiency is None else self.efficiency)
 
     def __str__(self) -> str:
         return f"{self.compressor} {self.cf:.4g}x"
@@ -198,7 +198,7 @@ def advise(
     sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense).over(network, machine)
 
     def choice(
-        name: str, cf: float, predicted: Prediction, even: float | None = None, worth: float | None = None
+        name: str, cf: float, predicted: Prediction, even: float | None = None, efficiency: float | None = None
     ) -> Choice:
         hours = 1000 * predicted.step_s / 3600 * workers
         return Choice(
@@ -210,25 +210,25 @@ def advise(
             speed_up=sixteen.step_s / predicted.step_s,
             wire_ratio=wire_ratio(full, predicted.wire_bytes),
             break_even=even,
-            worth=worth,
+            efficiency=efficiency,
             cost=None if price_per_hour is None else hours * price_per_hour,
         )
 
     single = load(shapes, None, 1, batch_s, workers, machine, dense="float32").over(network, machine)
-    choices = [choice("dense", 1.0, single, worth=1.0), choice("dense", 2.0, sixteen, worth=1.0)]
+    choices = [choice("dense", 1.0, single, efficiency=1.0), choice("dense", 2.0, sixteen, efficiency=1.0)]
     for compressor, cf in candidates(compressors, cfs, shapes, machine):
         predicted = load(shapes, compressor, cf, batch_s, workers, machine, dense=dense).over(network, machine)
         even = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
         if even is None:
             even = math.inf if predicted.step_s < sixteen.step_s else 0.0
-        choices.append(choice(compressor.name, cf, predicted, even, worth_of(compressor, cf)))
+        choices.append(choice(compressor.name, cf, predicted, even, efficiency_of(compressor, cf)))
     verdict = _verdict(choices[2:], dense)
     return Advice(tuple(choices), verdict, workers, network, machine, batch_s, elements)
 
 
-def worth_of(compressor: Compressor, cf: float) -> float | None:
-    """The expected worth of a step, where the compressor says one."""
-    known = getattr(compressor, "worth", None)
+def efficiency_of(compressor: Compressor, cf: float) -> float | None:
+    """Give the expected efficiency of a step, where the compressor says one."""
+    known = getattr(compressor, "efficiency", None)
     if known is None:
         return None
     try:
@@ -253,10 +253,12 @@ def _verdict(choices: Sequence[Choice], dense: Format) -> str:
             f"{best}, {best.progress:.2f} times"
         )
     words = f"try {best}: steps {best.speed_up:.2f} times as fast as {short}"
-    if best.worth is None:
+    if best.efficiency is None:
         words += "; what its steps lose in progress is not known, so measure it"
     else:
-        words += f", each expected to be worth {best.worth:.0%} of a dense one: {best.progress:.2f} times the progress"
+        words += (
+            f", each expected to be worth {best.efficiency:.0%} of a dense one: {best.progress:.2f} times the progress"
+        )
     mild = min((c for c in choices if c.progress >= 0.95 * best.progress), key=lambda choice: choice.cf)
     if mild.cf < 0.8 * best.cf:
         words += f"; {mild}, which is milder, comes within 5 % of that"

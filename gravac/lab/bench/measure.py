@@ -4,7 +4,7 @@
 
 N ranks are stepped in lock step in this process on one thread, and only rank 0's own segments are timed. Encode lasts
 from the gradient to the first collective, the residual's part included; decode is all the rest: what follows each
-answer, the mean written to the gradient, the residual and the tally of gain. Time is told in copies: right before each
+answer, the mean written to the gradient, the residual and the stats of gain. Time is told in copies: right before each
 call, the gradient is copied once into the buffer that the call works on, and that copy is timed.
 
 Loss is that of the first step, without a residual: ``gain`` of rank 0, and ``vnmse``, the squared error of the averaged

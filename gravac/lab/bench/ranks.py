@@ -18,7 +18,7 @@ from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece, Plan
 from gravac.collectives import AllGather, AllReduce, Collective
 from gravac.compressors import Compressor, dense
-from gravac.compressors.base import energy, kept
+from gravac.compressors.base import energy, k_for
 
 Shape = tuple[int, ...]
 Steps = Generator[list[Collective], list[Any], None]
@@ -69,8 +69,8 @@ class OurRank:
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
         """As tallied."""
-        tally = self._averager.tally
-        return Loss(float(tally.error), float(tally.energy), tally.sent)
+        stats = self._averager.stats
+        return Loss(float(stats.error), float(stats.energy), stats.sent)
 
 
 class _Torch:
@@ -109,7 +109,7 @@ class TorchTopK(_Torch):
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
-        self._chosen = flat.abs().topk(kept(flat.numel(), self._cf), sorted=False).indices
+        self._chosen = flat.abs().topk(k_for(flat.numel(), self._cf), sorted=False).indices
         ((values, indices),) = yield [AllGather(flat[self._chosen], self._chosen.to(torch.int32))]
         flat.zero_()
         for row, value in zip(indices, values, strict=True):

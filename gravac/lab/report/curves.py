@@ -22,7 +22,7 @@ from gravac.lab.report.style import (
     title,
 )
 from gravac.lab.report.summary import Section
-from gravac.lab.tta.record import Point, RunRecord
+from gravac.lab.tta.record import Point, TrainingRecord
 
 
 def metric_against_time(section: Section, drawn: Looks) -> Figure:
@@ -54,7 +54,7 @@ def metric_against_bytes(section: Section, drawn: Looks) -> Figure | None:
     return finish(figure, axes, title(section, "Metric against bytes sent"), names_of(rows, drawn))
 
 
-def bytes_sent(run: RunRecord) -> list[float]:
+def bytes_sent(run: TrainingRecord) -> list[float]:
     """Megabytes at each point of the curve: the run's total, shared out over its steps by 1/CF of its decisions.
 
     Not a number before the first step: there is no zero on a logarithmic axis.
@@ -69,7 +69,7 @@ def bytes_sent(run: RunRecord) -> list[float]:
     return [float(total[min(point.step, run.steps)]) if point.step else math.nan for point in run.curve]
 
 
-def _curves(axes: Axes, section: Section, drawn: Looks, along: Callable[[RunRecord], Sequence[float]]) -> None:
+def _curves(axes: Axes, section: Section, drawn: Looks, along: Callable[[TrainingRecord], Sequence[float]]) -> None:
     """Each seed thin, their median over it; in the order that leaves adaptive methods on top."""
     seen: list[float] = []
     for row in sorted(section.rows, key=lambda row: row.adaptive):

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from gravac.lab.report.numbers import Amount, Row
 from gravac.lab.report.summary import Section, methods, sections
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import TrainingRecord
 from gravac.settings import SettingsError
 
 BEGIN, END = "<!-- gravac report: begin -->", "<!-- gravac report: end -->"
 """What stands between them is replaced."""
 
 
-def tables(runs: Sequence[RunRecord]) -> str:
+def tables(runs: Sequence[TrainingRecord]) -> str:
     """For each task: times to target relative to the limit by method and link, speed-up over fp16, and verdicts."""
     found = sections(runs)
     tasks: dict[tuple[str, float, int], list[Section]] = {}
@@ -26,7 +26,7 @@ def tables(runs: Sequence[RunRecord]) -> str:
     return "\n\n".join(_task(*key, group) for key, group in tasks.items())
 
 
-def insert(path: Path, runs: Sequence[RunRecord]) -> None:
+def insert(path: Path, runs: Sequence[TrainingRecord]) -> None:
     """Replaces what stands between the two marks of a Markdown file.
 
     Raises:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import TrainingRecord
 
 LIMIT_METHOD, LIMIT_LINK = "fp32", "unthrottled"
 """Their median time to target is the limit: what a network that costs nothing would give."""
@@ -121,7 +121,7 @@ class Row:
 
     method: str
     adaptive: bool
-    runs: tuple[RunRecord, ...]
+    runs: tuple[TrainingRecord, ...]
     reached: int
     tta: Amount
     relative: Amount | None
@@ -146,17 +146,17 @@ class Row:
         return any(run.factored for run in self.runs)
 
 
-def time_to_target(run: RunRecord) -> Interval:
+def time_to_target(run: TrainingRecord) -> Interval:
     """Seconds; of a run that did not reach it, from its end on."""
     return (run.tta_s, run.tta_s) if run.tta_s is not None else (run.seconds, math.inf)
 
 
-def steps_to_target(run: RunRecord) -> Interval:
+def steps_to_target(run: TrainingRecord) -> Interval:
     """Steps; of a run that did not reach it, from its last on."""
     return (run.steps_to_target, run.steps_to_target) if run.steps_to_target is not None else (run.steps, math.inf)
 
 
-def faster(run: RunRecord, other: RunRecord) -> Interval | None:
+def faster(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
     """How many times faster than ``other`` a run reached the target; ``None`` when nothing is known."""
     (low, high), (other_low, other_high) = time_to_target(run), time_to_target(other)
     if low <= 0 or (math.isinf(high) and math.isinf(other_high)):
@@ -164,19 +164,19 @@ def faster(run: RunRecord, other: RunRecord) -> Interval | None:
     return other_low / high, other_high / low
 
 
-def bytes_per_step(run: RunRecord) -> float | None:
+def bytes_per_step(run: TrainingRecord) -> float | None:
     """On the wire, a rank."""
     return run.wire_bytes / run.steps if run.wire_bytes is not None and run.steps else None
 
 
-def compress_share(run: RunRecord) -> float | None:
+def compress_share(run: TrainingRecord) -> float | None:
     """Of a median step's time; it overlaps with compute."""
     if run.split is None or run.split.compress is None or run.step_s <= 0:
         return None
     return run.split.compress / run.step_s
 
 
-def paired(runs: Sequence[RunRecord], others: Sequence[RunRecord]) -> Amount | None:
+def paired(runs: Sequence[TrainingRecord], others: Sequence[TrainingRecord]) -> Amount | None:
     """How many times faster a method is than another, seed by seed; ``None`` without a seed in common."""
     by_seed = {run.seed: run for run in others}
     pairs = [faster(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]

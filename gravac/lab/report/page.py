@@ -21,7 +21,7 @@ from gravac.lab.report.style import Looks
 from gravac.lab.report.summary import Section, link_order, methods, sections
 from gravac.lab.report.template import HOW_TO_READ, STYLE
 from gravac.lab.report.words import times
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import TrainingRecord
 from gravac.settings import SettingsError
 
 _NOTHING = "–"
@@ -40,7 +40,7 @@ class Shown:
     folded: bool = False
 
 
-def write_report(runs: Sequence[RunRecord], out: Path) -> Path:
+def write_report(runs: Sequence[TrainingRecord], out: Path) -> Path:
     """Writes ``index.html`` and its figures into the folder ``out``, which is made; returns the page's path.
 
     Raises:
@@ -304,7 +304,7 @@ def _unknown_bytes(section: Section) -> str:
     return f" Not drawn, since what they send is not known: {', '.join(unknown)}." if unknown else ""
 
 
-def _reasons(run: RunRecord) -> str:
+def _reasons(run: TrainingRecord) -> str:
     """The numbered changes as a table."""
     turns = plots.changes(run)
     if not turns:

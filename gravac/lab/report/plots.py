@@ -28,7 +28,7 @@ from gravac.lab.report.style import (
     title,
 )
 from gravac.lab.report.summary import Section
-from gravac.lab.tta.record import RunRecord, Turn
+from gravac.lab.tta.record import TrainingRecord, Turn
 
 _COMPUTE, _EXPOSED, _INPUT, _COMPRESS, _EXCHANGE = "#56b4e9", "#d55e00", "#999999", "#009e73", "#f0b68a"
 
@@ -147,12 +147,12 @@ def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return kept
 
 
-def changes(run: RunRecord) -> list[Turn]:
+def changes(run: TrainingRecord) -> list[Turn]:
     """The decisions that changed something, in order: what the figure numbers from 1."""
     return [turn for turn in run.turns if turn.changed]
 
 
-def decisions(section: Section, run: RunRecord, drawn: Looks) -> Figure | None:
+def decisions(section: Section, run: TrainingRecord, drawn: Looks) -> Figure | None:
     """CF and gain of an adaptive run over time, its changes numbered; ``None`` when it decided nothing."""
     if not run.turns:
         return None

@@ -26,7 +26,7 @@ from gravac.lab.report.numbers import (
     time_to_target,
 )
 from gravac.lab.report.words import notes, spread_note, verdict
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import TrainingRecord
 
 
 class Place(NamedTuple):
@@ -63,7 +63,7 @@ class Section:
     notes: tuple[str, ...]
 
     @property
-    def run(self) -> RunRecord:
+    def run(self) -> TrainingRecord:
         """Any run of it: for what all of them share."""
         return self.rows[0].runs[0]
 
@@ -87,10 +87,10 @@ class Section:
         return next((row for row in self.rows if row.method == method), None)
 
 
-def sections(runs: Sequence[RunRecord]) -> list[Section]:
+def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
     """All places, by task, scale and workers, slow links first; of a run that is there twice the later counts."""
     latest = {(run.cell, run.method): run for run in runs}
-    places: dict[Place, list[RunRecord]] = {}
+    places: dict[Place, list[TrainingRecord]] = {}
     for run in latest.values():
         places.setdefault(Place(run.task, run.scale, run.link, run.workers), []).append(run)
     order = sorted(places, key=lambda place: (place.task, place.scale, place.workers, link_order(place.link)))
@@ -115,11 +115,11 @@ def _dense_order(method: str) -> int:
     return DENSE.index(method) if method in DENSE else len(DENSE)
 
 
-def _section(place: Place, runs: Sequence[RunRecord], places: dict[Place, list[RunRecord]]) -> Section:
+def _section(place: Place, runs: Sequence[TrainingRecord], places: dict[Place, list[TrainingRecord]]) -> Section:
     free = [run for run in places.get(place._replace(link=LIMIT_LINK), []) if run.method == LIMIT_METHOD]
     limit_tta = amount([time_to_target(run) for run in free])
     limit = limit_tta.median if limit_tta and limit_tta.exact and limit_tta.median > 0 else None
-    by_method: dict[str, list[RunRecord]] = {}
+    by_method: dict[str, list[TrainingRecord]] = {}
     for run in sorted(runs, key=lambda run: run.seed):
         by_method.setdefault(run.method, []).append(run)
     dense_bytes = _middle(by_method.get("fp32", free), bytes_per_step)
@@ -136,13 +136,13 @@ def _section(place: Place, runs: Sequence[RunRecord], places: dict[Place, list[R
     )
 
 
-def _steps(runs: Sequence[RunRecord]) -> float | None:
+def _steps(runs: Sequence[TrainingRecord]) -> float | None:
     steps = amount([steps_to_target(run) for run in runs])
     return steps.median if steps and steps.exact else None
 
 
 def _row(
-    runs: Sequence[RunRecord], limit: float | None, dense_bytes: float | None, baseline: Sequence[RunRecord]
+    runs: Sequence[TrainingRecord], limit: float | None, dense_bytes: float | None, baseline: Sequence[TrainingRecord]
 ) -> Row:
     tta = amount([time_to_target(run) for run in runs]) or UNKNOWN
     steps = amount([steps_to_target(run) for run in runs]) or UNKNOWN
@@ -166,6 +166,6 @@ def _row(
     )
 
 
-def _middle(runs: Iterable[RunRecord], get: Callable[[RunRecord], float | None]) -> float | None:
+def _middle(runs: Iterable[TrainingRecord], get: Callable[[TrainingRecord], float | None]) -> float | None:
     known = [value for value in map(get, runs) if value is not None]
     return statistics.median(known) if known else None

@@ -16,7 +16,7 @@ from gravac.lab.report.numbers import (
     inside_spread,
     paired,
 )
-from gravac.lab.tta.record import SPREAD, RunRecord
+from gravac.lab.tta.record import SPREAD, TrainingRecord
 
 
 def spread_note(tta: Amount) -> str:
@@ -102,7 +102,7 @@ def notes(
     rows: Sequence[Row],
     limit: float | None,
     limit_tta: Amount | None,
-    by_method: dict[str, list[RunRecord]],
+    by_method: dict[str, list[TrainingRecord]],
     dense_bytes: float | None,
 ) -> Iterable[str]:
     """What a reader should know of a table before believing it; nothing where all is well."""

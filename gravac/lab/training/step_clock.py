@@ -28,7 +28,7 @@ class Lap:
     exposed: float
 
 
-class StepClock:
+class TrainingClock:
     """Call its methods in the order of the loop: start, inputs_ready, watch, exchanged, stop."""
 
     def start(self) -> None:

@@ -31,7 +31,7 @@ from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Score, Task
 from gravac.lab.training.methods import Exchange, Method, attach, bucket_mb
 from gravac.lab.training.session import ALONE, WARM_UP, Leg, Spec, log_folder
-from gravac.lab.training.step_clock import Lap, StepClock
+from gravac.lab.training.step_clock import Lap, TrainingClock
 
 GO_ON, EVALUATE, STOP = 0, 1, 2
 
@@ -39,7 +39,7 @@ REPORT_SECONDS = 0.25
 """Least time between two progress lines."""
 
 
-class Report:
+class WorkerReport:
     """Rank 0's account of a leg: JSON lines for the parent, scalars for TensorBoard. Silent on other ranks."""
 
     def __init__(self, spec: Spec, leg: int, rank: int) -> None:
@@ -100,7 +100,7 @@ def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None
     samples = task.batch_size * workers
     parameters = sum(parameter.numel() for parameter in model.parameters())
     with ExitStack() as stack:
-        report = Report(spec, index, rank)
+        report = WorkerReport(spec, index, rank)
         stack.callback(report.close)
         trained, exchange = model, None
         if not alone:
@@ -125,7 +125,7 @@ def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None
         sent_before = _interface_bytes(spec)
         busy_before = time.process_time()
         told = _Word(leg, control, alone)
-        clock = StepClock()
+        clock = TrainingClock()
         laps: list[Lap] = []
         ends = [0.0]
         word = GO_ON

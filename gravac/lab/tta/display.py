@@ -19,7 +19,7 @@ from gravac.lab.links.network import available
 from gravac.lab.training.run import Event, RunFailed
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.matrix import Matrix
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 
 
@@ -60,7 +60,7 @@ class Live(Shown):
             cf = "" if event["cf"] is None else f"  CF {event['cf']:g}"
             self._state(f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{cf}")
 
-    def finished(self, run: RunRecord) -> None:
+    def finished(self, run: TrainingRecord) -> None:
         """See ``Watcher``."""
         self._made += 1
         reached = f"target after {run.tta_s:.1f} s" if run.tta_s is not None else f"not within {run.seconds:.0f} s"
@@ -119,7 +119,7 @@ def run_tta(matrix: Matrix, console: Console | None = None) -> int:
     return live.failures
 
 
-def table(runs: Sequence[RunRecord], paced: bool) -> Table:
+def table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
     """One row per run: time and steps to the target, speed, bytes."""
     shown = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     for heading in ("task", "link", "seed", "method"):

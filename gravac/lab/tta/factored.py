@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gravac.lab.training.run import Event
-from gravac.lab.tta.record import RunRecord, Split, first_reached
+from gravac.lab.tta.record import Split, TrainingRecord, first_reached
 
 
 def factored(
-    unthrottled: RunRecord, link: str, probes: Sequence[Event], limit_s: float, reference: RunRecord
-) -> RunRecord:
+    unthrottled: TrainingRecord, link: str, probes: Sequence[Event], limit_s: float, reference: TrainingRecord
+) -> TrainingRecord:
     """A static method's record on a link from its unthrottled one and short runs on that link."""
     steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
     step_s = statistics.median(steps_s)
@@ -35,7 +35,7 @@ def factored(
     )
 
 
-def refactored(unthrottled: RunRecord, known: RunRecord, limit_s: float) -> RunRecord:
+def refactored(unthrottled: TrainingRecord, known: TrainingRecord, limit_s: float) -> TrainingRecord:
     """The same for another seed: a step takes as long."""
     update = {name: getattr(known, name) for name in ("link", "samples_per_s", "efficiency", "split")}
     interface = known.interface_bytes
@@ -44,7 +44,7 @@ def refactored(unthrottled: RunRecord, known: RunRecord, limit_s: float) -> RunR
     return _timed(unthrottled, known.step_s, limit_s).model_copy(update=update)
 
 
-def _timed(unthrottled: RunRecord, step_s: float, limit_s: float) -> RunRecord:
+def _timed(unthrottled: TrainingRecord, step_s: float, limit_s: float) -> TrainingRecord:
     reached = first_reached(unthrottled.curve, unthrottled.target, unthrottled.higher_is_better)
     tta = reached[1] * step_s if reached else None
     return unthrottled.model_copy(
@@ -60,7 +60,7 @@ def _timed(unthrottled: RunRecord, step_s: float, limit_s: float) -> RunRecord:
     )
 
 
-def efficiency(samples_per_s: float, reference: RunRecord | None) -> float | None:
+def efficiency(samples_per_s: float, reference: TrainingRecord | None) -> float | None:
     """Over that of as many workers alone; ``None`` when what one does is not known."""
     if reference is None or reference.efficiency is None:
         return None

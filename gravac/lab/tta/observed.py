@@ -13,7 +13,7 @@ import numpy as np
 from gravac.costmodel import Fit, Format, Machine, Observation, fit
 from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method, bucket_mb
-from gravac.lab.tta.record import RunRecord
+from gravac.lab.tta.record import TrainingRecord
 
 FEWEST = 9
 """Steps, so that a third of them can be fitted."""
@@ -34,7 +34,7 @@ class HeldOut:
     errors: tuple[float, ...]
 
 
-def observations(runs: Iterable[RunRecord]) -> list[Observation]:
+def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
     """Those of torch's dense exchange, and of ours at one CF, that are not paced, on links of one rate throughout."""
     shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
     found = []

@@ -84,7 +84,7 @@ class Split(_Record):
     input_wait: float
 
 
-class RunRecord(_Record):
+class TrainingRecord(_Record):
     """One run of one method; times in seconds, bytes per rank over the run, rates in bits per second.
 
     Attributes:
@@ -153,16 +153,16 @@ class RunRecord(_Record):
         return (self.task, self.scale, self.link, self.workers, self.seed)
 
 
-_RECORDS = TypeAdapter(list[RunRecord])
+_RECORDS = TypeAdapter(list[TrainingRecord])
 
 
-def read(paths: Iterable[Path]) -> list[RunRecord]:
+def read(paths: Iterable[Path]) -> list[TrainingRecord]:
     """The runs of several files, in order.
 
     Raises:
         SettingsError: a file cannot be read, or is none of ``bench tta``; names the file, the entry and the field.
     """
-    runs: list[RunRecord] = []
+    runs: list[TrainingRecord] = []
     for path in paths:
         try:
             runs += _RECORDS.validate_json(path.read_bytes())
@@ -177,7 +177,7 @@ def read(paths: Iterable[Path]) -> list[RunRecord]:
     return runs
 
 
-def save(path: Path, runs: Sequence[RunRecord]) -> None:
+def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
     """Writes all runs, one file replaced at once: an interrupt leaves the old one or the new one whole."""
     write_json(path, json.loads(_RECORDS.dump_json(list(runs))))
 

@@ -19,7 +19,7 @@ from gravac.lab.training.session import ALONE, WARM_UP, Leg
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import efficiency, factored, refactored
 from gravac.lab.tta.matrix import REFERENCE, Matrix
-from gravac.lab.tta.record import SPREAD, Point, RunRecord, Split, Turn, first_reached
+from gravac.lab.tta.record import SPREAD, Point, Split, TrainingRecord, Turn, first_reached
 
 TARGET_AT = 0.8
 """Share of the reference's budget at which its metric is the target."""
@@ -50,7 +50,7 @@ class Watcher(Protocol):
     def event(self, cell: str, leg: Leg, event: Event) -> None:
         """A leg's rank 0 reports."""
 
-    def finished(self, run: RunRecord) -> None:
+    def finished(self, run: TrainingRecord) -> None:
         """A record was made and saved."""
 
     def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
@@ -67,7 +67,7 @@ class Ended:
     curve: tuple[Point, ...]
 
 
-def run_matrix(matrix: Matrix, watcher: Watcher) -> list[RunRecord]:
+def run_matrix(matrix: Matrix, watcher: Watcher) -> list[TrainingRecord]:
     """Runs what the result file does not hold yet, and returns all its runs. Saves after each.
 
     Raises:
@@ -85,7 +85,7 @@ class _Bench:
         self.runs = record.read([matrix.json]) if there and matrix.json else []
         self.methods = [Method.parse(text) for text in matrix.methods]
 
-    def run(self) -> list[RunRecord]:
+    def run(self) -> list[TrainingRecord]:
         links = [parse_link(text) for text in self.matrix.links]
         everything = {(task, str(link)): self.methods for task in self.matrix.tasks for link in links}
         self.watcher.planned(*self._count(self.matrix.seeds, everything))
@@ -140,7 +140,7 @@ class _Bench:
 
     # the three kinds of sessions
 
-    def _reference(self, task: str, seed: int) -> RunRecord:
+    def _reference(self, task: str, seed: int) -> TrainingRecord:
         """The unthrottled run of native DDP, and what one worker does alone."""
         found = self._find(task, UNTHROTTLED, REFERENCE, seed)
         if found:
@@ -164,7 +164,7 @@ class _Bench:
         self._keep(run)
         return run
 
-    def _full(self, reference: RunRecord, link: Link, methods: Sequence[Method]) -> None:
+    def _full(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
         """Methods on a link, to the target: static ones in one session, adaptive ones each in their own."""
         task, seed = reference.task, reference.seed
         assert reference.tta_s is not None
@@ -188,7 +188,7 @@ class _Bench:
             for ended in self._session(task, link, seed, legs):
                 self._keep(self._record(task, link, seed, ended, reference.target, seconds, reference))
 
-    def _times(self, reference: RunRecord, link: Link, static: Sequence[Method]) -> None:
+    def _times(self, reference: TrainingRecord, link: Link, static: Sequence[Method]) -> None:
         """Static methods on a link by factors: steps from the unthrottled run, times from turns on this link."""
         task, seed = reference.task, reference.seed
         wanted = [
@@ -263,13 +263,13 @@ class _Bench:
         ended: Ended,
         target: float,
         limit_s: float | None,
-        reference: RunRecord | None = None,
-    ) -> RunRecord:
+        reference: TrainingRecord | None = None,
+    ) -> TrainingRecord:
         metric = self.matrix.task(task, seed).metric
         end, curve = ended.end, ended.curve
         reached = first_reached(curve, target, metric.higher_is_better)
         samples = ended.start["samples_per_step"] / end["step_s"]
-        return RunRecord(
+        return TrainingRecord(
             task=task,
             scale=self.matrix.scale,
             link=str(link),
@@ -300,18 +300,18 @@ class _Bench:
             factored=False,
         )
 
-    def _keep(self, run: RunRecord) -> None:
+    def _keep(self, run: TrainingRecord) -> None:
         self.runs.append(run)
         if self.matrix.json is not None:
             record.save(self.matrix.json.absolute(), self.runs)
         self.watcher.finished(run)
 
-    def _find(self, task: str, link: str, method: str, seed: int) -> RunRecord | None:
+    def _find(self, task: str, link: str, method: str, seed: int) -> TrainingRecord | None:
         return next(
             (run for run in self.runs if self._same(run, task, link) and (run.method, run.seed) == (method, seed)), None
         )
 
-    def _same(self, run: RunRecord, task: str, link: str) -> bool:
+    def _same(self, run: TrainingRecord, task: str, link: str) -> bool:
         return run.cell[:4] == (task, self.matrix.scale, link, self.matrix.workers)
 
     def _label(self, task: str, link: str, method: str, seed: int) -> str:
