@@ -36,9 +36,13 @@ class Notes:
         self.plan = (0, 0)
         self.failures: list[str] = []
         self.started: list[str] = []
+        self.codes: tuple[str, Sequence[str]] = ("", ())
 
     def planned(self, records: int, there: int) -> None:
         self.plan = (records, there)
+
+    def stamped(self, code: str, there: Sequence[str]) -> None:
+        self.codes = (code, there)
 
     def starting(self, cell: str, leg: Leg) -> None:
         self.started.append(leg.method)

@@ -6,7 +6,7 @@ Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV, tables 2 and 4. It
 windows 500 and 2000 of them; ours take some 500, and windows are scaled alike. Beside its volume in floats, which is
 all that it counts, stand bytes on the wire and time to accuracy. Interrupted, it goes on where it was.
 
-    python -m tests.measure.talk [--json FILE] [--seeds N] [--tasks T ...] [--link LINK] [--table]
+    python -m tests.measure.talk [--json FILE] [--seeds N] [--tasks T ...] [--link LINK] [--table] [--mixed]
 """
 
 import argparse
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=tuple(TASKS))
     parser.add_argument("--link", default="100mbit")
     parser.add_argument("--table", action="store_true", help="run nothing, print what the file holds")
+    parser.add_argument("--mixed", action="store_true", help="put runs of several commits into the table, and say so")
     arguments = parser.parse_args()
     for task in () if arguments.table else arguments.tasks:
         scale, budget, limit = TASKS[task]
@@ -134,7 +135,9 @@ def main() -> None:
                 json=arguments.json,
             )
             run_matrix(matrix, live)
-    print(table(record.read([arguments.json])))
+    runs = record.read([arguments.json])
+    print(record.of_one_commit([arguments.json], runs, arguments.mixed))
+    print(table(runs))
 
 
 if __name__ == "__main__":
