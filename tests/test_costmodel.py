@@ -3,7 +3,6 @@
 """The cost model: its formulas against the collectives' wire bytes, what it recovers, and what it refuses."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
