@@ -99,15 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     winner = best(task.metric, {rate: row[counts[-1]] for rate, row in means.items()})
     print("every rate diverged" if winner is None else f"best after {counts[-1]} steps: {winner:g}")
     if options.json:
-        what = {
-            "stamp": taken.model_dump(),
-            "task": task.name,
-            "scale": options.scale,
-            "workers": options.workers,
-            "best": winner,
-            "runs": runs,
-        }
-        write_json(options.json, what)
+        asked = {"task": task.name, "scale": options.scale, "workers": options.workers}
+        write_json(options.json, {"stamp": taken.model_dump(), **asked, "best": winner, "runs": runs})
     return 0
 
 

@@ -21,7 +21,7 @@ def factored(
     reference: RunRecord,
     stamp: Stamp | None = None,
 ) -> RunRecord:
-    """A static method's record on a link from its unthrottled one and short runs on that link, which ``stamp`` is of."""
+    """A static method's record on a link from its unthrottled one and short runs on that link; ``stamp`` is theirs."""
     steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
     step_s = statistics.median(steps_s)
     samples = unthrottled.samples_per_s * unthrottled.step_s / step_s
