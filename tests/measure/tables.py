@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gravac.lab.report import markdown
 from gravac.settings import SettingsError
-from tests.measure import published, tables_of_rows, tables_of_runs
+from tests.measure import published, tables_of_demo, tables_of_rows, tables_of_runs
 
 Table = tuple[str, Callable[[], str]]
 """The record's name, and what makes Markdown of it."""
@@ -27,7 +27,7 @@ MEASUREMENTS, ADVISE = Path("docs/measurements.md"), Path("docs/advise.md")
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
-        "demo": ("demo", tables_of_rows.demo_in_short),
+        "demo": ("demo", tables_of_demo.demo_in_short),
         "speed": ("tta", tables_of_runs.speed),
     },
     RESULTS: {
@@ -46,7 +46,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "multilevel": ("multilevel", tables_of_rows.multilevel),
         "overhead": ("overhead", tables_of_rows.overhead),
         "agreement": ("agreement", tables_of_rows.agreement),
-        "demo": ("demo", tables_of_rows.demo),
+        "demo": ("demo", tables_of_demo.demo),
         "links": ("links", tables_of_rows.links),
         "factored": ("factored", tables_of_rows.factored),
         "schedule": ("tta_schedule", tables_of_runs.schedule),

@@ -2,18 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published tables that are made of the rows of one measurement."""
 
-import itertools
-import json
 import statistics
 from typing import Any
 
-from gravac.lab.tta.record import Point, first_reached
 from tests.measure import ladder as ladders
 from tests.measure import switching as switches
 from tests.measure import worth as worths
-from tests.measure.published import FOLDER, rows
+from tests.measure.published import rows
 from tests.measure.tables_of_runs import head, line
-
 
 
 def yes(value: bool) -> str:
@@ -67,9 +63,7 @@ def multilevel() -> str:
 
 
 def overhead() -> str:
-    lines = head(
-        "parameters", "native step", "gravac / native", "bare hook / native", "telemetry, share of a step"
-    )
+    lines = head("parameters", "native step", "gravac / native", "bare hook / native", "telemetry, share of a step")
     for row in rows("overhead"):
         ours, bare = row["interval_95"], row["bare_hook_interval_95"]
         lines.append(
@@ -177,9 +171,7 @@ def allocation() -> str:
 
 
 def compressors() -> str:
-    lines = head(
-        "compressor", "CF", "wire ratio", "gain", "vNMSE", "encode", "decode", "total (quartiles)", "extra MB"
-    )
+    lines = head("compressor", "CF", "wire ratio", "gain", "vNMSE", "encode", "decode", "total (quartiles)", "extra MB")
     for row in rows("compressors"):
         shares = " | ".join(f"{row[f'{part}_over_copy']:.1f}" for part in ("encode", "decode", "total"))
         spread = f"({row['total_over_copy_low']:.1f}-{row['total_over_copy_high']:.1f})"
@@ -207,12 +199,16 @@ AIMS = (
 
 def aims() -> str:
     lines = head("compressor", "CF", "aim", "copies (quartiles)", "")
-    found: dict[tuple[str, float], dict[str, Any]] = {(row["compressor"], row["cf"]): row for row in rows("compressors")}
+    found: dict[tuple[str, float], dict[str, Any]] = {
+        (row["compressor"], row["cf"]): row for row in rows("compressors")
+    }
     for name, cf, aim in AIMS:
         row = found[name, cf]
         total = row["total_over_copy"]
         spread = f"{row['total_over_copy_low']:.1f}-{row['total_over_copy_high']:.1f}"
-        lines.append(line(f"`{name}`", f"{cf:g}", str(aim), f"{total:.1f} ({spread})", "" if total <= aim else "**missed**"))
+        lines.append(
+            line(f"`{name}`", f"{cf:g}", str(aim), f"{total:.1f} ({spread})", "" if total <= aim else "**missed**")
+        )
     return "\n".join(lines)
 
 
@@ -277,78 +273,3 @@ def wins(costs: str, gpu: str, key: str, least_gbit: float = 0) -> str:
     """How many of how many set-ups."""
     own = [r for r in rows("datacentre") if (r["costs"], r["gpu"]) == (costs, gpu) and r["gbit"] >= least_gbit]
     return f"{sum(row[key] for row in own)} of {sum(row['setups'] for row in own)}"
-
-
-def _demo() -> dict[str, Any]:
-    """The demo's record: what was asked, and its runs by method."""
-    found = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))
-    return {**found, "runs": {run["method"]: run for run in found["runs"]}}
-
-
-def _at(run: dict[str, Any], step: float) -> float:
-    """The validation loss at a step, linear between evaluations."""
-    for before, after in itertools.pairwise(run["curve"]):
-        if before["step"] <= step <= after["step"]:
-            share = (step - before["step"]) / max(1, after["step"] - before["step"])
-            return float(before["metric"] + share * (after["metric"] - before["metric"]))
-    return float(run["curve"][-1]["metric"])
-
-
-def _until(run: dict[str, Any], loss: float) -> float | None:
-    reached = first_reached([Point(**point) for point in run["curve"]], loss, higher_is_better=False)
-    return reached[0] if reached else None
-
-
-def demo() -> str:
-    """The demo's runs side by side."""
-    said = {
-        "dense-fp32": "dense float32, native DDP",
-        "dense-fp16": "dense float16, torch's hook",
-        "adaptive": "adaptive: `goodput` over the ladder",
-    }
-    found = _demo()["runs"]
-    equal, target = min(run["steps"] for run in found.values()), found["dense-fp16"]["val_loss"]
-    lines = head(
-        "method",
-        "steps",
-        "samples/s",
-        "MB a step",
-        "wire ratio",
-        "validation loss at the end",
-        f"at step {equal}",
-        f"seconds to {target:.3f}",
-    )
-    for name, words in said.items():
-        run = found[name]
-        until = _until(run, target)
-        cells = (
-            str(run["steps"]),
-            f"{run['samples_per_s']:.1f}",
-            f"{run['wire_bytes'] / run['steps'] / 1e6:.2f}",
-            f"{run['wire_ratio']:.2f}",
-            f"{run['val_loss']:.3f}",
-            f"{_at(run, equal):.3f}",
-            "not reached" if until is None else f"{until:.1f}",
-        )
-        lines.append(line(words, *cells))
-    turns = "; ".join(f"step {turn['step']}: {turn['cf']:.4g}x" for turn in found["adaptive"]["cf_path"])
-    return "\n".join([*lines, "", f"Its compression factors, from which step on: {turns}."])
-
-
-def demo_in_short() -> str:
-    """The README's two sentences."""
-    found = _demo()
-    runs = found["runs"]
-    full, half, own = (runs[name] for name in ("dense-fp32", "dense-fp16", "adaptive"))
-    until, halfs = _until(own, half["val_loss"]), _until(half, half["val_loss"])
-    sooner = (
-        f"It reaches float16's final loss in {until:.0f} s instead of {halfs:.0f}."
-        if until is not None and halfs is not None
-        else "It does not reach float16's final loss."
-    )
-    return (
-        f"The demo, {found['workers']} workers at {found['rate'] / 1e6:.0f} Mbit/s, {own['seconds']:.0f} s of training "
-        f"each: validation loss {full['val_loss']:.2f} with\ndense float32, {half['val_loss']:.2f} with float16, "
-        f"**{own['val_loss']:.2f} adaptive** (`goodput` over the ladder), at 1/{own['wire_ratio']:.0f} of float32's "
-        f"bytes.\n{sooner}"
-    )

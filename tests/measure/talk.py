@@ -74,7 +74,7 @@ def floats_saved(run: RunRecord) -> float | None:
 
 
 def missed(runs: Sequence[RunRecord], needed: float) -> str:
-    """Of runs that did not reach the target: the time they had, and whether that was for fewer steps than dense needs."""
+    """Of runs that did not reach the target: their time; with fewer steps than dense needs they were stopped."""
     seconds = f"{min(run.seconds for run in runs):.0f}"
     return f"stopped at {seconds}" if any(run.steps < needed for run in runs) else f"> {seconds}"
 
