@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from gravac.cli import main
 from gravac.lab import provenance
@@ -19,6 +20,7 @@ from gravac.lab.calibrate import read_calibration
 from gravac.lab.provenance import UNRECORDED, Stamp, one_commit, stamp
 from gravac.lab.report.markdown import tables
 from gravac.lab.tta import record
+from gravac.lab.tta.display import Live
 from gravac.lab.tta.factored import factored, refactored
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import made_up
@@ -176,3 +178,13 @@ def test_what_the_commands_write_is_stamped(
         assert read_calibration(path).stamp == made
     else:
         assert results.read(path)[0]["stamp"] == made
+
+
+def test_a_bench_that_goes_on_in_a_file_of_other_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with Live(Console(width=300), paced=False) as live:
+        live.stamped("abc", ["abc"])
+        live.stamped("abc", [])
+        assert capsys.readouterr().out == ""
+        live.stamped("abc", ["abc", UNRECORDED])
+    said = capsys.readouterr().out
+    assert f"runs of other code ({UNRECORDED}; this is abc): new ones are added" in said and "--mixed" in said

@@ -33,7 +33,7 @@ UNITS = (
     r"|\s?[KMG]bit/s)"
 )
 
-FIGURE = re.compile(rf"(?<![\w/(@.-])[-+]?\d[\d,]*(?:\.\d+(?![\w.]*\.\d)|(?:\.\d+)?(?={UNITS}))(?:{UNITS})?")
+FIGURE = re.compile(rf"(?<![\w/@.-])[-+]?\d[\d,]*(?:\.\d+(?![\w.]*\.\d)|(?:\.\d+)?(?={UNITS}))(?:{UNITS})?")
 
 IGNORED = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->|\]\([^)]*\)|https?://\S+", re.DOTALL)
 """Code, comments and addresses."""

@@ -6,12 +6,12 @@ A sentence must stand in its document as it comes out, whatever its line breaks;
 """
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from gravac.compressors.worth import POINTS
-from gravac.lab.tta.record import RunRecord
-from tests.measure import tables, talk
+from tests.measure import claims_of_rows, tables, talk
+from tests.measure.claims_of_rows import percent, seconds
 from tests.measure.judgement import Verdict, verdicts
 from tests.measure.published import (
     DEFAULT,
@@ -27,22 +27,11 @@ from tests.measure.published import (
     section,
     speedup,
 )
-from tests.measure.tables_of_rows import wins
 from tests.measure.tables_of_runs import hindsight_ratios, paired_with
 
 LOW_RANK = "torch-powersgd(4)"
 
 FAST, SLOW = LINKS[2:], LINKS[:2]
-
-
-def percent(value: float) -> str:
-    """Of a share, without a sign."""
-    return f"{abs(100 * value):.0f}"
-
-
-def seconds(of: Iterable[RunRecord]) -> float:
-    """Median time to the target."""
-    return statistics.median(run.tta_s for run in of if run.tta_s is not None)
 
 
 def worth(task: str, method: str) -> float:
@@ -301,40 +290,10 @@ def _predicting() -> list[str]:
     ]
 
 
-def measurements() -> list[str]:
-    small, large = rows("overhead")
-    by_method: dict[str, list[RunRecord]] = {}
-    for run in runs("tta_schedule"):
-        by_method.setdefault(run.method, []).append(run)
-    behind = seconds(by_method[DEFAULT]) / seconds(by_method["quantize(1)"]) - 1
-    changes = [one for one in rows("links") if one["kind"] == "schedule"]
-    applied, settled = ([1000 * one[key] for one in changes] for key in ("applied_after_seconds", "lag_seconds"))
-    assert small["ours_over_native"] <= 1.02 < large["ours_over_native"]
-    found = {(one["compressor"], one["cf"], one["by_gain"], one["seed"]): one["loss"] for one in rows("allocation")}
-    gained = [found[n, cf, False, s] - loss for (n, cf, spent, s), loss in found.items() if spent and n != "powersgd"]
-    return [
-        "The 1.2 M parameter model is within 1.02; the 4.7 M one",
-        f"`goodput` LOSES, by {percent(behind)} %, to 1 bit",
-        f"was in force {min(applied):.0f} to {max(applied):.0f} ms after its time, and what arrived had settled "
-        f"{min(settled):.0f} to {max(settled):.0f} ms after it.",
-        f"with every sparsifier**, by {min(gained):.2f} to {max(gained):.2f} nats",
-    ]
-
-
-def advise() -> list[str]:
-    gpus = ("V100 float32", "V100 mixed", "A100 mixed")
-    of = [wins("published", gpu, "wins_in_progress", 10).split(" of ") for gpu in gpus]
-    papers = wins("published", gpus[0], "papers_wins", 10)
-    return [
-        f"fall to {of[0][0]}, {of[1][0]} and {of[2][0]} of {of[0][1]} with published costs.",
-        f"gives {papers}, none of them a ResNet.",
-    ]
-
-
 CLAIMS: dict[Path, Callable[[], list[str]]] = {
     tables.README: readme,
     tables.RESULTS: results,
-    tables.MEASUREMENTS: measurements,
-    tables.ADVISE: advise,
+    tables.MEASUREMENTS: claims_of_rows.measurements,
+    tables.ADVISE: claims_of_rows.advise,
 }
 """The sentences of a document."""

@@ -72,10 +72,10 @@ def demo_in_short() -> str:
     found = _demo()
     runs = found["runs"]
     full, half, own = (runs[name] for name in ("dense-fp32", "dense-fp16", "adaptive"))
-    until, halfs = _until(own, half["val_loss"]), _until(half, half["val_loss"])
+    until, its_own = _until(own, half["val_loss"]), _until(half, half["val_loss"])
     sooner = (
-        f"It reaches float16's final loss in {until:.0f} s instead of {halfs:.0f}."
-        if until is not None and halfs is not None
+        f"It reaches float16's final loss in {until:.0f} s instead of {its_own:.0f}."
+        if until is not None and its_own is not None
         else "It does not reach float16's final loss."
     )
     return (
