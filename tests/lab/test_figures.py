@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """README and docs say what their records say; a figure that no record holds, or that is not its record's, is found."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from gravac.lab.provenance import Stamp
 from gravac.lab.tta import record
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import made_up
-from tests.measure import check, claims, published, results, tables
+from tests.measure import check, claims, published, results, tables, tables_of_demo
 
 STAMP = Stamp(
     commit="0123456789abcdef", clean=True, utc="2026-01-01T00:00:00+00:00", copy_bytes_per_s=1e10, matmul_s=1e-4,
@@ -110,3 +111,35 @@ def test_the_command_tells_what_is_wrong_and_what_it_does_not_look_at(capsys: py
     said = capsys.readouterr().out
     assert wrong == any(map(tables.missing, AWAITED))
     assert "not covered: prose of docs/measurements.md" in said
+
+
+def run(method: str, steps: int, *metrics: float) -> dict[str, object]:
+    """A run of the demo with these losses, 10 s apart."""
+    each = steps / (len(metrics) - 1)
+    curve = [{"step": round(at * each), "seconds": 10.0 * at, "metric": metric} for at, metric in enumerate(metrics)]
+    return {
+        "method": method, "steps": steps, "seconds": curve[-1]["seconds"], "samples_per_s": 20.0,
+        "wire_bytes": 8_000_000 * steps, "wire_ratio": 13.1, "val_loss": metrics[-1], "curve": curve,
+        "cf_path": [{"step": 0, "cf": 15.06, "reason": "start"}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ((4.0, 2.0, 1.0), "It reaches float16's final loss in 10 s instead of 20."),
+        ((4.0, 3.5, 3.0), "It does not reach float16's final loss."),
+    ],
+)
+def test_the_demo_is_told_from_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], said: str
+) -> None:
+    runs = [run("dense-fp32", 40, 4.0, 3.5, 3.0), run("dense-fp16", 80, 4.0, 3.0, 2.0), run("adaptive", 160, *losses)]
+    (tmp_path / "demo.json").write_text(json.dumps({"rate": 1e8, "workers": 2, "runs": runs}))
+    monkeypatch.setattr(tables_of_demo, "FOLDER", tmp_path)
+    short, table = tables_of_demo.demo_in_short(), tables_of_demo.demo()
+    assert short.startswith("The demo, 2 workers at 100 Mbit/s, 20 s of training each: validation loss 3.00 with")
+    assert said in short and "at 1/13 of float32's" in short
+    assert "| at step 40 | seconds to 2.000 |" in table
+    assert "| dense float32, native DDP | 40 | 20.0 | 8.00 | 13.10 | 3.000 | 3.000 | not reached |" in table
+    assert table.endswith("from which step on: step 0: 15.06x.")

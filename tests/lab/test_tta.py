@@ -133,6 +133,8 @@ def test_without_rights_a_matrix_is_paced_and_says_so(tmp_path: Path) -> None:
     assert "paced, not a real link" in done.stdout
     rows = json.loads((tmp_path / "runs.json").read_text())
     assert [row["method"] for row in rows] == ["fp32", "fp16", "topk@10"]
+    assert all(row["stamp"]["matmul_s"] > 0 and row["stamp"]["utc"] for row in rows)
+    assert len({row["stamp"]["commit"] for row in rows}) == 1
     assert [row["paced"] for row in rows] == [False, True, True]
     needed = {
         "task",

@@ -12,7 +12,6 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from gravac.lab.report import markdown
 from gravac.settings import SettingsError
 from tests.measure import published, tables_of_demo, tables_of_rows, tables_of_runs
 
@@ -39,7 +38,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "charlm": ("tta_charlm", tables_of_runs.charlm),
         "efficiency": ("efficiency", tables_of_runs.efficiency),
         "probed": ("probed", tables_of_runs.probed),
-        REPORT: ("tta", lambda: markdown.tables(published.runs("tta"))),
+        REPORT: ("tta", tables_of_runs.matrix),
     },
     MEASUREMENTS: {
         "soak": ("soak", tables_of_rows.soak),
@@ -99,7 +98,8 @@ def made(table: Table) -> str:
     name, make = table
     text = make()
     said = published.commits(name)
-    return f"{text}\n\n{said[0].upper()}{said[1:]}." if said.startswith("runs of") else text
+    several = said.startswith("runs of") and said[1:] not in text
+    return f"{text}\n\n{said[0].upper()}{said[1:]}." if several else text
 
 
 def update(document: Path) -> list[str]:
