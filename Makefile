@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint docs tables check-wheel measure-multilevel measure-overhead measure-soak measure-chunks \
+.PHONY: help demo test lint docs tables check-tables check-wheel measure-multilevel measure-overhead measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-talk measure-switching measure-torch-ddp
+	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -34,8 +34,17 @@ docs: $(VENV)/.docs  ## the documentation as a site, in site/
 check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it
 	bash tests/packaging/check_wheel.sh $(BIN)/python
 
-tables: $(VENV)/.lab $(VENV)/.test  ## what measurements came to, into docs/measurements.md
-	$(BIN)/python -m tests.measure.tables
+tables: $(VENV)/.lab $(VENV)/.test  ## what measurements came to, into README and docs (ARGS=--mixed for several commits)
+	$(BIN)/python -m tests.measure.tables $(ARGS)
+
+check-tables: $(VENV)/.lab $(VENV)/.test  ## whether README and docs say what their records say
+	$(BIN)/python -m tests.measure.tables --check
+
+measure-demo: $(VENV)/.lab  ## the demo, its record kept for README; needs root for a real link (5 minutes)
+	$(BIN)/gravac demo --json docs/measurements/demo.json $(ARGS)
+
+measure-telemetry: $(VENV)/.test  ## what the sinks take of a step (1 minute)
+	$(BIN)/python -m tests.telemetry.cost --json docs/measurements/telemetry.json
 
 measure-multilevel: $(VENV)/.test  ## multi-level compression against direct, real shapes (2 minutes)
 	$(BIN)/python -m tests.measure.multilevel --json docs/measurements/multilevel.json

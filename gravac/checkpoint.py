@@ -21,7 +21,7 @@ from gravac.stepping.tensor_errors import TensorErrors
 from gravac.telemetry.records import DecisionRecord
 
 VERSION = 2
-"""2 says ``efficiency`` where 1 said ``worth``, of candidates and in controllers' states; 1 is read too."""
+"""2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers' states; 1 is read too."""
 
 
 def pack(policy: Policy, steps: Steps, groups: ExchangeLayout) -> dict[str, Any]:

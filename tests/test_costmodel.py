@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost model: its formulas against the collectives' wire bytes, what it recovers, and what it refuses."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Kind
 from gravac.compressors import COMPRESSORS, Compressor, Dense, powersgd, quantize, signsgd, topk
 from gravac.costmodel import COSTS, Machine, Network, Observation, break_even, collective_seconds, fit, predict
 from gravac.lab.shapes import MODELS
+from tests.measure.results import read
 
 SHAPES = [(512, 512), (512,), (2048, 512), (64, 64, 3, 3), (100, 1)]
 LAB = Machine(14e9, overlap=0.8)
@@ -94,7 +93,7 @@ def test_decoding_an_all_gather_grows_with_the_ranks() -> None:
 
 
 def test_costs_are_those_measured() -> None:
-    measured = json.loads(Path("docs/measurements/compressors.json").read_text())
+    measured = read("docs/measurements/compressors.json")
     known = {(row["compressor"], round(row["cf"], 1)): row for row in measured}
     for name, rows in COSTS.items():
         found = [(known[name, round(row[0], 1)], row) for row in rows if (name, round(row[0], 1)) in known]

@@ -32,6 +32,7 @@ def _run(options: argparse.Namespace) -> int:
     from gravac.lab import calibrate
     from gravac.lab.json_file import write_json
     from gravac.lab.links.network import LinkError
+    from gravac.lab.provenance import stamp
 
     try:
         if calibrate.under_torchrun():
@@ -43,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
         if measured is None:
             return 0
         if options.json is not None:
-            write_json(options.json, measured.model_dump(mode="json"))
+            write_json(options.json, measured(stamp=stamp()).model_dump(mode="json"))
     except ValueError as error:
         return complain("calibrate", error, WRONG_USE)
     except (OSError, RuntimeError, LinkError) as error:

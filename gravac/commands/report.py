@@ -24,6 +24,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of gravac bench tta --json")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the page")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the tables between this file's marks")
+    parser.add_argument("--mixed", action="store_true", help="put runs of several commits into one table, and say so")
     parser.set_defaults(run=_run)
 
 
@@ -36,12 +37,15 @@ def _run(options: argparse.Namespace) -> int:
 
     try:
         runs = record.read(options.runs)
-        page = write_report(runs, options.out)
+        made_with = record.of_one_commit(options.runs, runs, options.mixed)
+        page = write_report(runs, options.out, made_with)
         if options.markdown is not None:
-            insert(options.markdown, runs)
+            insert(options.markdown, runs, made_with)
     except ValueError as error:
         return complain("report", error, WRONG_USE)
     except OSError as error:
         return complain("report", error, FAILED)
+    if made_with:
+        print(f"gravac report: {made_with}")
     print(f"gravac report: {page}")
     return 0

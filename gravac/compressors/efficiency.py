@@ -3,10 +3,11 @@
 """What a compressed step is worth: the share of a dense step's progress that it makes, by compressor and CF.
 
 Steps that dense training needs to a target over those that the compressor needs, each with its own error feedback:
-geometric means over the three tasks of ``docs/measurements/tta.json``; where that has no run (PowerSGD, low CFs, 3
-bits), put between by the losses in ``docs/measurements/worth.json``. It is what is expected before training, from small
-models. Gain, which is measured while training, ranks compressors about as well, and is no measure of progress: 0.07 of
-the energy (top-k at 100x) makes a third of a dense step's.
+geometric means over the three tasks of an older state of ``docs/measurements/tta.json``, of 468 runs
+(``docs/results.md`` says what today's would be, and which order that would change); where that had no run (PowerSGD by
+CF, low CFs, 3 bits), put between by the losses in ``docs/measurements/worth.json``. It is what is expected before
+training, from small models. Gain, which is measured while training, ranks compressors about as well, and is no measure
+of progress: 0.07 of the energy (top-k at 100x) makes a third of a dense step's.
 """
 
 import itertools

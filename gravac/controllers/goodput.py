@@ -15,7 +15,8 @@ is tried for a few steps, and given up early when it is clearly slower. When no 
 its exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is
 old, or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's
 time, besides the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
-(``Candidate.efficiency_at``)."""
+(``Candidate.efficiency_at``).
+"""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from pydantic import Field
 from gravac.collectives import AllReduce
 from gravac.costmodel import Machine, Network
 from gravac.lab.links import network as links
+from gravac.lab.provenance import Stamp
 from gravac.settings import Settings, SettingsError
 
 SIZES = (256, 4096, 65_536, 1_048_576, 8_388_608, 33_554_432)
@@ -64,6 +65,7 @@ class Calibration(Settings):
         link: emulated, in words; empty otherwise.
         sizes: bytes of the all-reduces measured.
         seconds: median of each.
+        stamp: code, time and speed of the machine; ``None`` of older files.
     """
 
     alpha: float = Field(ge=0, allow_inf_nan=False)
@@ -76,6 +78,7 @@ class Calibration(Settings):
     link: str = ""
     sizes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
+    stamp: Stamp | None = None
 
     @property
     def network(self) -> Network:

@@ -10,7 +10,6 @@ An untuned baseline flatters compression, so every method later trains with the 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from gravac.lab.json_file import write_json
+from gravac.lab.provenance import stamp
 from gravac.lab.tasks import TASKS, make
 from gravac.lab.tasks.base import Metric, Task
 
@@ -80,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(*rates, *counts, options.workers) <= 0:
         parser.error("rates, steps and workers are above 0")
     torch.set_num_threads(1)
+    taken = stamp()
     print(f"{task.name} at scale {options.scale:g}: {task.metric.name} ({task.metric.unit}) after steps", flush=True)
     runs = []
     for rate in rates:
@@ -97,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     winner = best(task.metric, {rate: row[counts[-1]] for rate, row in means.items()})
     print("every rate diverged" if winner is None else f"best after {counts[-1]} steps: {winner:g}")
     if options.json:
-        what = {"task": task.name, "scale": options.scale, "workers": options.workers, "best": winner, "runs": runs}
-        options.json.write_text(json.dumps(what, indent=1) + "\n")
+        asked = {"task": task.name, "scale": options.scale, "workers": options.workers}
+        write_json(options.json, {"stamp": taken.model_dump(), **asked, "best": winner, "runs": runs})
     return 0
 
 

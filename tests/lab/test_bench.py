@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def _run(path: Path, *arguments: str) -> list[dict[str, Any]]:
     assert main(["bench", "compressors", "--repeats", "1", "--json", str(path), *arguments]) == 0
-    rows: list[dict[str, Any]] = json.loads(path.read_text())
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
     return rows
 
 
@@ -123,7 +123,7 @@ def test_an_interrupt_keeps_the_finished_rows(
     path = tmp_path / "rows.json"
     with pytest.raises(SystemExit, match="130"):
         main(["bench", "compressors", "--elements", "64", "--only", "dense", "topk", "--json", str(path)])
-    assert [row["compressor"] for row in json.loads(path.read_text())] == ["dense"]
+    assert [row["compressor"] for row in json.loads(path.read_text())["rows"]] == ["dense"]
     assert "one thread" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [path]
 

@@ -55,7 +55,7 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     assert "Adaptive" in done.stdout or "A draw" in done.stdout
 
     result = json.loads((tmp_path / "result.json").read_text())
-    assert list(result) == ["rate", "workers", "paced", "log_dir", "runs"]
+    assert list(result) == ["stamp", "rate", "workers", "paced", "log_dir", "runs"]
     assert (result["rate"], result["workers"], result["paced"]) == (1e8, 2, paced)
     assert [run["method"] for run in result["runs"]] == METHODS
     for run in result["runs"]:

@@ -91,5 +91,5 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_json_has_exactly_the_documented_keys() -> None:
     content = comparison(1.0).to_json(rate=1e8, workers=2, paced=True, log_dir=Path("runs/x"))
     assert list(content) == ["rate", "workers", "paced", "log_dir", "runs"]
-    keys = ["method", "steps", "seconds", "samples_per_s", "wire_bytes", "wire_ratio", "val_loss", "cf_path"]
+    keys = ["method", "steps", "seconds", "samples_per_s", "wire_bytes", "wire_ratio", "val_loss", "curve", "cf_path"]
     assert all(list(run) == keys for run in content["runs"])

@@ -220,6 +220,7 @@ def test_sweep_marks_the_best_rate_and_writes_it(tmp_path: Path, capsys: pytest.
     assert printed.endswith("best after 40 steps: 0.1\n")
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert written["best"] == 0.1 and len(written["runs"]) == 4
+    assert written["stamp"]["copy_bytes_per_s"] > 0
     assert set(written["runs"][0]["values"]) == {"10", "40"}
 
 

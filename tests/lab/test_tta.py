@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +37,13 @@ class Notes:
         self.plan = (0, 0)
         self.failures: list[str] = []
         self.started: list[str] = []
+        self.codes: tuple[str, Sequence[str]] = ("", ())
 
     def planned(self, records: int, there: int) -> None:
         self.plan = (records, there)
+
+    def stamped(self, code: str, there: Sequence[str]) -> None:
+        self.codes = (code, there)
 
     def starting(self, cell: str, leg: Leg) -> None:
         self.started.append(leg.method)
@@ -128,6 +133,8 @@ def test_without_rights_a_matrix_is_paced_and_says_so(tmp_path: Path) -> None:
     assert "paced, not a real link" in done.stdout
     rows = json.loads((tmp_path / "runs.json").read_text())
     assert [row["method"] for row in rows] == ["fp32", "fp16", "topk@10"]
+    assert all(row["stamp"]["matmul_s"] > 0 and row["stamp"]["utc"] for row in rows)
+    assert len({row["stamp"]["commit"] for row in rows}) == 1
     assert [row["paced"] for row in rows] == [False, True, True]
     needed = {
         "task",

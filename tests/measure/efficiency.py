@@ -37,8 +37,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("docs/measurements/tta.json"))
     parser.add_argument("--json")
+    parser.add_argument("--mixed", action="store_true", help="count runs of several commits together, and say so")
     arguments = parser.parse_args()
-    runs = [run for run in record.read([arguments.runs]) if run.link == UNTHROTTLED and not run.adaptive]
+    there = record.read([arguments.runs])
+    print(record.of_one_commit([arguments.runs], there, arguments.mixed))
+    runs = [run for run in there if run.link == UNTHROTTLED and not run.adaptive]
     dense = {(run.task, run.seed): run.steps_to_target for run in runs if run.method == REFERENCE}
     worths: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     gains: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

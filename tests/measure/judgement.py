@@ -8,7 +8,7 @@ method's time to accuracy over the static one's, seed by seed; one that did not 
 had, and a seed on which neither did not at all.
 
     python -m tests.measure.judgement [--seeds N] [--adaptive METHOD] [--among METHOD ...] [--json FILE]
-        [--cells TASK/LINK ...] [--limit N] [--minutes N]
+        [--cells TASK/LINK ...] [--limit N] [--minutes N] [--mixed]
 """
 
 import argparse
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", metavar="TASK/LINK", help="only these; all of the matrix's")
     parser.add_argument("--limit", type=float, default=Matrix.limit, help="times the limit at which a run is given up")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many")
+    parser.add_argument("--mixed", action="store_true", help="put runs of several commits into the table, and say so")
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
     picked_from = record.read([arguments.runs])
@@ -133,7 +134,9 @@ def main() -> None:
                     json=arguments.json,
                 )
                 run_matrix(matrix, live)
-    print(table(verdicts(record.read([arguments.json]), best, arguments.adaptive)))
+    runs = record.read([arguments.json])
+    print(record.of_one_commit([arguments.json], runs, arguments.mixed))
+    print(table(verdicts(runs, best, arguments.adaptive)))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("docs/measurements/tta.json"))
     parser.add_argument("--json")
+    parser.add_argument("--mixed", action="store_true", help="count runs of several commits together, and say so")
     arguments = parser.parse_args()
-    steps = observations(run for run in record.read([arguments.runs]) if run.seed == 0 and run.link in LINKS)
+    there = record.read([arguments.runs])
+    print(record.of_one_commit([arguments.runs], there, arguments.mixed))
+    steps = observations(run for run in there if run.seed == 0 and run.link in LINKS)
     rows: list[dict[str, Any]] = []
     tried = [hold_out(steps, seed=seed) for seed in range(SPLITS)]
     for link in LINKS:

@@ -1,38 +1,75 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Where a measurement's figures go: the terminal, and a JSON file when asked."""
+"""Where a measurement's figures go: the terminal, and a JSON file when asked, with what each was measured with.
 
+A file is ``{"stamps": [...], "rows": [...]}``; a row made with the first stamp has ``"stamp": 0``. Older files have no
+stamps: nothing is known of what their rows were measured with.
+"""
+
+import functools
 import json
-import platform
 import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from gravac.lab.provenance import Stamp, one_commit, stamp
+
+Rows = list[dict[str, Any]]
+
+STAMP = "stamp"
 
 
-def write(rows: list[dict[str, Any]], path: str | None) -> None:
-    """Print rows, and keep them with what they were measured on."""
-    print(_text(rows))
+def write(rows: Rows, path: str | None) -> None:
+    """Print rows, and keep them with what they were measured with."""
+    print("\n".join(json.dumps(row) for row in rows))
     if path:
         keep(rows, path)
 
 
-def keep(rows: list[dict[str, Any]], path: str) -> None:
-    """Write rows to a file, with what they were measured on; what was there stays until all is written."""
+def keep(rows: Rows, path: str) -> None:
+    """Write rows to a file; what was there stays until all is written. Rows that bear no stamp get today's."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
+    stamps: list[Stamp] = []
+    kept = []
+    for row in rows:
+        own = row.get(STAMP, todays())
+        if own is not None and own not in stamps:
+            stamps.append(own)
+        kept.append({**row, STAMP: None if own is None else stamps.index(own)})
+    lines = ",\n".join(json.dumps(row) for row in kept)
+    known = ",\n".join(one.model_dump_json() for one in stamps)
     partial = file.with_suffix(".partial")
-    partial.write_text(_text(rows) + "\n")
+    partial.write_text(f'{{"stamps": [\n{known}\n], "rows": [\n{lines}\n]}}\n', encoding="utf-8")
     partial.replace(file)
 
 
-def _text(rows: list[dict[str, Any]]) -> str:
-    own = {"torch": torch.__version__, "python": platform.python_version()}
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    return json.dumps(own)[:-1] + f', "rows": [\n{lines}\n]}}'
+def read(path: str | Path) -> Rows:
+    """The rows of a file, each with its ``Stamp`` or ``None``, so that ``keep`` leaves it to them."""
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    if isinstance(found, list):  # of gravac bench, once
+        found = {"rows": found}
+    if STAMP in found:  # of gravac bench: one for all rows
+        return [{**row, STAMP: Stamp(**found[STAMP])} for row in found["rows"]]
+    stamps = [Stamp(**one) for one in found.get("stamps", ())]
+    return [{**row, STAMP: None if row.get(STAMP) is None else stamps[row[STAMP]]} for row in found["rows"]]
+
+
+def commits(rows: Rows, where: str | Path, mixed: bool = False) -> str:
+    """What is said of the commits of rows in one table; see ``gravac.lab.provenance.one_commit``.
+
+    Raises:
+        SettingsError: there are several, and they are not to be mixed.
+    """
+    return one_commit((row.get(STAMP) for row in rows), str(where), mixed)
+
+
+@functools.cache
+def todays() -> Stamp:
+    """The stamp of this measurement, taken when it is first asked for."""
+    return stamp()
 
 
 def interval(values: Sequence[float], resamples: int = 5000) -> tuple[float, float]:

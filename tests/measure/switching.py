@@ -5,11 +5,10 @@
 The lab's ``charlm`` (AdamW) and ``denoise`` (SGD) as ``make measure-tta`` trains them, two ranks in memory, no clock.
 Target: what dense reaches after 160 and 240 steps. An interrupted measurement goes on where it was.
 
-    python -m tests.measure.switching [--json FILE] [--seeds N] [--table]
+    python -m tests.measure.switching [--json FILE] [--seeds N] [--table] [--mixed]
 """
 
 import argparse
-import json
 import multiprocessing
 import statistics
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ import torch
 
 from gravac.lab import simulate, tasks
 from gravac.lab.training.expression import compressor
-from tests.measure.results import keep
+from tests.measure.results import commits, keep, read, todays
 
 TASKS = {"charlm": (0.4, 160, 240), "denoise": (1.0, 240, 340)}
 """Scale, steps of dense to the target, and most steps."""
@@ -149,16 +148,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("docs/measurements/switching.json"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--mixed", action="store_true", help="put rows of several commits into the table, and say so")
     parser.add_argument("--table", action="store_true", help="run nothing, print what the file holds")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = json.loads(arguments.json.read_text())["rows"] if arguments.json.exists() else []
+    rows: list[dict[str, Any]] = read(arguments.json) if arguments.json.exists() else []
     if not arguments.table:
+        todays()  # the machine's speed, before workers take it
         left = missing(rows, arguments.seeds)
         with multiprocessing.get_context("spawn").Pool(2) as pool:
             for position, row in enumerate(pool.imap(train, left), 1):
                 rows.append(row)
                 keep(rows, str(arguments.json))
                 print(f"{position} of {len(left)}: {row['task']}, {row['schedule']}, seed {row['seed']}", flush=True)
+    print(commits(rows, arguments.json, arguments.mixed))
     print(table(rows))
 
 

@@ -1,62 +1,136 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the tables of ``docs/measurements/*.json`` into ``docs/measurements.md``, between the marks that name them.
+"""Puts what ``docs/measurements/*.json`` hold into the documents, between the marks that name a table.
 
-python -m tests.measure.tables
+    python -m tests.measure.tables [--check] [--mixed]
+
+With ``--check`` nothing is written: it is an error where a document says something else than its records, or a figure
+that neither a table nor a claim covers; see ``tests.measure.check``.
 """
 
-import json
+import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tests.measure import ladder, worth
+from gravac.settings import SettingsError
+from tests.measure import published, tables_of_demo, tables_of_rows, tables_of_runs
 
-DOCUMENT = Path("docs/measurements.md")
-FOLDER = Path("docs/measurements")
+Table = tuple[str, Callable[[], str]]
+"""The record's name, and what makes Markdown of it."""
 
-Rows = list[dict[str, Any]]
+REPORT = "gravac report"
+"""The table that stands between marks of its own."""
 
+README, RESULTS = Path("README.md"), Path("docs/results.md")
+MEASUREMENTS, ADVISE = Path("docs/measurements.md"), Path("docs/advise.md")
 
-def compressors(rows: Rows) -> str:
-    """Of ``gravac bench compressors``."""
-    lines = [
-        "| compressor | CF | wire ratio | gain | vNMSE | encode | decode | total (quartiles) | extra MB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        shares = " | ".join(f"{row[f'{part}_over_copy']:.1f}" for part in ("encode", "decode", "total"))
-        spread = f"({row['total_over_copy_low']:.1f}-{row['total_over_copy_high']:.1f})"
-        lines.append(
-            f"| `{row['compressor']}` | {row['cf']:.4g} | {row['wire_ratio']:.4g} | {row['gain']:.3f} "
-            f"| {row['vnmse']:.3g} | {shares} {spread} | {row['extra_bytes'] / 1e6:.0f} |"
-        )
-    return "\n".join(lines)
-
-
-TABLES: dict[str, Callable[[Rows], str]] = {
-    "worth": worth.table,
-    "ladder": ladder.table,
-    "compressors": compressors,
+DOCUMENTS: dict[Path, dict[str, Table]] = {
+    README: {
+        "demo": ("demo", tables_of_demo.demo_in_short),
+        "speed": ("tta", tables_of_runs.speed),
+    },
+    RESULTS: {
+        "hindsight": ("tta", tables_of_runs.hindsight),
+        "judgement": ("judgement", tables_of_runs.judgement_table),
+        "judgement_topk": ("judgement_topk", lambda: tables_of_runs.judgement_table("judgement_topk")),
+        "paper": ("talk", tables_of_runs.published_comparisons),
+        "talk": ("talk", tables_of_runs.talk_table),
+        "charlm": ("tta_charlm", tables_of_runs.charlm),
+        "efficiency": ("efficiency", tables_of_runs.efficiency),
+        "probed": ("probed", tables_of_runs.probed),
+        REPORT: ("tta", tables_of_runs.matrix),
+    },
+    MEASUREMENTS: {
+        "soak": ("soak", tables_of_rows.soak),
+        "multilevel": ("multilevel", tables_of_rows.multilevel),
+        "overhead": ("overhead", tables_of_rows.overhead),
+        "agreement": ("agreement", tables_of_rows.agreement),
+        "demo": ("demo", tables_of_demo.demo),
+        "links": ("links", tables_of_rows.links),
+        "factored": ("factored", tables_of_rows.factored),
+        "schedule": ("tta_schedule", tables_of_runs.schedule),
+        "switching": ("switching", tables_of_rows.switching),
+        "worth": ("worth", tables_of_rows.worth),
+        "lowrank": ("lowrank", tables_of_runs.low_rank),
+        "allocation": ("allocation", tables_of_rows.allocation),
+        "ladder": ("ladder", tables_of_rows.ladder),
+        "compressors": ("compressors", tables_of_rows.compressors),
+        "aims": ("compressors", tables_of_rows.aims),
+        "chunks": ("chunks", tables_of_rows.chunks),
+        "telemetry": ("telemetry", tables_of_rows.telemetry),
+    },
+    ADVISE: {
+        "predictions": ("predictions", tables_of_rows.predictions),
+        "datacentre": ("datacentre", tables_of_rows.datacentre),
+    },
 }
-"""What makes a table of a file's rows, by the file's name without its ending."""
+"""Every table with measured figures, by document and by the name in its marks."""
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines before and after a table."""
+    of = name if name == REPORT else f"table {name}"
+    return f"<!-- {of}: begin -->", f"<!-- {of}: end -->"
 
 
 def insert(text: str, name: str, table: str) -> str:
-    """The document with what stands between a table's marks replaced."""
-    begin, end = f"<!-- table {name}: begin -->", f"<!-- table {name}: end -->"
+    """The document with what stands between a table's marks replaced.
+
+    Raises:
+        SettingsError: it does not have both marks, once.
+    """
+    begin, end = marks(name)
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise SettingsError(f"table {name}: the document needs {begin!r} and {end!r}, once each")
     before, rest = text.split(begin)
     _, after = rest.split(end)
     return f"{before}{begin}\n\n{table.strip()}\n\n{end}{after}"
 
 
-def main() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    for name, table in TABLES.items():
-        found = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        text = insert(text, name, table(found["rows"] if isinstance(found, dict) else found))
-    DOCUMENT.write_text(text, encoding="utf-8")
+def missing(record: str) -> str | None:
+    """What is said of a record that is not there."""
+    path = published.FOLDER / f"{record}.json"
+    return None if path.exists() else f"{path}: there is no such record; make measure-{record}"
+
+
+def made(table: Table) -> str:
+    """A table with a line on the commits, where they are several."""
+    name, make = table
+    text = make()
+    said = published.commits(name)
+    several = said.startswith("runs of") and said[1:] not in text
+    return f"{text}\n\n{said[0].upper()}{said[1:]}." if several else text
+
+
+def update(document: Path) -> list[str]:
+    """Writes a document's tables; returns what records are missing."""
+    text, faults = document.read_text(encoding="utf-8"), []
+    for name, table in DOCUMENTS[document].items():
+        if fault := missing(table[0]):
+            faults.append(fault)
+        else:
+            text = insert(text, name, made(table))
+    document.write_text(text, encoding="utf-8")
+    return faults
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes or checks all documents; returns 1 when a figure has no record, or is not what its record says."""
+    from tests.measure import check
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, tell what is wrong")
+    parser.add_argument("--mixed", action="store_true", help="put rows of several commits into one table, and say so")
+    options = parser.parse_args(arguments)
+    published.MIXED[0] = options.mixed
+    try:
+        faults = [fault for one in DOCUMENTS for fault in (check.faults(one) if options.check else update(one))]
+    except SettingsError as error:
+        faults = [str(error)]
+    print("\n".join(dict.fromkeys(faults)) or "every figure is that of its record")
+    print(f"\nnot covered: {check.NOT_COVERED}")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

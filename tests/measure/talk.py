@@ -6,7 +6,7 @@ Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, section IV, tables 2 and 4. It
 windows 500 and 2000 of them; ours take some 500, and windows are scaled alike. Beside its volume in floats, which is
 all that it counts, stand bytes on the wire and time to accuracy. Interrupted, it goes on where it was.
 
-    python -m tests.measure.talk [--json FILE] [--seeds N] [--tasks T ...] [--link LINK] [--table]
+    python -m tests.measure.talk [--json FILE] [--seeds N] [--tasks T ...] [--link LINK] [--table] [--mixed]
 """
 
 import argparse
@@ -73,6 +73,12 @@ def floats_saved(run: TrainingRecord) -> float | None:
     return counted.total() / sum(steps / cf for cf, steps in counted.items())
 
 
+def missed(runs: Sequence[TrainingRecord], needed: float) -> str:
+    """Of runs that did not reach the target: their time; with fewer steps than dense needs they were stopped."""
+    seconds = f"{min(run.seconds for run in runs):.0f}"
+    return f"stopped at {seconds}" if any(run.steps < needed for run in runs) else f"> {seconds}"
+
+
 def table(runs: Sequence[TrainingRecord]) -> str:
     """As Markdown; medians over seeds. Speed-up is relative to top-k at 10x, as in the paper, and to native float32."""
     said = {method: f"`{method}`" for method in (REFERENCE, *STATIC)} | {m: label for label, m in ADAPTIVE.items()}
@@ -84,6 +90,7 @@ def table(runs: Sequence[TrainingRecord]) -> str:
         by_method = {method: [run for run in own if run.method == method] for method in said}
         times = {method: statistics.median(run.tta_s or math.inf for run in by_method[method]) for method in said}
         seeds = len(by_method[REFERENCE])
+        needed = statistics.median(run.steps_to_target or run.steps for run in by_method[REFERENCE])
         lines += [
             "",
             f"{task}, {link}, {seeds} seed{'s' * (seeds > 1)}:",
@@ -98,9 +105,9 @@ def table(runs: Sequence[TrainingRecord]) -> str:
             spent = sum((steps_at(run) for run in mine), Counter[float]())
             cells = (
                 said[method],
-                f"{time:.1f}" if time < math.inf else f"> {min(run.seconds for run in mine):.0f}",
+                f"{time:.1f}" if time < math.inf else missed(mine, needed),
                 *(f"{times[other] / time:.2f}" if time < math.inf else "" for other in ("topk@10", REFERENCE)),
-                f"{statistics.median(reached):.0f}" if time < math.inf else "",
+                f"{statistics.median(reached):.0f}" if time < math.inf else f"> {min(run.steps for run in mine)}",
                 f"{statistics.median(known):.1f}" if known else "",
                 f"{statistics.median(dense_bytes * run.steps / run.wire_bytes for run in mine):.1f}",
                 ", ".join(f"{cf:g}: {count / sum(spent.values()):.0%}" for cf, count in sorted(spent.items()))
@@ -118,6 +125,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=tuple(TASKS))
     parser.add_argument("--link", default="100mbit")
     parser.add_argument("--table", action="store_true", help="run nothing, print what the file holds")
+    parser.add_argument("--mixed", action="store_true", help="put runs of several commits into the table, and say so")
     arguments = parser.parse_args()
     for task in () if arguments.table else arguments.tasks:
         scale, budget, limit = TASKS[task]
@@ -134,7 +142,9 @@ def main() -> None:
                 json=arguments.json,
             )
             run_matrix(matrix, live)
-    print(table(record.read([arguments.json])))
+    runs = record.read([arguments.json])
+    print(record.of_one_commit([arguments.json], runs, arguments.mixed))
+    print(table(runs))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 from gravac.lab import simulate
 from gravac.lab.tasks.charlm import CharLM
 from gravac.lab.training.expression import compressor
-from tests.measure.results import keep
+from tests.measure.results import keep, read, todays
 
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.03, 0.1, 0.3)}
 """Learning rates tried for dense training."""
@@ -152,7 +152,8 @@ def main() -> None:
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
     file = Path(arguments.json) if arguments.json else None
-    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"] if file and file.exists() else []
+    rows: list[dict[str, Any]] = read(file) if file and file.exists() else []
+    todays()  # the machine's speed, before workers take it
     with multiprocessing.get_context("spawn").Pool(2) as pool:
 
         def run(wanted: Iterable[Case]) -> list[dict[str, Any]]:

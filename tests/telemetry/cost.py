@@ -1,17 +1,20 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a step's record costs: python -m tests.telemetry.cost [STEPS].
+"""What a step's record costs: python -m tests.telemetry.cost [--steps N] [--repeats N] [--json FILE].
 
-Prints microseconds a step for each sink, on a made-up run of 20-step windows: time of the calling thread (what a step
-may wait for) and of all threads (TensorBoard writes in its own).
+Microseconds a step for each sink, on a made-up run of 20-step windows: wall time, time of the calling thread (what a
+step may wait for) and of all threads (TensorBoard writes in its own); medians over the repeats, with range.
 """
 
-import sys
+import argparse
+import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from gravac.telemetry import JSONLSink, Record, Sink, TensorBoardSink
+from tests.measure.results import write
 from tests.telemetry.made_up import make_run
 
 
@@ -26,24 +29,41 @@ def cost(sinks: list[Sink], records: list[Record], steps: int) -> tuple[float, f
     return wall, thread, process
 
 
+def measure(steps: int, repeats: int) -> list[dict[str, Any]]:
+    """A row for each sink alone and one for both."""
+    records = list(make_run(steps))[:-1]  # the end is once, not a step's
+    names = ("TensorBoardSink", "JSONLSink", "both")
+    costs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
+    written: dict[str, float] = {}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            tensorboard, jsonl = TensorBoardSink(Path(folder) / "tb"), JSONLSink(Path(folder) / "run.jsonl")
+            both: list[Sink] = [tensorboard, jsonl]
+            for name, sinks in zip(names, (both[:1], both[1:], both), strict=True):
+                costs[name].append(cost(sinks, records, steps))
+            tensorboard.close()
+            jsonl.close()
+            taken = 2 * steps  # each sink took the run twice
+            written["TensorBoardSink"] = sum(file.stat().st_size for file in (Path(folder) / "tb").iterdir()) / taken
+            written["JSONLSink"] = (Path(folder) / "run.jsonl").stat().st_size / taken
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        row: dict[str, Any] = {"sink": name, "steps": steps, "repeats": repeats}
+        for what, values in zip(("wall", "calling_thread", "all_threads"), zip(*costs[name], strict=True), strict=True):
+            row[f"{what}_us"] = round(statistics.median(values), 2)
+            row[f"{what}_us_range"] = [round(min(values), 2), round(max(values), 2)]
+        rows.append(row | {"bytes_a_step": round(written.get(name, sum(written.values())))})
+    return rows
+
+
 def main() -> None:
     """Measure each sink alone and both."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
-    records = list(make_run(steps))[:-1]  # the end is once, not a step's
-    with tempfile.TemporaryDirectory() as folder:
-        tensorboard, jsonl = TensorBoardSink(Path(folder) / "tb"), JSONLSink(Path(folder) / "run.jsonl")
-        both: list[Sink] = [tensorboard, jsonl]
-        for name, sinks in (("TensorBoardSink", both[:1]), ("JSONLSink", both[1:]), ("both", both)):
-            wall, thread, process = cost(sinks, records, steps)
-            print(f"{name:16} {wall:6.1f} us a step; calling thread {thread:6.1f} us, all threads {process:6.1f} us")
-        tensorboard.close()
-        jsonl.close()
-        written = {
-            "event file": sum(path.stat().st_size for path in (Path(folder) / "tb").iterdir()),
-            "JSONL": (Path(folder) / "run.jsonl").stat().st_size,
-        }
-    for name, size in written.items():
-        print(f"{size / (2 * steps):.0f} bytes a step in the {name}")  # each sink took the run twice
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    write(measure(arguments.steps, arguments.repeats), arguments.json)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from rich.box import SIMPLE_HEAVY
 from rich.console import Console
@@ -17,6 +16,7 @@ from gravac.lab.bench.bench import Bench, Contender, contenders
 from gravac.lab.bench.measure import Gradients, Row, measure
 from gravac.lab.console import wide
 from gravac.lab.json_file import write_json
+from gravac.lab.provenance import stamp
 
 
 def run_bench(bench: Bench, console: Console | None = None) -> list[Row]:
@@ -26,13 +26,14 @@ def run_bench(bench: Bench, console: Console | None = None) -> list[Row]:
     """
     console = wide(console)
     rows: list[Row] = []
+    taken = stamp()
     try:
         _measure_all(bench, console, rows)
     finally:
         if rows:
             console.print(table(bench, rows))
         if rows and bench.json is not None:
-            content: Any = [asdict(row) for row in rows]
+            content = {"stamp": taken.model_dump(), "rows": [asdict(row) for row in rows]}
             write_json(bench.json.absolute(), content)
     return rows
 

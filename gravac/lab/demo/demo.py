@@ -18,6 +18,7 @@ from gravac.lab.json_file import write_json
 from gravac.lab.links.link import PACED
 from gravac.lab.links.network import MOST_WORKERS, Network, available
 from gravac.lab.links.rates import format_rate, parse_rate
+from gravac.lab.provenance import stamp
 from gravac.lab.training.run import Run, Settings
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.record import Point
@@ -82,6 +83,7 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
     log_dir = demo.log_dir or Path("runs", "demo", time.strftime("%Y%m%d-%H%M%S"))
     log_dir.mkdir(parents=True, exist_ok=True)
     _introduce(console, demo, reason)
+    taken = stamp()
     settings = Settings(workers=demo.workers, link=format_rate(demo.rate), slowest=demo.rate, log_dir=log_dir)
     with ExitStack() as stack:
         network = None if paced else stack.enter_context(Network(demo.workers, demo.rate))
@@ -89,7 +91,7 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
         comparison = Comparison(tuple(_train(name, demo.seconds, settings, network, live) for name in METHODS))
     if demo.json is not None:
         content = comparison.to_json(rate=demo.rate, workers=demo.workers, paced=paced, log_dir=log_dir)
-        write_json(demo.json.absolute(), content)
+        write_json(demo.json.absolute(), {"stamp": taken.model_dump(), **content})
     show_result(console, comparison, rate=demo.rate, workers=demo.workers, paced=paced, logs=str(log_dir))
     return comparison
 

@@ -119,6 +119,7 @@ class Comparison:
                 "wire_bytes": outcome.wire_bytes,
                 "wire_ratio": self.wire_ratio(outcome),
                 "val_loss": outcome.val_loss,
+                "curve": [point.model_dump() for point in outcome.curve],
                 "cf_path": list(outcome.cf_path),
             }
             for outcome in self.outcomes

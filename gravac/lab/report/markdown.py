@@ -16,17 +16,21 @@ BEGIN, END = "<!-- gravac report: begin -->", "<!-- gravac report: end -->"
 """What stands between them is replaced."""
 
 
-def tables(runs: Sequence[TrainingRecord]) -> str:
-    """For each task: times to target relative to the limit by method and link, speed-up over fp16, and verdicts."""
+def tables(runs: Sequence[TrainingRecord], made_with: str = "") -> str:
+    """For each task: times to target relative to the limit by method and link, speed-up over fp16, and verdicts.
+
+    Before them stands ``made_with``, what is said of the runs' commits.
+    """
     found = sections(runs)
     tasks: dict[tuple[str, float, int], list[Section]] = {}
     for section in found:
         place = section.place
         tasks.setdefault((place.task, place.scale, place.workers), []).append(section)
-    return "\n\n".join(_task(*key, group) for key, group in tasks.items())
+    said = [f"{made_with[0].upper()}{made_with[1:]}."] if made_with else []
+    return "\n\n".join(said + [_task(*key, group) for key, group in tasks.items()])
 
 
-def insert(path: Path, runs: Sequence[TrainingRecord]) -> None:
+def insert(path: Path, runs: Sequence[TrainingRecord], made_with: str = "") -> None:
     """Replaces what stands between the two marks of a Markdown file.
 
     Raises:
@@ -37,7 +41,7 @@ def insert(path: Path, runs: Sequence[TrainingRecord]) -> None:
         raise SettingsError(f"{path}: needs the two lines {BEGIN!r} and {END!r}, once and in this order")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    path.write_text(f"{before}{BEGIN}\n\n{tables(runs)}\n\n{END}{after}", encoding="utf-8")
+    path.write_text(f"{before}{BEGIN}\n\n{tables(runs, made_with)}\n\n{END}{after}", encoding="utf-8")
 
 
 def _task(task: str, scale: float, workers: int, group: Sequence[Section]) -> str:

@@ -40,8 +40,10 @@ class Shown:
     folded: bool = False
 
 
-def write_report(runs: Sequence[TrainingRecord], out: Path) -> Path:
+def write_report(runs: Sequence[TrainingRecord], out: Path, made_with: str = "") -> Path:
     """Writes ``index.html`` and its figures into the folder ``out``, which is made; returns the page's path.
+
+    The page says ``made_with``, a sentence on the commits that runs were made with.
 
     Raises:
         SettingsError: there are no runs, or ``out`` is a file; tells the remedy.
@@ -58,7 +60,7 @@ def write_report(runs: Sequence[TrainingRecord], out: Path) -> Path:
     names = file_names(found)
     bodies = [_section(section, names[section.place], drawn, out) for section in found]
     page = out / "index.html"
-    page.write_text(_page(found, names, bodies, len(runs)), encoding="utf-8")
+    page.write_text(_page(found, names, bodies, len(runs), made_with), encoding="utf-8")
     return page
 
 
@@ -79,7 +81,10 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_.") or "x"
 
 
-def _page(found: Sequence[Section], names: Mapping[object, str], bodies: Sequence[str], count: int) -> str:
+def _page(
+    found: Sequence[Section], names: Mapping[object, str], bodies: Sequence[str], count: int, made_with: str
+) -> str:
+    said = f" ({escape(made_with)})" if made_with else ""
     tasks = ", ".join(dict.fromkeys(section.place.task for section in found))
     entries = "".join(f'<li><a href="#{names[section.place]}">{_place(section, found)}</a></li>' for section in found)
     return f"""<!DOCTYPE html>
@@ -92,7 +97,7 @@ def _page(found: Sequence[Section], names: Mapping[object, str], bodies: Sequenc
 </head>
 <body>
 <h1>Time to accuracy with compressed gradients</h1>
-<p class="pale">{count} runs of <code>gravac bench tta</code>. Words such as <i>the limit</i>, <i>gain</i> and
+<p class="pale">{count} runs of <code>gravac bench tta</code>{said}. Words such as <i>the limit</i>, <i>gain</i> and
 <i>paced</i> are <a href="#how-to-read">explained at the end</a>.</p>
 <h2 id="one-look">One look</h2>
 {_matrix(found, names)}

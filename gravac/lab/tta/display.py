@@ -46,6 +46,14 @@ class Live(Shown):
         if self._progress:
             self._progress.update(self._bar, total=records, completed=there)
 
+    def stamped(self, code: str, there: Sequence[str]) -> None:
+        """See ``Watcher``."""
+        if others := [other for other in there if other != code]:
+            self._say(
+                f"The file holds runs of other code ({', '.join(others)}; this is {code}): new ones are added, but one "
+                "table of both takes --mixed"
+            )
+
     def starting(self, cell: str, leg: Leg) -> None:
         """See ``Watcher``."""
         self._state(f"{cell}: {leg.method}: starting")

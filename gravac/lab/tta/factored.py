@@ -8,14 +8,20 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from gravac.lab.provenance import Stamp
 from gravac.lab.training.run import Event
 from gravac.lab.tta.record import Split, TrainingRecord, first_reached
 
 
 def factored(
-    unthrottled: TrainingRecord, link: str, probes: Sequence[Event], limit_s: float, reference: TrainingRecord
+    unthrottled: TrainingRecord,
+    link: str,
+    probes: Sequence[Event],
+    limit_s: float,
+    reference: TrainingRecord,
+    stamp: Stamp | None = None,
 ) -> TrainingRecord:
-    """A static method's record on a link from its unthrottled one and short runs on that link."""
+    """A static method's record on a link from its unthrottled one and short runs on that link; ``stamp`` is theirs."""
     steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
     step_s = statistics.median(steps_s)
     samples = unthrottled.samples_per_s * unthrottled.step_s / step_s
@@ -31,13 +37,14 @@ def factored(
             "efficiency": efficiency(samples, reference),
             "interface_bytes": None if None in interface else round(share * sum(interface)),
             "split": Split(**split),
+            "stamp": stamp,
         }
     )
 
 
 def refactored(unthrottled: TrainingRecord, known: TrainingRecord, limit_s: float) -> TrainingRecord:
     """The same for another seed: a step takes as long."""
-    update = {name: getattr(known, name) for name in ("link", "samples_per_s", "efficiency", "split")}
+    update = {name: getattr(known, name) for name in ("link", "samples_per_s", "efficiency", "split", "stamp")}
     interface = known.interface_bytes
     share = unthrottled.steps / known.steps
     update["interface_bytes"] = None if interface is None else round(share * interface)

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from gravac.lab.json_file import write_json
+from gravac.lab.provenance import Stamp, one_commit
 from gravac.settings import SettingsError
 
 SPREAD = 0.10
@@ -116,6 +117,7 @@ class TrainingRecord(_Record):
         split: a median step's time.
         paced: no real link; the exchange held itself back.
         factored: steps came from a run on another link, and ``step_s`` from a short run on this one.
+        stamp: code, time and speed of the machine; of factored runs those of ``step_s``. ``None`` of older files.
     """
 
     task: str
@@ -146,6 +148,7 @@ class TrainingRecord(_Record):
     split: Split | None
     paced: bool
     factored: bool
+    stamp: Stamp | None = None
 
     @property
     def cell(self) -> tuple[str, float, str, int, int]:
@@ -175,6 +178,15 @@ def read(paths: Iterable[Path]) -> list[TrainingRecord]:
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise SettingsError(f"{path}: {where}: {first['msg']}; give a file of `gravac bench tta --json`") from None
     return runs
+
+
+def of_one_commit(paths: Sequence[Path], runs: Iterable[TrainingRecord], mixed: bool = False) -> str:
+    """What is said of the commits of runs that stand in one table; see ``gravac.lab.provenance.one_commit``.
+
+    Raises:
+        SettingsError: there are several, and they are not to be mixed.
+    """
+    return one_commit((run.stamp for run in runs), ", ".join(map(str, paths)), mixed)
 
 
 def save(path: Path, runs: Sequence[TrainingRecord]) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
 from gravac.lab.links.network import Network
+from gravac.lab.provenance import UNRECORDED, Stamp, stamp
 from gravac.lab.training.methods import Method
 from gravac.lab.training.run import Event, Run, RunFailed, Settings
 from gravac.lab.training.session import ALONE, WARM_UP, Leg
@@ -44,6 +45,9 @@ class Watcher(Protocol):
     def planned(self, records: int, there: int) -> None:
         """So many records the matrix has, of which some are there already."""
 
+    def stamped(self, code: str, there: Sequence[str]) -> None:
+        """Runs are made with this code; those in the file were made with these."""
+
     def starting(self, cell: str, leg: Leg) -> None:
         """A leg begins."""
 
@@ -59,12 +63,13 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Ended:
-    """What a leg reported: its end, and the metric over it."""
+    """What a leg reported: its end, and the metric over it; stamped with the machine's speed before its session."""
 
     leg: Leg
     start: Event
     end: Event
     curve: tuple[Point, ...]
+    stamp: Stamp
 
 
 def run_matrix(matrix: Matrix, watcher: Watcher) -> list[TrainingRecord]:
@@ -83,6 +88,8 @@ class _Bench:
         self.watcher = watcher
         there = matrix.json is not None and matrix.json.exists()
         self.runs = record.read([matrix.json]) if there and matrix.json else []
+        codes = {UNRECORDED if run.stamp is None else run.stamp.code for run in self.runs}
+        self.watcher.stamped(stamp().code, sorted(codes))
         self.methods = [Method.parse(text) for text in matrix.methods]
 
     def run(self) -> list[TrainingRecord]:
@@ -204,12 +211,13 @@ class _Bench:
         known = {run.method: run for run in self.runs if self._same(run, task, str(link)) and run.factored}
         if any(method.text not in known for method, _ in wanted):
             turns = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in wanted] * 2
-            probes: dict[str, list[Event]] = defaultdict(list)
+            probes: dict[str, list[Ended]] = defaultdict(list)
             for ended in self._session(task, link, seed, turns):
-                probes[ended.leg.method].append(ended.end)
+                probes[ended.leg.method].append(ended)
             for method, unthrottled in wanted:
-                if probes[method.text]:
-                    self._keep(factored(unthrottled, str(link), probes[method.text], seconds, reference))
+                if turned := probes[method.text]:
+                    ends = [ended.end for ended in turned]
+                    self._keep(factored(unthrottled, str(link), ends, seconds, reference, turned[-1].stamp))
             return
         for method, unthrottled in wanted:
             self._keep(refactored(unthrottled, known[method.text], seconds))
@@ -230,7 +238,7 @@ class _Bench:
         cell = f"{task} {link} seed {seed}"
         todo = list(legs)
         while todo:
-            at, start = 0, {}
+            at, start, idle = 0, {}, stamp()
             curve: list[Point] = []
             self.watcher.starting(cell, todo[0])
             try:
@@ -244,7 +252,7 @@ class _Bench:
                         elif event["event"] == "evaluation":
                             curve.append(Point(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
                         elif event["event"] == "end":
-                            yield Ended(todo[at], start, event, tuple(curve))
+                            yield Ended(todo[at], start, event, tuple(curve), idle.now())
                             at += 1
                 return
             except RunFailed as error:
@@ -298,6 +306,7 @@ class _Bench:
             split=Split(**end["split"]),
             paced=self.matrix.paced and link.slowest is not None,
             factored=False,
+            stamp=ended.stamp,
         )
 
     def _keep(self, run: TrainingRecord) -> None:

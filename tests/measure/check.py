@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Whether documents say what their records do, and nothing that no record holds.
+
+1. Each table of ``tests.measure.tables`` is made again and must stand in its document letter by letter.
+2. Each sentence of ``tests.measure.claims``, filled in from the records, must stand there, whatever its line breaks.
+3. What remains of a document is searched for figures: numbers with a decimal point, or before a unit. Each must be
+   allowed in ``tests.measure.allowed``, with the reason why it is not measured here.
+4. Tables outside marks must have no figures at all.
+"""
+
+import re
+from pathlib import Path
+
+from tests.measure import claims, tables
+from tests.measure.allowed import ALLOWED
+
+SCANNED = (tables.README, tables.RESULTS)
+"""Documents whose prose must have no figure without a record."""
+
+NOT_COVERED = (
+    "prose of docs/measurements.md and docs/advise.md but for what claims.py has of it (their tables are covered); "
+    "docs/compressors.md, controllers.md, design-notes.md, lab.md and docstrings; figures within "
+    "code; counts without a unit, such as 'three cells', and whether words such as 'faster' fit the figures beside them"
+)
+"""Where a wrong figure would not be found."""
+
+IGNORED_LINES = re.compile(r"^\|.*$", re.MULTILINE)
+"""Tables, which have a rule of their own."""
+
+UNITS = (
+    r"(?:\s?[xX×](?!\w)|\s?%|\s?(?:ms|µs|s|KB|MB|GB|bytes|nats|dB|steps|copies|minutes|hours|times)\b"
+    r"|\s?[KMG]bit/s)"
+)
+
+FIGURE = re.compile(rf"(?<![\w/@.-])[-+]?\d[\d,]*(?:\.\d+(?![\w.]*\.\d)|(?:\.\d+)?(?={UNITS}))(?:{UNITS})?")
+
+IGNORED = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->|\]\([^)]*\)|https?://\S+", re.DOTALL)
+"""Code, comments and addresses."""
+
+
+def faults(document: Path) -> list[str]:
+    """What is wrong with a document, in words; empty when all is well."""
+    text = document.read_text(encoding="utf-8")
+    found: list[str] = []
+    for name, table in tables.DOCUMENTS[document].items():
+        begin, end = tables.marks(name)
+        if fault := tables.missing(table[0]):
+            found.append(fault)
+        elif text != tables.insert(text, name, tables.made(table)):
+            found.append(f"{document}: table {name} is not what {table[0]}.json gives; python -m tests.measure.tables")
+        text = text.split(begin)[0] + text.split(end)[1] if begin in text and end in text else text
+    found += [
+        f"{document}: a table outside marks has figures: {line}"
+        for line in text.splitlines()
+        if line.startswith("|") and figures(line, document)
+    ]
+    said = flat(IGNORED_LINES.sub(" ", text))
+    for claim in map(flat, claims.CLAIMS.get(document, list)()):
+        if claim not in said:
+            found.append(f"{document}: the records say: {claim}")
+        said = said.replace(claim, " ")
+    if document in SCANNED:
+        found += [f"{document}: no record holds {figure}" for figure in figures(said, document)]
+    return found
+
+
+def figures(text: str, document: Path) -> list[str]:
+    """Figures that are not allowed, each with some words around it."""
+    text = IGNORED.sub(" ", text)
+    for one in ALLOWED:
+        if one.document in (None, document):
+            text = re.sub(one.pattern, " ", text)
+    return [
+        f"{match.group().strip()!r} (…{text[max(0, match.start() - 40) : match.end() + 20]}…)"
+        for match in FIGURE.finditer(text)
+    ]
+
+
+def flat(text: str) -> str:
+    """With every run of white space as one space."""
+    return " ".join(text.split())

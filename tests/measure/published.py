@@ -1,0 +1,126 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The committed records, each read once: what published tables and claims are made of.
+
+What stands in one of them is of one commit, or says that it is not; see ``gravac.lab.provenance``.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from gravac.lab.report.numbers import Amount
+from gravac.lab.report.summary import Place, Row, Section, sections
+from gravac.lab.tta import record
+from gravac.lab.tta.record import TrainingRecord
+from tests.measure import results
+from tests.measure.judgement import STUDENT, Cell, Verdict, best_static, verdicts
+
+FOLDER = Path("docs/measurements")
+
+LINKS = ("20mbit", "100mbit", "1gbit", "unthrottled")
+
+SCALES = {"charlm": 0.4, "lstm": 1.0, "denoise": 1.0}
+"""The matrix's tasks with their scale."""
+
+DEFAULT = "goodput:ladder@2-1000"
+"""``AdaptiveCompressor()`` as a method of the lab."""
+
+MIXED: list[bool] = [False]
+"""Whether records of several commits may stand in one table."""
+
+
+@functools.cache
+def runs(name: str) -> tuple[TrainingRecord, ...]:
+    """Of ``gravac bench tta``.
+
+    Raises:
+        SettingsError: they are of several commits, and that is not asked for.
+    """
+    path = FOLDER / f"{name}.json"
+    found = record.read([path])
+    record.of_one_commit([path], found, MIXED[0])
+    return tuple(found)
+
+
+@functools.cache
+def _rows(name: str) -> tuple[results.Rows, str]:
+    path = FOLDER / f"{name}.json"
+    found = results.read(path)
+    return found, results.commits(found, path, MIXED[0])
+
+
+def rows(name: str) -> results.Rows:
+    """Of a measurement, with the same refusal."""
+    return _rows(name)[0]
+
+
+def commits(name: str) -> str:
+    """What is said of the commits of a file's runs or rows."""
+    content = (FOLDER / f"{name}.json").read_text(encoding="utf-8")[:400]
+    if '"task"' in content and '"link"' in content and content.lstrip().startswith("["):
+        return record.of_one_commit([FOLDER / f"{name}.json"], runs(name), MIXED[0])
+    return _rows(name)[1]
+
+
+@functools.cache
+def _sections(name: str) -> dict[Place, Section]:
+    return {section.place: section for section in sections(runs(name))}
+
+
+def section(task: str, link: str, name: str = "tta") -> Section:
+    """A cell of the matrix."""
+    return _sections(name)[Place(task, SCALES[task], link, 2)]
+
+
+def row(task: str, link: str, method: str, name: str = "tta") -> Row:
+    """A method's in a cell."""
+    found = section(task, link, name).row(method)
+    assert found is not None, (task, link, method)
+    return found
+
+
+def speedup(task: str, link: str, method: str, name: str = "tta") -> float:
+    """How many times as fast as fp16, median of the pairs."""
+    amount = row(task, link, method, name).speedup
+    assert isinstance(amount, Amount)
+    return amount.median
+
+
+def fastest_static(task: str, link: str) -> Row:
+    """By the median time to the target."""
+    return next(row for row in section(task, link).rows if not row.adaptive)
+
+
+@functools.cache
+def best() -> dict[Cell, str]:
+    """The matrix's best static method of every cell, by which the judgement was made."""
+    return best_static(runs("tta"))
+
+
+@functools.cache
+def judged(name: str = "judgement") -> tuple[Verdict, ...]:
+    """Every cell's verdict."""
+    if name == "judgement":
+        return tuple(verdicts(runs(name), best(), DEFAULT))
+    among = ("topk@10", "topk@100", "fp16", "fp32")
+    return tuple(verdicts(runs(name), best_static(runs("tta"), among), "goodput:topk@10-1000"))
+
+
+def geometric(told: Iterable[Verdict]) -> float:
+    """Mean of the ratios of cells."""
+    return math.exp(statistics.fmean(math.log(one.ratio) for one in told))
+
+
+def over_seeds(told: Iterable[Verdict]) -> tuple[float, float, float]:
+    """Geometric mean of the ratios of cells that have the same seeds, and its 95 % interval over means of a seed."""
+    by_seed = [statistics.fmean(map(math.log, ratios)) for ratios in zip(*(one.ratios for one in told), strict=True)]
+    mean, reach = statistics.fmean(by_seed), STUDENT[len(by_seed)] * statistics.stdev(by_seed) / len(by_seed) ** 0.5
+    return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
+
+
+def on(told: Iterable[Verdict], *links: str) -> list[Verdict]:
+    """Those of these links."""
+    return [one for one in told if one.cell[1] in links]
