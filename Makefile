@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint docs tables check-tables check-wheel measure-multilevel measure-overhead measure-soak measure-chunks \
+.PHONY: help demo test golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
 	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp
@@ -21,6 +21,9 @@ demo: $(VENV)/.lab  ## a model on real text over a slow link, compressed adaptiv
 
 test: $(VENV)/.test  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+golden: $(VENV)/.test  ## whether five runs are the same as with an earlier commit, bit for bit: make golden BEFORE=<commit> (3 minutes)
+	$(BIN)/python -m tests.golden against $(BEFORE)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
 	$(BIN)/ruff check .
