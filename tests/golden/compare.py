@@ -11,10 +11,10 @@ import torch
 
 from tests.golden.runs import CASES
 
-RENAMED: Mapping[str, str] = {}
+RENAMED: Mapping[str, str] = {"worth": "efficiency"}
 """Keys of before, wherever they stand in a checkpoint, by what they are called now."""
 
-MAPPING: Mapping[str, Callable[[Any], Any]] = {}
+MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 2}
 """By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
 
 GONE: frozenset[str] = frozenset()

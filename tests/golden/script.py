@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from gravac.clock import Booked, StepClock
-from gravac.exchange.sounding import Sounding
+from gravac.exchange.link_probe import LinkProbe
+from gravac.stepping.clock import StepClock, StepCosts
 
-LINK = Sounding(latency=1e-4, bandwidth=20e6, copy_bytes_per_s=8e9)
+LINK = LinkProbe(latency=1e-4, bandwidth=20e6, copy_bytes_per_s=8e9)
 
 
 def times(rank: int, step: int, wire_bytes: int) -> dict[str, float]:
@@ -35,10 +35,10 @@ def scripted(rank: int) -> Iterator[None]:
     """Have clocks and the link probe answer as scripted, on this process."""
     ends, steps = StepClock.end, [0]
 
-    def end(self: StepClock, *given: Any) -> Booked:
-        booked = ends(self, *given)
+    def end(self: StepClock, *given: Any) -> StepCosts:
+        costs = ends(self, *given)
         steps[0] += 1
-        return dataclasses.replace(booked, **times(rank, steps[0], booked.wire_bytes))
+        return dataclasses.replace(costs, **times(rank, steps[0], costs.wire_bytes))
 
-    with mock.patch.object(StepClock, "end", end), mock.patch("gravac.adaptive.sound", return_value=LINK):
+    with mock.patch.object(StepClock, "end", end), mock.patch("gravac.adaptive.probe_link", return_value=LINK):
         yield
