@@ -244,7 +244,8 @@ def test_interface_counters_grow_by_what_is_sent() -> None:
         after = [network.interface_bytes(worker) for worker in range(2)]
         (_, received), (sent, _) = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(before, after, strict=True)]
         assert network.interface_counters(1).sent_packets > 0
-    assert size < received <= sent < 1.1 * size
+    assert size < received < 1.1 * size  # a bucket may cut segments on their way: more headers arrive than left
+    assert size < sent < 1.1 * size
 
 
 @needs_namespaces
