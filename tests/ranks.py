@@ -19,7 +19,7 @@ import torch.distributed as dist
 Rank = Callable[..., Any]
 
 
-def processes(function: Rank, world: int, *args: Any, timeout: float = 100) -> list[Any]:
+def processes(function: Rank, world: int, *args: Any, timeout: float = 200) -> list[Any]:
     """Run ``function(rank, world, *args)`` in a process per rank, with gloo set up; what each returned.
 
     Fails with a rank's traceback, or with all stacks when a rank hangs.
@@ -63,7 +63,7 @@ def _process(function: Rank, rank: int, world: int, folder: Path, timeout: float
     dist.destroy_process_group()
 
 
-def threads(function: Rank, world: int, *args: Any, timeout: float = 90) -> list[Any]:
+def threads(function: Rank, world: int, *args: Any, timeout: float = 200) -> list[Any]:
     """Run ``function(rank, world, *args)`` in a thread per rank of one process, over torch's threaded group."""
     from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 

@@ -68,6 +68,33 @@ def matrix(tmp_path: Path, **changes: object) -> Matrix:
     return Matrix(**{**settings, **changes})  # type: ignore[arg-type]
 
 
+class Scripted:
+    """Stands in for ``Run``: reports of each leg what workers would; those of ``to_fail`` are killed once."""
+
+    to_fail: ClassVar[list[str]] = []
+
+    def __init__(self, legs: Sequence[Leg], settings: Settings, network: object) -> None:
+        self.legs = legs
+
+    def __enter__(self) -> "Scripted":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def events(self) -> Iterator[dict[str, object]]:
+        split = {"compute": 0.1, "compress": None, "exchange": None, "exposed": 0.0, "input_wait": 0.0}
+        said = {"wire_bytes": 1, "interface_bytes": None, "cpu_seconds": 1.0, "gain": None, "turns": [], "split": split}
+        for at, leg in enumerate(self.legs):
+            yield {"event": "start", "leg": at, "parameters": 9, "samples_per_step": 8, "batch_size": 4}
+            for step in range(0, 21, 5):
+                yield {"event": "evaluation", "leg": at, "step": step, "seconds": step / 10, "metric": 3.0 - step / 10}
+                if leg.method in self.to_fail:
+                    self.to_fail.remove(leg.method)
+                    raise RunFailed(f"{leg.method}: worker 1 was killed by signal 9")
+            yield {"event": "end", "leg": at, "step": 20, "seconds": 2.0, "step_s": 0.1, **said}
+
+
 @needs_namespaces
 def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
     notes = Notes()
@@ -96,8 +123,9 @@ def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
     assert again.plan == (5, 5) and again.made == [] and again.started == []
 
 
-def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path) -> None:
-    two = matrix(tmp_path, methods=("fp16", "topk@10"), links=("unthrottled",), seeds=(0, 1), paced=True)
+def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gravac.lab.tta.runner.Run", Scripted)
+    two = matrix(tmp_path, methods=("fp16", "topk@10"), links=("unthrottled",), seeds=(0, 1), paced=True, budget=20)
     runs = run_matrix(two, Notes())
     assert {run.seed for run in runs} == {0, 1}
     steady = {"fp16": (1.0, 1.05), "topk@10": (1.0, 1.2), "fp32": (1.0, 1.0)}
@@ -161,36 +189,9 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
 
 
-class FailsOnce:
-    """Stands in for ``Run``: reports of each leg what a worker would, until one that was killed."""
-
-    failed: ClassVar[list[str]] = []
-
-    def __init__(self, legs: Sequence[Leg], settings: Settings, network: object) -> None:
-        self.legs = legs
-
-    def __enter__(self) -> "FailsOnce":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def events(self) -> Iterator[dict[str, object]]:
-        split = {"compute": 0.1, "compress": None, "exchange": None, "exposed": 0.0, "input_wait": 0.0}
-        said = {"wire_bytes": 1, "interface_bytes": None, "cpu_seconds": 1.0, "gain": None, "turns": [], "split": split}
-        for at, leg in enumerate(self.legs):
-            yield {"event": "start", "leg": at, "parameters": 9, "samples_per_step": 8, "batch_size": 4}
-            for step in range(0, 21, 5):
-                yield {"event": "evaluation", "leg": at, "step": step, "seconds": step / 10, "metric": 3.0 - step / 10}
-                if leg.method == "topk@10" and not self.failed:
-                    self.failed.append(leg.method)
-                    raise RunFailed("topk@10: worker 1 was killed by signal 9")
-            yield {"event": "end", "leg": at, "step": 20, "seconds": 2.0, "step_s": 0.1, **said}
-
-
 def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FailsOnce, "failed", [])
-    monkeypatch.setattr("gravac.lab.tta.runner.Run", FailsOnce)
+    monkeypatch.setattr(Scripted, "to_fail", ["topk@10"])
+    monkeypatch.setattr("gravac.lab.tta.runner.Run", Scripted)
     notes = Notes()
     runs = run_matrix(matrix(tmp_path, paced=True, methods=("fp16", "topk@10", "topkc@10"), budget=20), notes)
     assert notes.failures == ["topk@10"]

@@ -95,7 +95,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=150,
+        timeout=250,
     )
     assert ran.returncode == 0, ran.stderr
     assert "step 100: loss" in ran.stdout
