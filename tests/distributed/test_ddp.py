@@ -385,7 +385,7 @@ def failing_sink(rank: int, world: int) -> tuple[int, torch.Tensor]:
 
     ddp = parallel()
     with pytest.warns(UserWarning, match="disk full") if rank == 0 else nullcontext():
-        with AdaptiveCompressor(topk, sinks=[breaks, records.append]) as compressor:
+        with AdaptiveCompressor(topk, controller=Static(cf=10), sinks=[breaks, records.append]) as compressor:
             compressor.attach(ddp)
             train(ddp, sgd(ddp), rank, range(5))
         return len(records), weights(ddp)
