@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,10 +204,12 @@ def test_failing_writer_warns_once_and_never_raises(tmp_path: Path, run: list[Re
 
 def test_log_dir_lost_while_training_does_not_raise_or_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # TensorBoard's thread dies aloud
-    sink = TensorBoardSink(tmp_path / "run", every=1)
-    while (tmp_path / "run").exists():  # its thread may be writing the first records
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-    (tmp_path / "run").touch()  # what TensorBoard's thread writes from now on fails
+    lost = tmp_path / "run"
+    sink = TensorBoardSink(lost, every=1)
+    while not lost.is_file():  # its thread may be writing the first records
+        shutil.rmtree(lost, ignore_errors=True)
+        with suppress(FileExistsError):
+            lost.touch(exist_ok=False)  # what TensorBoard's thread writes from now on fails
     with pytest.warns(RuntimeWarning, match="training goes on"):
         feed(sink, map(make_step, range(1000)))
 
