@@ -18,6 +18,9 @@ import torch.distributed as dist
 
 Rank = Callable[..., Any]
 
+PRELOADED = ["pytest", "torch._dynamo", "gravac", "tests.distributed.training"]
+"""Imported once, where ranks are forked from. An optimizer's first step imports dynamo, a second of processor time."""
+
 
 def processes(function: Rank, world: int, *args: Any, timeout: float = 200) -> list[Any]:
     """Run ``function(rank, world, *args)`` in a process per rank, with gloo set up; what each returned.
@@ -25,7 +28,7 @@ def processes(function: Rank, world: int, *args: Any, timeout: float = 200) -> l
     Fails with a rank's traceback, or with all stacks when a rank hangs.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "gravac"])
+    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "arguments").write_bytes(pickle.dumps(args))
