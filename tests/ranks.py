@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 Rank = Callable[..., Any]
 
@@ -96,3 +97,6 @@ def threads(function: Rank, world: int, *args: Any, timeout: float = 200) -> lis
     finally:
         _uninstall_threaded_pg()
         isolation(False)
+        # Whose forward runs is one attribute for all threads, each of which restores what it found: another's model
+        # stays, and dynamo takes all that is compiled later for a part of it.
+        DistributedDataParallel._active_ddp_module = None
