@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import IO, Any
 
 import pytest
 
 from gravac.lab.links import network as links
 from gravac.lab.links.link import Phase, parse_link
+from gravac.lab.links.link_rate import Sample, stream, tcp_rate
 from gravac.lab.links.network import LinkError, Network, available, netem_missing, remove_leftovers
 from gravac.lab.links.owner import mark, orphaned, started
 
@@ -232,6 +234,23 @@ def test_a_rate_that_fell_while_traffic_flowed_holds() -> None:
             for worker in range(2):
                 network.set_rate(worker, 40e6)
         assert most(network, 1_000_000) <= 40e6
+
+
+@needs_namespaces
+def test_a_stream_tells_how_far_it_came() -> None:
+    with Network(2, 100e6) as network, stream(network, 0.3) as samples:
+        assert not samples
+    assert samples
+    assert all(later.at > one.at and later.received > one.received for one, later in pairwise(samples))
+
+
+def test_a_rate_is_taken_once_the_stream_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [Sample(100.0, 1), Sample(100.2, 2), Sample(100.4, 1000), Sample(100.9, 501_000)]
+    monkeypatch.setattr("gravac.lab.links.link_rate.stream", lambda network, seconds: nullcontext(told))
+    assert tcp_rate(Network(2, 1e8)) == pytest.approx(8e6)
+    del told[2:]
+    with pytest.raises(LinkError, match="brought nothing to measure"):
+        tcp_rate(Network(2, 1e8))
 
 
 @needs_namespaces
