@@ -78,7 +78,7 @@ def trained(
             losses.append(loss.detach())
         at_end = {
             "model": {name: tensor.clone() for name, tensor in ddp.module.state_dict().items()},
-            "optimizer": optimizer.state_dict(),
+            "optimizer": _copied(optimizer.state_dict()),
             "gravac": _copied(compressor.state_dict()),
         }
     return {"losses": torch.stack(losses)}, at_end
@@ -88,7 +88,7 @@ def recorded(rank: int, world: int, case: str, folder: str) -> dict[str, Any]:
     """One rank of a run; with ``folder``, what follows the checkpoint starts from the one that lies there."""
     begun, checkpoint = trained(rank, case, None, range(STEPS))
     given = torch.load(Path(folder) / f"{case}.pt", weights_only=True)[rank]["checkpoint"] if folder else checkpoint
-    more, end = trained(rank, case, given, range(STEPS, STEPS + MORE))
+    more, end = trained(rank, case, _copied(given), range(STEPS, STEPS + MORE))
     return {"losses": begun["losses"], "checkpoint": checkpoint, "more": more["losses"], "end": end}
 
 
