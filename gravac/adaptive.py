@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,12 +20,14 @@ from gravac.checkpoint import check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
-from gravac.exchange.group import GroupTransport, own_group
-from gravac.exchange.link_probe import LinkProbe, probe_link
+from gravac.exchange.executor import Executor
+from gravac.exchange.link_probe import LinkProbe
+from gravac.exchange.threaded import threaded
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register
 from gravac.policy import Policy, Run, beside, load_policy
 from gravac.stepping.admission import admit
+from gravac.stepping.door import Door
 from gravac.stepping.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
@@ -152,6 +154,8 @@ class AdaptiveCompressor:
         self.policy = policy = run.policy(policy)
         self._run = run
         self._group = self._given_group = group
+        self._agree_group: dist.ProcessGroup | None = None
+        self._executor: Executor | None = None
         self._sinks = Sinks(sinks, run.log_dir)
         self._feedback = Feedback(policy.release, policy.overflow_safety)
         self._averager = Averager(
@@ -160,7 +164,8 @@ class AdaptiveCompressor:
         told = {**policy.plain(), **run.plain()}
         settings = (run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every, told)
         self._steps = Steps(self._averager, policy.controller, self._admit, self._sinks, *settings)
-        self._adapter = DDPAdapter(self._steps, self._open)
+        self._door = Door(self._steps, self._open)
+        self._adapter = DDPAdapter(self._door)
         self._attached = False
         self._closed = False
         self._restored: dict[str, Any] | None = None
@@ -226,6 +231,32 @@ class AdaptiveCompressor:
         self._attached = True
         self._adapter.bind(module)
 
+    def door(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        *,
+        group: dist.ProcessGroup | None = None,
+        agree_group: dist.ProcessGroup | None = None,
+        executor: Executor | None = None,
+    ) -> Door:
+        """Open the door for gradients of anything but DDP; see ``gravac.stepping.door``. Called on every rank.
+
+        Args:
+            parameters: by name, those whose gradients will be handed over.
+            group: ranks that average; ``None``: the default group.
+            agree_group: ranks that agree on decisions, where these are more (HSDP); ``None``: the same.
+            executor: runs the steps instead of a thread over ``group``: ``exchange.lockstep`` for ranks in memory.
+
+        Raises:
+            RuntimeError: this compressor is attached already.
+        """
+        self._check_free()
+        self._attached = True
+        self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
+        self._door.know(parameters)
+        self._open()
+        return self._door
+
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
         if self._closed:
@@ -256,25 +287,25 @@ class AdaptiveCompressor:
     def gain(self) -> float | None:
         """Gain of the last step all ranks agreed on; ``None`` before, or when it was not finite."""
         self._steps.drain()
-        return self._steps.gain
+        return self._steps.state.gain
 
     @property
     def wire_ratio(self) -> float | None:
         """Wire bytes of a dense float32 all-reduce / bytes really sent, in the last agreed step; ``None`` before."""
         self._steps.drain()
-        return self._steps.wire_ratio
+        return self._steps.state.wire_ratio
 
     @property
     def curves(self) -> dict[str, Curve]:
         """By name, what each tensor lost and sent at several CFs when last surveyed; empty but with ``"by_gain"``."""
         self._steps.drain()
-        return dict(self._steps.curves)
+        return dict(self._steps.state.curves)
 
     @property
     def history(self) -> list[DecisionRecord]:
         """One record per window end or trigger, also when nothing changed; the same on every rank."""
         self._steps.drain()
-        return list(self._steps.history)
+        return list(self._steps.state.history)
 
     @property
     def ledger(self) -> Ledger:
@@ -302,7 +333,7 @@ class AdaptiveCompressor:
             SettingsError: the state is of another version, rank, world size or compressor.
         """
         self._steps.drain()
-        unpack(state, self.policy, self._steps, self._adapter)
+        self._adapter.layout = unpack(state, self.policy, self._steps, self._door.shapes)
         self._restored = state
 
     # the end
@@ -314,7 +345,7 @@ class AdaptiveCompressor:
         self._closed = True
         steps = self._steps
         steps.drain(CLOSING_SECONDS)
-        self._sinks(EndRecord(steps.step, {**steps.totals(), "cf": self.cf}))
+        self._sinks(EndRecord(steps.state.step, {**steps.totals(), "cf": self.cf}))
         self._sinks.close()
         steps.close()
 
@@ -330,19 +361,17 @@ class AdaptiveCompressor:
     # behind the scenes
 
     def _open(self) -> None:
-        """Make the exchange's own process group, on the ranks of the user's."""
+        """Make what runs the steps: over the exchange's own process group, unless an executor was given."""
         if self._steps.ready:
             return
-        group = own_group(self._group)
-        transport = GroupTransport(group, self._run.pace)
+        executor = self._executor
+        if executor is None:
+            executor, self._link = threaded(self._group, self._agree_group, self._run.pace)
         if self._restored is not None:
-            check_place(self._restored, transport.rank, transport.world)
-        if transport.rank == 0:
+            check_place(self._restored, executor.rank, executor.world)
+        if executor.rank == 0:
             self._sinks.open()
-        self._link = probe_link(
-            GroupTransport(group, self._run.pace)
-        )  # on a ledger of its own: it is no step's traffic
-        self._steps.open(transport)
+        self._steps.open(executor)
 
     def _admit(self, forms: Sequence[Form]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """The model's gradients are known now."""

@@ -2,95 +2,58 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from gravac.averaging.allocation import Curve, Point
-from gravac.averaging.plan import Plan
-from gravac.candidate import Candidate
-from gravac.integrations.ddp import DDPAdapter
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.stepping.agreement import StepReport
+from gravac.stepping.state import StepState
 from gravac.stepping.steps import Steps
-from gravac.stepping.tensor_errors import TensorErrors
-from gravac.telemetry.records import DecisionRecord
 
 VERSION = 2
 """2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers' states; 1 is read too."""
 
 
-def pack(policy: Policy, steps: Steps, groups: ExchangeLayout) -> dict[str, Any]:
-    """The state of one rank. Tensors are the live ones: save them before training goes on, or clone."""
+def pack(policy: Policy, steps: Steps, layout: ExchangeLayout) -> dict[str, Any]:
+    """Return the state of one rank. Tensors are the live ones: save them before training goes on, or clone."""
     averager, feedback = steps.averager, steps.averager.feedback
-    report = steps.report
+    kept = averager.memory.kept
     return {
         "version": VERSION,
         "world": averager.world,
         "rank": averager.rank,
-        "step": steps.step,
         "base": policy.base.name,
         "controller": policy.controller.name,
-        "controller_state": None if steps.state is None else policy.controller.dump(steps.state),
-        "ran": None if steps.ran is None else asdict(steps.ran),
-        "plan": {"cf": steps.plan.cf, "cfs": dict(steps.plan.cfs)},
-        "report": None
-        if report is None
-        else {**asdict(report), "shadow": list(report.shadow), "numbers": list(report.numbers)},
-        "survey": None if steps.tensor_errors is None else asdict(steps.tensor_errors),
-        "curves": {name: [curve.energy, *map(list, curve.points)] for name, curve in steps.curves.items()},
-        "groups": [list(names) for names in groups.fixed],
+        "controller_state": None if steps.state.controller is None else policy.controller.dump(steps.state.controller),
+        **steps.state.dump(),
+        "groups": [list(names) for names in layout.fixed],
         "residual": dict(feedback.residual),
-        "sums": dict(averager.sums),
+        "sums": dict(averager.diagnostics.sums),
         "held": dict(feedback.held),
-        "memory": {name: dict(memory) for name, memory in averager.state.items() if memory},
-        "aside": {name: aside for name in averager.state if (aside := averager.kept_aside(name)) is not None},
-        "loss_scale": steps.loss_scale,
-        "gain": steps.gain,
-        "wire_bytes": steps.wire_bytes,
-        "dense_wire_bytes": steps.dense_wire_bytes,
-        "survey_bytes": steps.survey_bytes,
-        "history": [asdict(record) for record in steps.history],
+        "memory": {name: dict(memory) for name, memory in kept.items() if memory},
+        "aside": {name: aside for name in kept if (aside := averager.kept_aside(name)) is not None},
     }
 
 
-def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, adapter: DDPAdapter) -> None:
-    """Put a rank's state back. See ``AdaptiveCompressor.load_state_dict``."""
+def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, names: Collection[str]) -> ExchangeLayout:
+    """Put a rank's state back, and return its exchange groups. See ``AdaptiveCompressor.load_state_dict``."""
     state = upgraded(state)
     for field, mine in (("base", policy.base.name), ("controller", policy.controller.name)):
         if state[field] != mine:
             raise SettingsError(f"{field}: the state was made with {state[field]!r}, this compressor has {mine!r}")
     if steps.ready:
         check_place(state, steps.averager.rank, steps.averager.world)
-    known = set(adapter.names.values())
-    foreign = sorted(name for name in (*state["residual"], *state["held"]) if known and name not in known)
+    foreign = sorted(name for name in (*state["residual"], *state["held"]) if names and name not in names)
     if foreign:
         raise SettingsError(f"residual: the model has no parameter {foreign[0]!r} ({len(foreign)} such in the state)")
-    steps.restore(state["controller_state"])
-    steps.step = state["step"]
-    steps.ran = None if state["ran"] is None else Candidate(**state["ran"])
-    steps.plan = Plan(state["step"], state["plan"]["cf"], cfs=state["plan"]["cfs"])
-    steps.report = None if state["report"] is None else _report(state["report"])
-    steps.tensor_errors = None if state["survey"] is None else TensorErrors(**state["survey"])
-    steps.learn(
-        {name: Curve(energy, tuple(Point(*p) for p in points)) for name, (energy, *points) in state["curves"].items()}
-    )
-    steps.loss_scale = state["loss_scale"]
-    steps.gain = state["gain"]
-    steps.wire_bytes = state["wire_bytes"]
-    steps.dense_wire_bytes = state["dense_wire_bytes"]
-    steps.survey_bytes = state["survey_bytes"]
-    steps.history[:] = [DecisionRecord(**record) for record in state["history"]]
-    adapter.layout = ExchangeLayout(tuple(tuple(names) for names in state["groups"]))
+    steps.restore(StepState.load(state), state["controller_state"])
     steps.averager.feedback.load(state["residual"], state["held"])
-    steps.averager.sums = {name: total.clone() for name, total in state["sums"].items()}
-    steps.averager.state = {
-        name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in state["memory"].items()
-    }
+    steps.averager.diagnostics.sums = {name: total.clone() for name, total in state["sums"].items()}
+    steps.averager.memory.load(state["memory"])
+    return ExchangeLayout(tuple(tuple(names) for names in state["groups"]))
 
 
 def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +64,7 @@ def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     version = state.get("version")
     if version == 1:
-        return {**{key: _renamed(value) for key, value in state.items()}, "version": VERSION}
+        return {**{key: _renamed(value) for key, value in state.items()}, "older_reports": [], "version": VERSION}
     if version != VERSION:
         raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
     return dict(state)
@@ -153,6 +116,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rank": None,
         "report": None,
         "survey": None,
+        "older_reports": [],
         "curves": {},
         "sums": _mean([state["sums"] for state in states]),
         "residual": {name: tensor + aside[name] if name in aside else tensor for name, tensor in residual.items()},
@@ -176,7 +140,3 @@ def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     for tensor in tensors[1:]:
         total += tensor
     return total
-
-
-def _report(plain: Mapping[str, Any]) -> StepReport:
-    return StepReport(plain["step"], Candidate(**plain["candidate"]), tuple(plain["shadow"]), tuple(plain["numbers"]))

@@ -18,7 +18,7 @@ import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Piece, Plan
+from gravac.averaging.plan import Piece
 from gravac.candidate import Span
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced, dense
@@ -54,7 +54,7 @@ def exchange(
     ranks = [fuse([compressor.rounds(flat, cf, context(r))], finite=True) for r, flat in enumerate(flats)]
     reduced = memory.run(ranks)
     assert all(torch.equal(flat, x.reshape(-1)) for flat, x in zip(flats, xs, strict=True)), "x was changed"
-    return [one[0] for one in reduced if one is not None]
+    return [one.reduced[0] for one in reduced if one is not None]
 
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
@@ -294,7 +294,7 @@ def _kept(averager: Averager, elements: int) -> torch.Tensor:
 def _average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:
     """One step of the core operation on all ranks; what each gets."""
     outs = [x.clone() for x in xs]
-    plan = Plan(step, cf)
+    plan = ranks[0].plan(step, cf)
     for averager in ranks:
         averager.begin()
     memory.run(

@@ -4,24 +4,29 @@
 
 Selection is per tensor and exchange per group, so that what is sent does not depend on how a framework lays tensors
 into buckets. What was not sent is remembered by the tensor's name. Tensors that are small or have one dimension are
-averaged dense.
+averaged dense. Nothing here looks at data: what must know whether a group was finite asks the executor's ``judge``.
 """
 
-import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from gravac.averaging.diagnostics import Diagnostics, announce, evaluate
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.fused_tensors import FusedTensors, fuse_small
-from gravac.averaging.norms import all_finite, energy_of, lost, summed
-from gravac.averaging.plan import Form, Piece, Plan, StepStats
+from gravac.averaging.fused_tensors import FusedTensors, Part, fuse_small
+from gravac.averaging.memory import CompressorMemory
+from gravac.averaging.norms import all_finite, energy_of
+from gravac.averaging.plan import Choice, Form, Piece, Plan
+from gravac.averaging.stats import StepStats
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
+from gravac.compressors.base import Compressor, Context, energy
 from gravac.compressors.dense import Dense, share
 from gravac.compressors.dtypes import working
+from gravac.exchange.executor import Executor, Verdict
 from gravac.exchange.fuse import fuse
+
+Requests = Generator[list[Collective], list[Any], None]
 
 
 class Averager:
@@ -53,72 +58,106 @@ class Averager:
         self.seed = seed
         self.rank = 0
         self.world = 1
-        self.state: dict[str, dict[str, torch.Tensor]] = {}
-        self.sums: dict[str, torch.Tensor] = {}
-        self._changed: dict[str, dict[str, torch.Tensor]] = {}
+        self.memory = CompressorMemory()
+        self.diagnostics = Diagnostics()
         self.stats = StepStats()
+        self._judge: Callable[[torch.Tensor], Verdict] = bool
+
+    # what will be sent
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of that shape is compressed at all."""
+        """Tell whether a tensor of that shape is compressed at all."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
-        """What one step will hand to collectives with the base compressor at a CF, or with all in a dense format."""
+        """Predict what one step will hand to collectives with the base compressor at a CF, or all in a dense format."""
         return [
             traffic
             for shape, dtype in forms
             for traffic in (
-                compressor.traffic(shape, cf, dtype, self.world)
-                if isinstance(compressor, Dense) or self.compresses(shape)
-                else self.dense.traffic(shape, self.dense.cf, dtype, self.world)
+                self.dense.traffic(shape, self.dense.cf, dtype, self.world)
+                if compressor.compresses and not self.compresses(shape)
+                else compressor.traffic(shape, cf, dtype, self.world)
             )
         ]
 
     def wire_bytes(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> int:
-        """The same in bytes that each rank sends."""
+        """Predict the same in bytes that each rank sends."""
         return sum(traffic.wire_bytes(self.world) for traffic in self.traffic(forms, compressor, cf))
 
-    def strength_at(self, cf: float | None) -> float:
-        """The error feedback that applies at a CF of the base compressor; none when all is dense."""
-        if cf is None:
+    def plan(
+        self,
+        step: int,
+        cf: float | None,
+        shadow: Sequence[float] = (),
+        *,
+        dense_cf: float | None = None,
+        cfs: Mapping[str, float | None] | None = None,
+        sums: str = "none",
+        survey: Sequence[float] = (),
+    ) -> Plan:
+        """Make a step's plan of compression factors.
+
+        Args:
+            step: counted from 0.
+            cf: of the base compressor; ``None`` sends everything dense.
+            shadow: see ``Plan``.
+            dense_cf: of what is sent dense where ``cf`` is ``None``: 1 or 2; ``None`` is the averager's own format.
+            cfs: by name, of the tensors that have one of their own; ``None`` as above.
+            sums: see ``Plan``.
+            survey: see ``Plan``.
+        """
+        small = Choice(self.dense, self.dense.cf)
+        form = self.dense if dense_cf is None else self.dense.at(dense_cf)
+
+        def choice(at: float | None) -> Choice:
+            return Choice(form, form.cf) if at is None else Choice(self.base, at)
+
+        own = {name: choice(at) for name, at in (cfs or {}).items()}
+        return Plan(step, choice(cf), small, own, tuple(shadow), sums, tuple(survey))
+
+    def strength_at(self, choice: Choice) -> float:
+        """Return the error feedback that applies to a choice; none where nothing is left out."""
+        if not choice.compresses:
             return 0.0
-        return self.base.feedback_at(cf) if self.strength is None else self.strength
+        return choice.compressor.feedback_at(choice.cf) if self.strength is None else self.strength
 
     def one_round(self, plan: Plan) -> bool:
-        """Whether averaging a group by that plan takes a single round of collectives."""
-        cfs = {plan.cf, *plan.cfs.values()}
-        return all(cf is None or self.base.one_round_at(cf, self.world) for cf in cfs)
+        """Tell whether averaging a group by that plan takes a single round of collectives."""
+        return all(choice.compressor.one_round_at(choice.cf, self.world) for choice in plan.choices)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
-        """What the compressor itself keeps of a tensor that was not sent; flat, like the residual. None for nothing."""
-        residual = self.feedback.residual.get(name)
-        if residual is None or name not in self.state:
+        """Return what the compressor itself keeps of a tensor that was not sent; flat, ``[elements]``; or ``None``."""
+        residual, memory = self.feedback.residual.get(name), self.memory.kept.get(name)
+        if residual is None or memory is None:
             return None
-        context = Context(
-            name, rank=self.rank, world=self.world, seed=self.seed, state=self.state[name], error_feedback=1.0
-        )
+        context = Context(name, rank=self.rank, world=self.world, seed=self.seed, state=memory, error_feedback=1.0)
         return self.base.kept_aside(context, residual.numel())
 
-    def begin(self) -> None:
-        """Start a step's stats."""
+    # a step
+
+    def begin(self, executor: Executor | None = None) -> None:
+        """Start a step: forget the stats of the last one.
+
+        Args:
+            executor: runs the step; ``None``: a host that may look at data.
+        """
         self.stats = StepStats()
+        if executor is not None:
+            self._judge = self.feedback.judge = executor.judge
+            self.feedback.safe |= executor.masked
 
     def commit(self) -> None:
         """End of a step: what it changed is kept; under overflow safety only when every gradient was finite."""
         self.feedback.commit(self.stats.finite)
-        if self.stats.finite or not self.feedback.safe:
-            self.state.update(self._changed)
-        self._changed.clear()
+        self.memory.commit(self.stats.finite if self.feedback.safe else True)
 
     def rescale(self, factor: float) -> None:
         """Multiply all that is kept: the loss scale changed by ``factor``."""
         self.feedback.rescale(factor)
-        for total in self.sums.values():
-            total.mul_(factor)
+        self.diagnostics.rescale(factor)
 
-    def average(
-        self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None = None
-    ) -> Generator[list[Collective], list[Any], None]:
+    def average(self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None = None) -> Requests:
         """Average one group of tensors, in place.
 
         If any rank's gradient was not finite, every rank gets NaN everywhere and keeps its residuals.
@@ -126,202 +165,173 @@ class Averager:
         Args:
             pieces: the same names in the same order on every rank.
             plan: the same on every rank.
-            whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
+            whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, where there is one.
         """
         self.stats.elements += sum(piece.flat.numel() for piece in pieces)
-        self._add_up(pieces, plan)
-        for piece in pieces if plan.survey else ():
-            if self.compresses(piece.shape):
-                self.stats.forms[piece.name] = (piece.shape, piece.flat.dtype)
-                self.stats.curves[piece.name] = [math.nan] * (1 + len(plan.survey))
-        if plan.uncompressed:
-            yield from self._average_dense(pieces, plan, whole)
-        else:
-            yield from self._average_compressed(pieces, plan)
-
-    def _add_up(self, pieces: Sequence[Piece], plan: Plan) -> None:
-        """Do with gradients what the plan says of sums; where one is not finite, nothing is added."""
+        compressible = [piece for piece in pieces if self.compresses(piece.shape)]
         if plan.sums == "none":
-            self.sums.clear()
+            self.diagnostics.sums.clear()
+        else:
+            finite = self._judge(all_finite(energy_of(piece.flat) for piece in pieces))
+            self.diagnostics.add_up(compressible, plan, finite, self.stats)
+        if plan.survey:
+            announce(compressible, plan, self.stats)
+        return self._compressed(pieces, plan) if plan.compresses else self._dense(pieces, plan, whole)
+
+    # compressed: 1. lay small tensors side by side  2. judge  3. fold residuals in  4. run all rounds  5. settle
+
+    def _compressed(self, pieces: Sequence[Piece], plan: Plan) -> Requests:
+        fused = fuse_small(pieces, lambda piece: self._choice(piece, plan), lambda piece: self._multiple(piece, plan))
+        plain = [self._plain(tensors) for tensors in fused]
+        finite = self._judge(all_finite(_energies(fused, plain)))
+        parts = [
+            self._part(tensors, part, finite) if part is None or finite is not True else part
+            for tensors, part in zip(fused, plain, strict=True)
+        ]
+        rounds = []
+        for part in parts:
+            context = self._context(part.tensors, plan)
+            self._evaluate(part.tensors.pieces[0], part.x, plan, context)
+            choice = part.tensors.choice
+            rounds.append(choice.compressor.rounds(part.x, choice.cf, context))
+        outcome = yield from fuse(rounds, finite, self._judge)
+        if outcome is None:
+            self._refuse(pieces, parts)
             return
-        finite = all_finite([energy_of(piece.flat) for piece in pieces])
-        for piece in pieces:
-            if not self.compresses(piece.shape):
-                continue
-            total = self.sums.pop(piece.name, None)
-            if total is None:
-                total = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
-            if finite:
-                total.add_(piece.flat)
-            if plan.sums == "report":
-                self.stats.sums[piece.name] = energy(total)
-            else:
-                self.sums[piece.name] = total
+        self.stats.count(parts, outcome.reduced)
+        for part, reduced in zip(parts, outcome.reduced, strict=True):
+            strength = self.strength_at(part.tensors.choice)
+            for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
+                sent = reduced.sent if x is part.x else x  # of several all is sent, or what is not is not kept
+                self.feedback.settle(piece.name, x, sent, strength, reduced.aside)
+            part.tensors.write(reduced.mean, part.x)
+        self._mask(pieces, outcome.finite)
 
-    def _cf(self, piece: Piece, plan: Plan) -> float | None:
-        """At which the base compresses a tensor; ``None`` where it is sent dense."""
-        return plan.cf_of(piece.name) if self.compresses(piece.shape) else None
-
-    def _average_compressed(self, pieces: Sequence[Piece], plan: Plan) -> Generator[list[Collective], list[Any], None]:
-        all_fused = fuse_small(pieces, lambda piece: self._cf(piece, plan), lambda piece: self._multiple(piece, plan))
-        plain = [self._plain(fused) for fused in all_fused]
-        sizes = [None if x is None else energy(x) for x in plain]
-        finite = all_finite(
-            size
-            for fused, known in zip(all_fused, sizes, strict=True)
-            for size in ([energy_of(piece.flat) for piece in fused.pieces] if known is None else [known])
-        )
-        folded: list[tuple[Piece, torch.Tensor]] = []
-        xs: list[torch.Tensor] = []
-        rounds: list[Rounds] = []
-        for fused, gradients in zip(all_fused, plain, strict=True):
-            if not finite:
-                x = torch.zeros(fused.length, dtype=working(fused.dtype), device=fused.device)
-            elif gradients is None:
-                own = [self._fold(piece, self.strength_at(fused.cf) > 0) for piece in fused.pieces]
-                folded += zip(fused.pieces, own, strict=True)
-                x = fused.join(own)
-            else:
-                x = gradients
-            context = self._context(fused, plan)
-            self._evaluate(fused, x, plan, context)
-            xs.append(x)
-            rounds.append(
-                self.dense.rounds(x, self.dense.cf, context)
-                if fused.cf is None
-                else self.base.rounds(x, fused.cf, context)
-            )
-        reduced = yield from fuse(rounds, finite)
-        if reduced is None:
-            self._refuse(pieces, folded)
-            return
-        self._count(all_fused, xs, sizes, reduced)
-        of = {piece.name: x for piece, x in folded}
-        for fused, x, came in zip(all_fused, xs, reduced, strict=True):
-            for piece in fused.pieces:
-                if piece.name in of:
-                    own_x = of[piece.name]
-                    sent = came.sent if own_x is x else own_x  # of several all is sent, or what is not is not kept
-                    self.feedback.settle(piece.name, own_x, sent, self.strength_at(fused.cf), came.aside)
-            fused.write(came.mean, x)
-
-    def _plain(self, fused: FusedTensors) -> torch.Tensor | None:
-        """Its gradients, joined; ``None`` where there is something to add to them or to keep of them."""
-        if self.strength_at(fused.cf) > 0 or any(self.feedback.has(piece.name) for piece in fused.pieces):
+    def _plain(self, tensors: FusedTensors) -> Part | None:
+        """Tensors with nothing to add to their gradients or to keep of them, as they are; ``None`` for others."""
+        if self.strength_at(tensors.choice) > 0 or any(self.feedback.has(piece.name) for piece in tensors.pieces):
             return None
-        return fused.join([piece.flat.to(working(piece.flat.dtype)) for piece in fused.pieces])
+        x = tensors.join([piece.flat.to(working(piece.flat.dtype)) for piece in tensors.pieces])
+        return Part(tensors, x, energy(x))
 
-    def _average_dense(
-        self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None
-    ) -> Generator[list[Collective], list[Any], None]:
-        """What plain DDP does, without a copy where the tensors lie side by side and nothing is kept for them.
+    def _part(self, tensors: FusedTensors, plain: Part | None, finite: Verdict) -> Part:
+        """Tensors with what is fed back to them; zeros, where some gradient is not finite."""
+        if finite is False:
+            return Part(tensors, torch.zeros(tensors.length, dtype=working(tensors.dtype), device=tensors.device))
+        if plain is not None:
+            return Part(tensors, _where(finite, plain.x), plain.energy)
+        keep = self.strength_at(tensors.choice) > 0
+        folded = [_where(finite, self.feedback.fold(piece.name, piece.flat, keep)) for piece in tensors.pieces]
+        return Part(tensors, tensors.join(folded), folded=folded)
 
-        Ranks may differ in what they still keep, so what travels must not depend on it: the sum alone, which itself
-        shows whether every rank's gradient was finite.
+    def _choice(self, piece: Piece, plan: Plan) -> Choice:
+        return plan.of(piece.name, self.compresses(piece.shape))
+
+    def _multiple(self, piece: Piece, plan: Plan) -> int:
+        """What tensors that are to go together must be padded to; 0 where each goes by itself."""
+        if (plan.shadow or plan.survey) and self.compresses(piece.shape):
+            return 0
+        choice = self._choice(piece, plan)
+        return 0 if self.strength_at(choice) > 0 else choice.compressor.pad_multiple(choice.cf, self.world)
+
+    # dense: what plain DDP does, without a copy where tensors lie side by side and nothing is kept for them
+
+    def _dense(self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None) -> Requests:
+        """Ranks may differ in what they still keep, so what travels must not depend on it.
+
+        That is the sum alone, which itself shows whether every rank's gradient was finite.
         """
         kept = any(self.feedback.has(piece.name) for piece in pieces)
-        folded: list[tuple[Piece, torch.Tensor]] = []
-        if kept or plan.shadow or plan.survey:
-            energies = [energy_of(piece.flat) for piece in pieces]
-            if all_finite(energies):
-                for piece, size in zip(pieces, energies, strict=True):
-                    x = self._fold(piece, keep=False)
-                    folded.append((piece, x))
-                    fused = FusedTensors((piece,), None)
-                    self._evaluate(fused, x, plan, self._context(fused, plan))
-                    self.stats.energy = self.stats.energy + (size if x is piece.flat else energy(x)).double()
-        if folded and kept:
-            flat = torch.cat([x.to(piece.flat.dtype) for piece, x in folded])
+        parts = list(self._looked_into(pieces, plan)) if kept or plan.shadow or plan.survey else []
+        if parts and kept:
+            flat = torch.cat([part.x.to(part.tensors.dtype) for part in parts])
         else:
             flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
-        wire = (plan.dense or self.dense).wire_dtype(flat.dtype)
+        wire = plan.choice.compressor.wire_dtype(flat.dtype)
         if wire == flat.dtype:
             (flat,) = yield [AllReduce(flat)]
             flat.mul_(1 / self.world)
         else:
             (total,) = yield [AllReduce(share(flat, self.world, wire))]
             flat.copy_(total)
-        if (kept or self.feedback.safe) and not all_finite([energy_of(flat)]):
-            self._refuse(pieces, folded)
-            return
-        for piece, x in folded:
-            if x is not piece.flat:
-                self.feedback.settle(piece.name, x, x, 0.0)
+        finite: Verdict = True
+        if kept or self.feedback.safe:
+            finite = self._judge(all_finite([energy_of(flat)]))
+            if finite is False:
+                self._refuse(pieces, parts)
+                return
+        for part in parts:
+            (piece,) = part.tensors.pieces
+            if part.x is not piece.flat:
+                self.feedback.settle(piece.name, part.x, part.x, 0.0)
         if flat is not whole:
-            for piece, part in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
-                piece.flat.copy_(part)
+            for piece, own in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
+                piece.flat.copy_(own)
+        self._mask(pieces, finite)
 
-    def _fold(self, piece: Piece, keep: bool) -> torch.Tensor:
-        return self.feedback.fold(piece.name, piece.flat, keep)
+    def _looked_into(self, pieces: Sequence[Piece], plan: Plan) -> Iterator[Part]:
+        """Tensors with what is fed back to them, counted and evaluated; none, where some gradient is not finite."""
+        energies = [energy_of(piece.flat) for piece in pieces]
+        finite = self._judge(all_finite(energies))
+        if finite is False:
+            return
+        for piece, size in zip(pieces, energies, strict=True):
+            tensors = FusedTensors((piece,), plan.of(piece.name))
+            x = self.feedback.fold(piece.name, piece.flat, keep=False)
+            seen = _where(finite, x)
+            self._evaluate(piece, seen, plan, self._context(tensors, plan))
+            self.stats.energy = self.stats.energy + (size if seen is piece.flat else energy(seen)).double()
+            yield Part(tensors, x, folded=[x])
 
-    def _multiple(self, piece: Piece, plan: Plan) -> int:
-        """What tensors that are to go together must be padded to; 0 where each goes by itself."""
-        compresses = self.compresses(piece.shape)
-        if compresses and (plan.shadow or plan.survey):
-            return 0
-        cf = self._cf(piece, plan)
-        if cf is None:
-            return 1
-        return 0 if self.strength_at(cf) > 0 else self.base.pad_multiple(cf, self.world)
+    # both
 
-    def _context(self, fused: FusedTensors, plan: Plan) -> Context:
-        piece, several = fused.pieces[0], len(fused.pieces) > 1
+    def _context(self, tensors: FusedTensors, plan: Plan) -> Context:
+        piece, several = tensors.pieces[0], len(tensors.pieces) > 1
         return Context(
             name=piece.name,
             step=plan.step,
             rank=self.rank,
             world=self.world,
             seed=self.seed,
-            shape=fused.shape,
+            shape=tensors.shape,
             dtype=piece.flat.dtype,
-            state={} if several else self._changed.setdefault(piece.name, dict(self.state.get(piece.name, {}))),
-            error_feedback=self.strength_at(plan.cf_of(piece.name)),
+            state={} if several else self.memory.of(piece.name),
+            error_feedback=self.strength_at(plan.of(piece.name)),
         )
 
-    def _evaluate(self, fused: FusedTensors, x: torch.Tensor, plan: Plan, context: Context) -> None:
-        """Find what each shadow and survey CF would lose of a tensor; selections are kept for the real one."""
-        piece = fused.pieces[0]  # what is compressed goes by itself where there is something to evaluate
-        if not (plan.shadow or plan.survey) or not self.compresses(piece.shape):
-            return
-        if not self.stats.shadow:
-            self.stats.shadow = [0.0] * len(plan.shadow)
-        cf = plan.cf_of(piece.name)
-        running = () if cf is None else (cf,)
-        cfs = sorted({*plan.shadow, *plan.survey, *running})
-        errors = dict(zip(cfs, self.base.errors(x, cfs, context), strict=True))
-        self.stats.shadow = [
-            so_far + errors[cf].double() for so_far, cf in zip(self.stats.shadow, plan.shadow, strict=True)
-        ]
-        if plan.survey:
-            self.stats.curves[piece.name] = [energy(x), *(errors[cf] for cf in plan.survey)]
+    def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
+        """See ``evaluate``; what may be compressed goes by itself where there is something to evaluate."""
+        if (plan.shadow or plan.survey) and self.compresses(piece.shape):
+            evaluate(piece, x, self.base, plan, context, self.stats)
 
-    def _count(
-        self,
-        all_fused: Sequence[FusedTensors],
-        xs: Sequence[torch.Tensor],
-        sizes: Sequence[torch.Tensor | None],
-        reduced: Sequence[Reduced],
-    ) -> None:
-        """Add to the stats; sizes are ``‖x‖²`` where known."""
-        energies: list[torch.Tensor] = []
-        errors: list[torch.Tensor] = []
-        for fused, x, size, came in zip(all_fused, xs, sizes, reduced, strict=True):
-            target = x if came.target is None else came.target
-            energies.append(size if size is not None and target is x else energy(target))
-            if came.error is not None:
-                errors.append(came.error)
-            elif came.sent is not target:
-                errors.append(lost(target, energies[-1], came.sent))
-            if fused.cf is not None:
-                self.stats.compressed += fused.elements
-                self.stats.sent += fused.elements / came.cf
-        self.stats.energy = self.stats.energy + summed(energies)
-        self.stats.error = self.stats.error + summed(errors)
-
-    def _refuse(self, pieces: Sequence[Piece], folded: Sequence[tuple[Piece, torch.Tensor]]) -> None:
+    def _refuse(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
+        """Some rank's gradient was not finite, and the host knows it: take everything back, give NaN."""
         self.stats.finite = False
-        for piece, x in folded:
-            self.feedback.undo(piece.name, x, piece.flat)
+        for part in parts:
+            for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
+                self.feedback.undo(piece.name, x, piece.flat)
+        self.memory.forget(piece.name for piece in pieces)
         for piece in pieces:
-            self._changed.pop(piece.name, None)
             piece.flat.fill_(float("nan"))
+
+    def _mask(self, pieces: Sequence[Piece], finite: Verdict) -> None:
+        """Where only the device knows whether all gradients were finite: give NaN where they were not."""
+        if isinstance(finite, bool):
+            return
+        for piece in pieces:
+            piece.flat.masked_fill_(~finite, float("nan"))
+        self.stats.finite = finite if self.stats.finite is True else self.stats.finite & finite
+
+
+def _energies(fused: Sequence[FusedTensors], plain: Sequence[Part | None]) -> Iterator[torch.Tensor]:
+    """Squared norms of all gradients of a group: what is known already is not computed again."""
+    for tensors, part in zip(fused, plain, strict=True):
+        if part is not None and part.energy is not None:
+            yield part.energy
+        else:
+            yield from (energy_of(piece.flat) for piece in tensors.pieces)
+
+
+def _where(finite: Verdict, x: torch.Tensor) -> torch.Tensor:
+    """A tensor, or zeros where the device finds that some gradient is not finite."""
+    return x if isinstance(finite, bool) else torch.where(finite, x, torch.zeros_like(x))

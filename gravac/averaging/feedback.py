@@ -15,6 +15,7 @@ import torch
 
 from gravac.compressors.base import Addend
 from gravac.compressors.dtypes import working
+from gravac.exchange.executor import Verdict
 
 Residuals = dict[str, torch.Tensor]
 
@@ -26,11 +27,15 @@ class Feedback:
         release: most that leaves a held residual in a step, as a multiple of the gradient's norm (per tensor).
         safe: keep new residuals apart until ``commit``, so that a step in which any gradient was not finite changes
             nothing. Costs a second copy. ``None``: from when ``guard`` is called.
+
+    Attributes:
+        judge: looks at a 0-d bool tensor where the host may; see ``Executor``.
     """
 
     def __init__(self, release: float = 1.0, safe: bool | None = None) -> None:
         self.release = release
         self.safe = bool(safe)
+        self.judge: Callable[[torch.Tensor], Verdict] = bool
         self._chosen = safe is not None
         self.residual: Residuals = {}
         self.held: Residuals = {}
@@ -111,18 +116,20 @@ class Feedback:
                 x.sub_(self.held[name] if rest is None else self.held[name] - rest)
         self._pending_held.pop(name, None)
 
-    def commit(self, finite: bool = True) -> None:
+    def commit(self, finite: Verdict = True) -> None:
         """End of a step. With ``safe``, what was settled takes effect now, or never when not ``finite``."""
-        if finite:
+        if finite is not False:
             for name, kept in self._pending.items():
                 old = self.residual.pop(name, None)
+                if not isinstance(finite, bool):
+                    kept = _masked(finite, kept, old)
                 if old is not None:
                     self._spare[name] = old
                 if kept.numel():
                     self.residual[name] = kept
                     if self._spare.get(name) is kept:
                         del self._spare[name]
-                self._commit_held(name)
+                self._commit_held(name, finite)
         self._pending.clear()
         self._pending_held.clear()
 
@@ -162,23 +169,34 @@ class Feedback:
         return residual if residual is not None else torch.empty_like(gradient, dtype=dtype)
 
     def _let_go(self, name: str, gradient: torch.Tensor, x: torch.Tensor) -> None:
-        """Move the share of the held residual that is due into x; the rest stays, once the step is settled."""
+        """Move the share of the held residual that is due into x; the rest stays, once the step is settled.
+
+        The share is computed where the tensors are. Whether that was all, only a host that may look can tell.
+        """
         held = self.held[name]
-        limit = self.release * float(torch.linalg.vector_norm(gradient, dtype=held.dtype))
-        norm = float(torch.linalg.vector_norm(held))
-        if norm <= limit:
+        limit = self.release * torch.linalg.vector_norm(gradient, dtype=held.dtype).double()
+        norm = torch.linalg.vector_norm(held).double()
+        if self.judge(norm <= limit) is True:
             x.add_(held)
             self._pending_held[name] = None
-        elif limit > 0:
-            due = held * (limit / norm)
+        elif self.judge(limit > 0) is not False:
+            share = torch.where(norm <= limit, torch.ones_like(norm), limit / norm)
+            due = held * share.to(held.dtype)
             x.add_(due)
             self._pending_held[name] = held - due
 
-    def _commit_held(self, name: str) -> None:
+    def _commit_held(self, name: str, finite: Verdict = True) -> None:
         if name not in self._pending_held:
             return
         rest = self._pending_held.pop(name)
         if rest is None:
             del self.held[name]
         else:
-            self.held[name] = rest
+            self.held[name] = rest if isinstance(finite, bool) else torch.where(finite, rest, self.held[name])
+
+
+def _masked(finite: torch.Tensor, kept: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+    """What is kept of a tensor: ``kept`` (nothing, if it has no elements) where the step was finite, else the old."""
+    if old is None:
+        return torch.where(finite, kept, torch.zeros_like(kept))
+    return torch.where(finite, kept if kept.numel() else torch.zeros_like(old), old)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.averaging.plan import Piece
+from gravac.averaging.plan import Choice, Piece
 from gravac.compressors.base import Addend
 
 LARGEST = 1 << 17
@@ -25,37 +25,37 @@ class FusedTensors:
 
     Attributes:
         pieces: at least one.
-        cf: of the base compressor; ``None`` for dense.
-        multiple: of elements that each is padded to, where there are several.
+        choice: what they are sent by.
+        multiple: number of elements of which each is padded to a multiple, where there are several.
     """
 
     pieces: tuple[Piece, ...]
-    cf: float | None
+    choice: Choice
     multiple: int = 1
 
     @property
     def elements(self) -> int:
-        """Of its tensors, without padding."""
+        """Number of elements of all its tensors, without padding."""
         return sum(piece.flat.numel() for piece in self.pieces)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its gradients."""
+        """Number format of its gradients."""
         return self.pieces[0].flat.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of its gradients."""
+        """Device that its gradients are on."""
         return self.pieces[0].flat.device
 
     @property
     def length(self) -> int:
-        """Of what ``join`` gives: elements, with padding."""
+        """Number of elements of what ``join`` gives, padding included."""
         return self.elements if len(self.pieces) == 1 else sum(self._padded(piece) for piece in self.pieces)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As a compressor may know it: the tensor's, or how long all are together."""
+        """Shape that a compressor is told: the tensor's, or ``(length,)`` of several."""
         return self.pieces[0].shape if len(self.pieces) == 1 else (self.length,)
 
     def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -88,24 +88,41 @@ class FusedTensors:
         return -(-piece.flat.numel() // self.multiple) * self.multiple
 
 
+@dataclass(slots=True)
+class Part:
+    """Tensors coded as one, on their way through a compressed step.
+
+    Attributes:
+        tensors: the tensors.
+        x: what is to be sent of them: gradients with what is fed back, flat, ``[length]``, in the working dtype.
+        energy: ``‖x‖²``, where it is known without another look at x.
+        folded: each tensor's own part of x, where something is or may be kept of it; as many as tensors, or none.
+    """
+
+    tensors: FusedTensors
+    x: torch.Tensor
+    energy: torch.Tensor | None = None
+    folded: Sequence[torch.Tensor] = ()
+
+
 def fuse_small(
-    pieces: Sequence[Piece], cf_of: Callable[[Piece], float | None], multiple_of: Callable[[Piece], int]
+    pieces: Sequence[Piece], choice_of: Callable[[Piece], Choice], multiple_of: Callable[[Piece], int]
 ) -> list[FusedTensors]:
     """Pieces by what may go together: the same on all ranks if the arguments are.
 
     Args:
         pieces: in the order of all ranks.
-        cf_of: at which the base compresses a piece; ``None`` for dense.
+        choice_of: what a piece is sent by.
         multiple_of: what a piece must be padded to beside others of its CF, for which it is the same; 0 where it must
             be by itself.
     """
     found: dict[object, FusedTensors] = {}
     for piece in pieces:
-        cf = cf_of(piece)
+        choice = choice_of(piece)
         multiple = multiple_of(piece) if piece.flat.numel() <= LARGEST else 0
-        key = (cf, piece.flat.dtype) if multiple else piece.name
+        key = (choice.compresses, choice.cf, piece.flat.dtype) if multiple else piece.name
         already = found[key].pieces if key in found else ()
-        found[key] = FusedTensors((*already, piece), cf, max(multiple, 1))
+        found[key] = FusedTensors((*already, piece), choice, max(multiple, 1))
     return list(found.values())
 
 

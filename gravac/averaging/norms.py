@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gravac.averaging.plan import Scalar
 from gravac.compressors.base import Addend, Sparse, blocks, energy
 
 
-def all_finite(energies: Iterable[torch.Tensor]) -> bool:
-    """Whether all of them are numbers: one not finite makes its whole tensor's energy so."""
-    return bool(torch.stack([size.double() for size in energies]).isfinite().all())
+def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Tell whether all squared norms are finite, ``[]`` bool: one element that is not makes its tensor's norm so."""
+    return torch.stack([size.double() for size in energies]).isfinite().all()
 
 
 def energy_of(flat: torch.Tensor) -> torch.Tensor:
@@ -36,6 +35,6 @@ def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> to
     return left.clamp(min=0)
 
 
-def summed(numbers: Sequence[torch.Tensor]) -> Scalar:
+def summed(numbers: Sequence[torch.Tensor]) -> torch.Tensor | float:
     """The sum of 0-d tensors, in float64."""
     return torch.stack([number.double() for number in numbers]).sum() if numbers else 0.0

@@ -152,6 +152,7 @@ class Compressor(Settings):
     Attributes:
         name: what policies and traces call it.
         contractive: ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
+        compresses: leaves something out; what does not (dense) is used for tensors of any size.
         unbiased: the expectation of ``sent`` is x.
         owns_momentum: does the optimizer's momentum itself; the optimizer must have none.
         exact_cf: achieves the CF asked for on large tensors, within 2 %; otherwise comes as close as its method can.
@@ -162,6 +163,7 @@ class Compressor(Settings):
     """
 
     name: ClassVar[str]
+    compresses: ClassVar[bool] = True
     contractive: ClassVar[bool] = False
     unbiased: ClassVar[bool] = False
     owns_momentum: ClassVar[bool] = False
@@ -223,6 +225,10 @@ class Compressor(Settings):
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """What ``rounds`` will hand to collectives for one tensor over ``world`` ranks, without flags and padding."""
         raise NotImplementedError
+
+    def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
+        """Return the number format in which one that leaves nothing out sends a gradient of that dtype."""
+        return gradient
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """What it keeps itself of what was not sent, see ``Reduced.aside``: flat, ``[elements]``; None for nothing."""

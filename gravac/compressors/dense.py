@@ -31,6 +31,7 @@ class Dense(Compressor):
     """
 
     name: ClassVar[str] = "dense"
+    compresses: ClassVar[bool] = False
     contractive: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
 

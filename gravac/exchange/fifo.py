@@ -21,19 +21,15 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from gravac.collectives import Collective
+from gravac.exchange.executor import Fail, Job
 from gravac.exchange.group import GroupTransport, Pending
-
-Job = Generator[list[Collective], list[Any], None]
-"""Yields lists of collectives, is resumed with their results, or with what went wrong."""
-
-Fail = Callable[[BaseException], None]
 
 DEPTH = 4
 """Jobs whose collectives may be under way behind the one that is waited for."""
@@ -93,6 +89,9 @@ class _Landed(NamedTuple):
 class Fifo:
     """Runs jobs and calls in order on one thread.
 
+    Args:
+        transport: starts and finishes jobs' collectives.
+
     Attributes:
         compress_seconds: spent inside jobs (encode, decode, feedback), since the start.
         exchange_seconds: in which collectives were under way, since the start; on a GPU, where that is not known,
@@ -118,14 +117,7 @@ class Fifo:
         atexit.register(self.close)
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
-        """Run a job when its turn comes.
-
-        Args:
-            job: must not start before the collectives of earlier jobs have.
-            fail: is told of the exception when the job, or one before it, failed.
-            device: of the job's tensors; on CUDA the job's work waits for what its stream was given so far.
-            one_round: asked when the job's turn comes: whether it ends with its first collectives.
-        """
+        """Run a job when its turn comes, see ``Executor``; on CUDA it waits for what its stream was given so far."""
         self._inbox.put(_Exchange(job, fail, one_round, _stream_order(device), device.type == "cpu"))
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:

@@ -5,32 +5,49 @@
 The first collective of all also carries a flag: when any rank raised it, nothing more is exchanged.
 """
 
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective
 from gravac.compressors.base import Reduced, Rounds
+from gravac.exchange.executor import Verdict
 
 Requests = list[Collective]
-Fused = Generator[Requests, list[Any], list[Reduced] | None]
+
+
+class Outcome(NamedTuple):
+    """What fused rounds came to.
+
+    Attributes:
+        reduced: what each tensor's rounds returned.
+        finite: True, or where the host must not look, a 0-d bool tensor: whether no rank raised the flag.
+    """
+
+    reduced: list[Reduced]
+    finite: Verdict
+
+
+Fused = Generator[Requests, list[Any], Outcome | None]
 """Yields the collectives of a round, is resumed with their results; returns None when any rank raised the flag."""
 
 ALIGNMENT = 8
 """Bytes a gathered row is padded to, so that every element type can be viewed in it."""
 
 
-def fuse(rounds: Sequence[Rounds], finite: bool) -> Fused:
+def fuse(rounds: Sequence[Rounds], finite: Verdict, judge: Callable[[torch.Tensor], Verdict] = bool) -> Fused:
     """Run several tensors' rounds together.
 
     Args:
-        rounds: of each tensor; the same number, in the same order, on every rank.
-        finite: False raises the flag on all ranks.
+        rounds: the rounds of each tensor; the same number, in the same order, on every rank.
+        finite: whether this rank's tensors are finite; where not, the flag is raised on all ranks.
+        judge: looks at a 0-d bool tensor, where the host may. Where it may not, all rounds run, flag or not.
 
     Returns:
-        What each tensor's rounds returned, or None when the flag was up on any rank.
+        What each tensor's rounds returned, or None when the flag was up on any rank and the host knows it.
     """
+    verdict: Verdict = True
     reduced: dict[int, Reduced] = {}
     asked: dict[int, Collective] = {}
 
@@ -50,9 +67,12 @@ def fuse(rounds: Sequence[Rounds], finite: bool) -> Fused:
             if isinstance(carrier, _Broadcasts):
                 carrier = _Sums()
                 batches.insert(0, carrier)
-            flag = not (finite and carrier.finite())
-            answers = yield [carrier.fused(flag), *(batch.fused(None) for batch in batches[1:])]
-            if carrier.raised(answers[0]):
+            answers = yield [
+                carrier.fused(_both(finite, carrier, judge)),
+                *(batch.fused(None) for batch in batches[1:]),
+            ]
+            verdict = judge(carrier.unraised(answers[0]))
+            if verdict is False:
                 for generator in rounds:
                     generator.close()
                 return None
@@ -63,7 +83,16 @@ def fuse(rounds: Sequence[Rounds], finite: bool) -> Fused:
         for batch, answer in zip(batches, answers, strict=True):
             for position, part in batch.split(answer):
                 advance(position, part)
-    return [reduced[position] for position in range(len(rounds))]
+    return Outcome([reduced[position] for position in range(len(rounds))], verdict)
+
+
+def _both(finite: Verdict, carrier: "_Sums | _Rows", judge: Callable[[torch.Tensor], Verdict]) -> Verdict:
+    """Whether gradients were finite, and still are in the narrow floats of the wire."""
+    narrow = carrier.narrow()
+    if finite is False or not narrow:
+        return finite
+    fits = judge(torch.stack([tensor.isfinite().all() for tensor in narrow]).all())
+    return fits if isinstance(finite, bool) else finite & fits
 
 
 class _Sums:
@@ -72,21 +101,19 @@ class _Sums:
     def __init__(self) -> None:
         self.parts: list[tuple[int, torch.Tensor]] = []
 
-    def fused(self, flag: bool | None) -> AllReduce:
+    def fused(self, finite: Verdict | None) -> AllReduce:
         pieces = [tensor.reshape(-1) for _, tensor in self.parts]
-        if flag is not None:
-            pieces.append(pieces[0].new_full((1,), int(flag)) if pieces else torch.full((1,), float(flag)))
+        if finite is not None:
+            like = pieces[0] if pieces else torch.empty(0)
+            pieces.append(_flag(finite, like, like.dtype, (1,)))
         return AllReduce(torch.cat(pieces))
 
-    def raised(self, answer: torch.Tensor) -> bool:
-        return bool(answer[-1] != 0)
+    def unraised(self, answer: torch.Tensor) -> torch.Tensor:
+        return answer[-1] == 0
 
-    def finite(self) -> bool:
-        """Whether narrow floats overflowed on the way to the wire."""
-        return all(
-            tensor.element_size() > 2 or not tensor.is_floating_point() or bool(tensor.isfinite().all())
-            for _, tensor in self.parts
-        )
+    def narrow(self) -> list[torch.Tensor]:
+        """Floats so narrow that a finite number may not be on the wire."""
+        return [tensor for _, tensor in self.parts if tensor.element_size() <= 2 and tensor.is_floating_point()]
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         offset = 0
@@ -107,25 +134,25 @@ class _Rows:
         self.parts: list[tuple[int, AllGather | AllToAll]] = []
         self._flag_at = 0
 
-    def fused(self, flag: bool | None) -> AllGather | AllToAll:
+    def fused(self, finite: Verdict | None) -> AllGather | AllToAll:
         laid, size = self._layout()
         self._flag_at = size
         scatters = isinstance(self.parts[0][1], AllToAll)
         rows = len(laid[0][2]) if scatters else 1
         device = laid[0][2].device
         pieces = [tensor.contiguous().reshape(-1).view(torch.uint8).view(rows, -1) for _, _, tensor in laid]
-        if flag is not None:
-            pieces.append(torch.full((rows, 1), int(flag), dtype=torch.uint8, device=device))
+        if finite is not None:
+            pieces.append(_flag(finite, laid[0][2], torch.uint8, (rows, 1)))
             size += 1
         pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=device))
         whole = torch.cat(pieces, dim=1)
         return AllToAll(whole) if scatters else AllGather(whole[0])
 
-    def raised(self, answer: Any) -> bool:
-        return bool(self._received(answer)[:, self._flag_at].any())
+    def unraised(self, answer: Any) -> torch.Tensor:
+        return (self._received(answer)[:, self._flag_at] == 0).all()
 
-    def finite(self) -> bool:
-        return True
+    def narrow(self) -> list[torch.Tensor]:
+        return []  # what is gathered is not summed, so it is looked at where it is decoded
 
     def split(self, answer: Any) -> list[tuple[int, Any]]:
         rows = self._received(answer)
@@ -172,8 +199,8 @@ class _Broadcasts:
     def __init__(self) -> None:
         self.parts: list[tuple[int, Broadcast]] = []
 
-    def fused(self, flag: bool | None) -> Broadcast:
-        assert flag is None, "a broadcast tells only the root's flag"
+    def fused(self, finite: Verdict | None) -> Broadcast:
+        assert finite is None, "a broadcast tells only the root's flag"
         ordered = self._ordered()
         return Broadcast(torch.cat([b.tensor.reshape(-1).view(torch.uint8) for _, b in ordered]), ordered[0][1].root)
 
@@ -190,6 +217,13 @@ class _Broadcasts:
 
 
 _Batch = _Sums | _Rows | _Broadcasts
+
+
+def _flag(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """1 where something is not finite, else 0, on the device of a tensor."""
+    if isinstance(finite, bool):
+        return torch.full(shape, int(not finite), dtype=dtype, device=like.device)
+    return (~finite).to(dtype).expand(shape)
 
 
 def _batches(asked: dict[int, Collective]) -> list[_Batch]:

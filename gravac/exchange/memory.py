@@ -45,15 +45,15 @@ def run(ranks: Sequence[Generator[list[Collective], list[Any], T]], ledgers: Seq
         for rank, ledger in enumerate(ledgers):
             for collective in asked[rank]:
                 ledger.book(collective)
-        answers = [_answers(together) for together in zip(*asked, strict=True)]
+        results = [answers(together) for together in zip(*asked, strict=True)]
         asked.clear()
         for rank in range(len(ranks)):
-            advance(rank, [per_rank[rank] for per_rank in answers])
+            advance(rank, [per_rank[rank] for per_rank in results])
     return [returned[rank] for rank in range(len(ranks))]
 
 
-def _answers(together: Sequence[Collective]) -> list[Any]:
-    """What each rank gets of one collective, everyone's own copy."""
+def answers(together: Sequence[Collective]) -> list[Any]:
+    """Return what each rank gets of one collective that all ask for: everyone's own copy."""
     signatures = {_signature(collective) for collective in together}
     if len(signatures) > 1:
         raise ValueError(f"ranks ask for different collectives: {sorted(signatures)}")

@@ -21,8 +21,7 @@ from gravac.compressors.base import Compressor
 from gravac.integrations.ddp_private import LeftBehind, divides_by_those_with_inputs, has_hook, rebuild_reducer
 from gravac.integrations.exchange_layout import ExchangeLayout, Names
 from gravac.stepping.clock import Timestamps
-from gravac.stepping.coalescing import ReadyGroup
-from gravac.stepping.steps import Steps
+from gravac.stepping.door import Door, memory_shape
 
 
 class _Bucket:
@@ -56,21 +55,18 @@ class _Bucket:
 
 
 class DDPAdapter:
-    """Feeds a DDP module's buckets to ``Steps``.
+    """Hands a DDP module's gradients over, bucket by bucket.
 
     Args:
-        steps: runs the exchange.
-        open_steps: called at the first bucket, when ``steps`` has no transport yet.
+        door: takes them.
     """
 
-    def __init__(self, steps: Steps, open_steps: Callable[[], None]) -> None:
+    def __init__(self, door: Door) -> None:
         self.layout = ExchangeLayout()
         self.names: dict[int, str] = {}
-        self.forms: list[Form] = []
         self.loss_scale: Callable[[], float] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
-        self._steps = steps
-        self._open = open_steps
+        self._door = door
         self._in_backward = False
         self._ends_with_last = False
         self._task = -1
@@ -88,7 +84,7 @@ class DDPAdapter:
         self.names.clear()
         for name, parameter in module.named_parameters():
             self.names[id(parameter)] = canonical(name)
-        self.forms = [(memory_shape(p), p.dtype) for p in module.parameters() if p.requires_grad]
+        self._door.know({canonical(name): p for name, p in module.named_parameters() if p.requires_grad})
 
     def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
         """Take the times at which forward starts and the optimizer's step ends, and its learning rate."""
@@ -152,8 +148,6 @@ class DDPAdapter:
                 "bucket: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False, or "
                 "leave that parameter out of DDP (_set_params_and_buffers_to_ignore_for_model)"
             )
-        if not self._steps.ready:
-            self._open()
         pieces = self._cut(bucket, buffer)
         names = tuple(piece.name for piece in pieces)
         mine = _Bucket(buffer, names)
@@ -186,7 +180,7 @@ class DDPAdapter:
         rate = learning_rate(self.optimizer) if self.optimizer is not None else math.nan
         counted = self.ddp is not None and divides_by_those_with_inputs(self.ddp)
         takes_part = not self._ends_with_last if counted else None
-        self._steps.begin(self.forms or forms, scale, fail, rate, takes_part)
+        self._door.begin(loss_scale=scale, learning_rate=rate, takes_part=takes_part, forms=forms, fail=fail)
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
@@ -197,20 +191,19 @@ class DDPAdapter:
         self._buckets.clear()
         self._inputs = None
         self._in_backward = False
-        self._steps.end(timestamps, lambda _: None)
+        self._door.end(timestamps)
 
     def _exchange(self, group: Names, whole: torch.Tensor | None, last: bool = False) -> None:
         buckets = list({id(self._buckets[name]): self._buckets[name] for name in group}.values())
 
-        def done() -> None:
+        def ended(failure: BaseException | None) -> None:
             for bucket in buckets:
-                bucket.done(group)
+                if failure is None:
+                    bucket.done(group)
+                else:
+                    bucket.fail(failure)
 
-        def fail(failure: BaseException) -> None:
-            for bucket in buckets:
-                bucket.fail(failure)
-
-        self._steps.exchange(ReadyGroup(tuple(self._pieces[name] for name in group), whole, done, fail), last)
+        self._door.pieces([self._pieces[name] for name in group], whole, last).then(ended)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""
@@ -277,10 +270,3 @@ def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
 def canonical(name: str) -> str:
     """A parameter's name without what torch.compile puts into it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
-def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The shape with dimensions in the order they lie in memory (channels-last: O, H, W, I)."""
-    strides = parameter.stride()
-    order = sorted(range(parameter.dim()), key=lambda d: (-strides[d], d))
-    return tuple(parameter.shape[d] for d in order)

@@ -80,7 +80,7 @@ def train(
             averager.begin()
         survey = levels if levels and (step + 1) % survey_every == 0 else ()
         now = cf(step) if callable(cf) else cf
-        plan = Plan(step, now, cfs=cfs, survey=survey)
+        plan = averagers[0].plan(step, now, cfs=cfs, survey=survey)
         pieces = [[Piece(name, g.view(-1), tuple(g.shape)) for name, g in mine.items()] for mine in gradients]
         memory.run([averager.average(mine, plan) for averager, mine in zip(averagers, pieces, strict=True)], ledgers)
         if survey and now is not None:
@@ -104,6 +104,6 @@ def curves(averagers: list[Averager], plan: Plan, base: Compressor) -> dict[str,
         asked = averagers[0].traffic([form], dense if cf is None else base, 1.0 if cf is None else cf)
         return sum(traffic.wire_bytes(len(averagers)) for traffic in asked)
 
-    surveys = [TensorErrors.of(averager.stats, plan, 1.0, wire_bytes) for averager in averagers]
+    surveys = [TensorErrors.of(averager.stats, plan.survey, 1.0, wire_bytes) for averager in averagers]
     own = [survey for survey in surveys if survey is not None]
     return own[0].curves(torch.stack([survey.vector() for survey in own]).sum(0))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.averaging.plan import StepStats
+from gravac.averaging.stats import StepStats
 from gravac.candidate import Candidate
 from gravac.controllers.base import SHADOWS, Measurement
 from gravac.stepping.clock import StepCosts

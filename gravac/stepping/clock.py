@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a step's time and bytes went, on this rank."""
 
-import time
 from dataclasses import dataclass
 
-from gravac.averaging.plan import StepStats
+from gravac.averaging.stats import StepStats
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.exchange.fifo import Fifo
+from gravac.exchange.executor import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +52,15 @@ class StepClock:
         self._ended: float | None = None
         self._before = (0, 0, 0.0, 0.0)
 
-    def begin(self, fifo: Fifo) -> None:
+    def begin(self, executor: Executor) -> None:
         """A step's exchange starts."""
-        self._before = _counters(fifo)
+        self._before = _counters(executor)
 
-    def end(self, fifo: Fifo, timestamps: Timestamps, stats: StepStats) -> StepCosts:
+    def end(self, executor: Executor, timestamps: Timestamps, stats: StepStats) -> StepCosts:
         """A step's exchange ended, and with it the step."""
-        now = time.perf_counter()
+        now = executor.now()
         payload, wire, compress, exchange = (
-            after - before for after, before in zip(_counters(fifo), self._before, strict=True)
+            after - before for after, before in zip(_counters(executor), self._before, strict=True)
         )
         seconds = now - self._ended if self._ended is not None else float("nan")
         exposed = now - timestamps.backward if timestamps.backward is not None else 0.0
@@ -72,7 +71,7 @@ class StepClock:
             achieved_cf=stats.achieved_cf,
             payload_bytes=int(payload),
             wire_bytes=int(wire),
-            dense_wire_bytes=AllReduce.wire_bytes(4 * stats.elements, fifo.transport.world),
+            dense_wire_bytes=AllReduce.wire_bytes(4 * stats.elements, executor.world),
             seconds=seconds,
             compute=max(seconds - exposed - max(0.0, waited), 0.0),
             compress=compress,
@@ -82,6 +81,6 @@ class StepClock:
         )
 
 
-def _counters(fifo: Fifo) -> tuple[int, int, float, float]:
-    ledger = fifo.transport.ledger
-    return ledger.payload_bytes, ledger.wire_bytes, fifo.compress_seconds, fifo.exchange_seconds
+def _counters(executor: Executor) -> tuple[int, int, float, float]:
+    ledger = executor.ledger
+    return ledger.payload_bytes, ledger.wire_bytes, executor.compress_seconds, executor.exchange_seconds

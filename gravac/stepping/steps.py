@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a step: agree on the last one, run what was decided, keep what was not sent, decide.
+"""The life of a step: agree on an earlier one, run what was decided, keep what was not sent, decide.
 
-All of it runs on the exchange thread, in the order a framework's adapter hands it over (``begin``, ``exchange`` for
-every group, ``end``), so that nothing here needs a lock. The measurement of step t travels first in step t+1, nobody
-waits for it before that step's end, and the decision it leads to holds from step t+2.
+Nothing here knows threads, clocks or process groups: ``begin``, ``exchange`` for every group and ``end`` hand calls and
+jobs to an executor, which runs them in that order, the same on all ranks, so that nothing needs a lock. What step t
+showed travels first in step t+1; nobody waits for it before the end of step t + latency - 1, and the decision that it
+leads to holds from step t + latency on. Where a host runs the exchange the latency is 2.
 """
 
 import math
@@ -14,23 +15,25 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.allocation import Curve, allocate
+from gravac.averaging.allocation import Curve
 from gravac.averaging.average import Averager
-from gravac.averaging.plan import Form, Plan
+from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Collective, Ledger, wire_ratio
 from gravac.controllers.base import Controller, Decision
-from gravac.exchange.fifo import Fifo
-from gravac.exchange.group import ExchangeError, GroupTransport, Pending
+from gravac.exchange.executor import Executor, Fail
+from gravac.exchange.group import ExchangeError
 from gravac.stepping.agreement import StepReport, gain
 from gravac.stepping.clock import StepClock, StepCosts, Timestamps
 from gravac.stepping.coalescing import ReadyGroup, elements, enough, exchanged
+from gravac.stepping.planning import Planner
+from gravac.stepping.state import StepState, Unobserved
 from gravac.stepping.step_records import decided, measured_step, shares
 from gravac.stepping.tensor_errors import TensorErrors
-from gravac.telemetry.records import DecisionRecord, Record, RunRecord
+from gravac.telemetry.records import Record, RunRecord
 from gravac.telemetry.words import candidate_words
 
-Fail = Callable[[BaseException], None]
+AGREEMENT = "the ranks' agreement on an earlier step"
 
 
 class Steps:
@@ -41,13 +44,18 @@ class Steps:
         controller: decides which candidate runs.
         admit: gives the candidates for forms, ascending by wire ratio, dense ones first; and those dropped, in
             words.
-        emit: takes records; called on the exchange thread.
+        emit: takes records; called by the executor.
         samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
         steps_per_epoch: to name the epoch in reasons; ``None`` does not.
         levels: CFs that a single tensor may get, beside the candidates', when what a CF would send is spent over the
             tensors by their curves; none leaves all tensors at the CF decided.
         survey_every: steps between two surveys of the curves.
         settings: told in the run's record; see ``RunRecord``.
+
+    Attributes:
+        state: what the steps so far leave behind.
+        decision: in force; ``None`` before the first step.
+        candidates: those admitted; none before the first step.
     """
 
     def __init__(
@@ -56,7 +64,7 @@ class Steps:
         controller: Controller[Any],
         admit: Callable[[Sequence[Form]], tuple[tuple[Candidate, ...], tuple[str, ...]]],
         emit: Callable[[Record], None],
-        samples_per_step: float | None,
+        samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
         levels: Sequence[float] = (),
         survey_every: int = 1,
@@ -64,60 +72,45 @@ class Steps:
     ) -> None:
         self.averager = averager
         self.controller = controller
-        self.history: list[DecisionRecord] = []
+        self.state = StepState()
         self.decision: Decision | None = None
         self.candidates: tuple[Candidate, ...] = ()
-        self.step = 0
-        self.gain: float | None = None
-        self.wire_ratio: float | None = None
-        self.loss_scale: float | None = None
-        self.wire_bytes = 0
-        self.dense_wire_bytes = 0
-        self.steps_at: dict[Candidate, int] = {}
-        self.state: Any = None
-        self.report: StepReport | None = None
-        self.tensor_errors: TensorErrors | None = None
-        self.survey_bytes = 0
-        self.curves: dict[str, Curve] = {}
         self._admit = admit
         self._emit = emit
         self._settings = dict(settings or {})
         self._samples = samples_per_step
         self._steps_per_epoch = steps_per_epoch
-        self._levels = tuple(levels)
-        self._survey_every = survey_every
-        self._allotted: dict[float, dict[str, float | None]] = {}
-        self._fifo: Fifo | None = None
-        self._agreeing: list[Pending] | None = None
-        self._costs: StepCosts | None = None
+        self._planner = Planner(averager, levels, survey_every)
+        self._executor: Executor | None = None
+        self._agreeing: list[Any] = []
+        self._costs: list[StepCosts] = []
+        self._counting: Any = None
         self._learning_rate = math.nan
-        self.plan = Plan(step=0, cf=None)
-        self.ran: Candidate | None = None
+        self._plan = averager.plan(0, None)
         self._clock = StepClock()
         self._device = torch.device("cpu")
         self._waiting: list[ReadyGroup] = []
         self._elements = 0
         self._enough = 0
         self._one_round = False
-        self._joined_factor = 1.0
         self._restored: dict[str, Any] | None = None
 
-    # on the training thread
+    # handing over
 
     @property
     def ready(self) -> bool:
-        """Whether a transport was given."""
-        return self._fifo is not None
+        """Whether an executor was given."""
+        return self._executor is not None
 
     @property
     def ledger(self) -> Ledger:
         """Of everything handed to collectives since ``open``."""
-        return self._fifo.transport.ledger if self._fifo else Ledger()
+        return self._executor.ledger if self._executor else Ledger()
 
-    def open(self, transport: GroupTransport) -> None:
-        """Start the exchange thread on a transport."""
-        self.averager.rank, self.averager.world = transport.rank, transport.world
-        self._fifo = Fifo(transport)
+    def open(self, executor: Executor) -> None:
+        """Have an executor run the steps to come."""
+        self.averager.rank, self.averager.world = executor.rank, executor.world
+        self._executor = executor
 
     def begin(
         self,
@@ -127,7 +120,7 @@ class Steps:
         learning_rate: float = math.nan,
         takes_part: bool | None = None,
     ) -> None:
-        """A backward started.
+        """Hand over that a backward started.
 
         Args:
             forms: of the model's gradients, as far as known; used once.
@@ -137,38 +130,43 @@ class Steps:
             takes_part: divide this step's sums by the number of ranks for which this is true instead of by all ranks;
                 ``None``, on every rank, divides by all.
         """
-        self._thread.call(lambda: self._begin(forms, loss_scale, learning_rate, takes_part), fail)
+        self.executor.call(lambda: self._begin(forms, loss_scale, learning_rate, takes_part), fail)
 
     def exchange(self, group: ReadyGroup, last: bool = False) -> None:
-        """Average a group, perhaps together with those that follow.
+        """Hand a group over to be averaged, perhaps together with those that follow.
 
         Args:
-            group: told on the exchange thread when its tensors hold the mean.
+            group: told, by the executor, when its tensors hold the mean.
             last: of this backward.
         """
         self._device = group.pieces[0].flat.device
         self._hand_over(group, last)
 
-    def end(self, timestamps: Timestamps, fail: Fail) -> None:
-        """The backward ended; all its groups were handed over."""
+    def flush(self) -> None:
+        """Have what was handed over so far averaged without waiting for more; called alike on all ranks."""
         self._hand_over(None, last=True)
-        self._thread.call(lambda: self._end(timestamps), fail)
+
+    def end(self, timestamps: Timestamps, fail: Fail) -> None:
+        """Hand over that the backward ended, as all its groups were."""
+        self.flush()
+        self.executor.call(lambda: self._end(timestamps), fail)
 
     def _hand_over(self, group: ReadyGroup | None, last: bool) -> None:
         taken: list[ReadyGroup] = [] if group is None else [group]
 
         def job() -> Any:
             self._waiting += taken
-            wait = not self.plan.uncompressed and elements(self._waiting) < self._enough
+            wait = self._plan.compresses and elements(self._waiting) < self._enough
             if not self._waiting or (wait and not last):
                 return
             taken[:], self._waiting = self._waiting, []
             pieces = [piece for one in taken for piece in one.pieces]
             with self._naming(lambda: exchanged(pieces)):
-                yield from self.averager.average(pieces, self.plan, taken[0].whole if len(taken) == 1 else None)
-            if self._joined_factor != 1:
+                yield from self.averager.average(pieces, self._plan, taken[0].whole if len(taken) == 1 else None)
+            if self._counting is not None:
+                factor = self.averager.world / self._counted()
                 for piece in pieces:
-                    piece.flat.mul_(self._joined_factor)
+                    piece.flat.mul_(factor)
             for one in taken:
                 one.done()
 
@@ -176,45 +174,53 @@ class Steps:
             for one in (*taken, *self._waiting):
                 one.fail(failure)
 
-        self._thread.exchange(job(), fail, self._device, lambda: self._one_round)
+        self.executor.exchange(job(), fail, self._device, lambda: self._one_round)
 
     def totals(self) -> dict[str, float]:
-        """What the steps so far come to; drained before."""
-        told = {"steps": float(self.step), "wire_bytes": float(self.wire_bytes)}
-        told["wire_ratio"] = wire_ratio(self.dense_wire_bytes, self.wire_bytes)
-        if self.gain is not None:
-            told["gain"] = self.gain
-        return {**told, "survey_bytes": float(self.survey_bytes), **shares(self.steps_at, self.candidates)}
+        """Return what the steps so far come to; drained before."""
+        state = self.state
+        totals = {"steps": float(state.step), "wire_bytes": float(state.wire_bytes)}
+        totals["wire_ratio"] = wire_ratio(state.dense_wire_bytes, state.wire_bytes)
+        if state.gain is not None:
+            totals["gain"] = state.gain
+        return {**totals, "survey_bytes": float(state.survey_bytes), **shares(state.steps_at, self.candidates)}
 
-    def restore(self, controller_state: dict[str, Any] | None) -> None:
-        """Go on from a dumped controller state at the next ``begin``."""
+    def restore(self, state: StepState, controller_state: dict[str, Any] | None) -> None:
+        """Go on from a state, and a dumped controller state, at the next ``begin``."""
+        self.state = state
         self._restored = controller_state
+        self._planner.forget()
         self.decision = None
 
     def learn(self, curves: Mapping[str, Curve]) -> None:
         """Know some tensors' curves, instead of what was known of them."""
         if curves:
-            self.curves.update(curves)
-            self._allotted.clear()
+            self.state.curves.update(curves)
+            self._planner.forget()
 
     def drain(self, seconds: float | None = None) -> None:
         """Wait until all that was handed over is done, for at most ``seconds``."""
-        if self._fifo is not None:
-            self._fifo.drain(seconds)
+        if self._executor is not None:
+            self._executor.drain(seconds)
 
     def close(self) -> None:
-        """End the exchange thread after what was handed over."""
-        if self._fifo is not None:
-            self._fifo.close()
-            self._fifo = None
+        """End the executor after what was handed over."""
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
 
     @property
-    def _thread(self) -> Fifo:
-        if self._fifo is None:
-            raise RuntimeError("the compressor is closed: make a new one")
-        return self._fifo
+    def executor(self) -> Executor:
+        """What runs the steps.
 
-    # on the exchange thread
+        Raises:
+            RuntimeError: it was closed, or never opened.
+        """
+        if self._executor is None:
+            raise RuntimeError("the compressor is closed: make a new one")
+        return self._executor
+
+    # run by the executor
 
     @contextmanager
     def _naming(self, what: Callable[[], str]) -> Iterator[None]:
@@ -222,123 +228,104 @@ class Steps:
         try:
             yield
         except ExchangeError as failure:
-            raise ExchangeError(f"gravac: step {self.step}, {what()}, {self.ran}: {failure}") from failure.__cause__
+            step, ran = self.state.step, self.state.ran
+            raise ExchangeError(f"gravac: step {step}, {what()}, {ran}: {failure}") from failure.__cause__
 
     def _begin(
         self, forms: Sequence[Form], loss_scale: float | None, learning_rate: float, takes_part: bool | None
     ) -> None:
-        self._joined_factor = 1.0 if takes_part is None else self._over_those_with_inputs(takes_part)
+        state = self.state
         if self.decision is None:
             self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
             self._start(forms)
         assert self.decision is not None
-        if self.report is not None:
-            asked: list[Collective] = [AllReduce(self.report.vector())]
-            if self.tensor_errors is not None:
-                asked.append(AllReduce(self.tensor_errors.vector()))
-                self.survey_bytes += asked[-1].payload_bytes
-            with self._naming(lambda: "the ranks' agreement on the step before"):
-                self._agreeing = self._thread.transport.start(asked)
-        if loss_scale is not None and loss_scale != self.loss_scale:
-            if self.loss_scale is not None:
-                self.averager.rescale(loss_scale / self.loss_scale)
-            self.loss_scale = loss_scale
-        before, self.plan = self.plan, self._planned(self.decision)
-        if self.ran is not None and (before.cf, before.cfs) != (self.plan.cf, self.plan.cfs):
-            self.averager.feedback.hold(lambda name: _fell(before.cf_of(name), self.plan.cf_of(name)))
-        self.ran = self.decision.candidate
-        self._one_round = self.averager.one_round(self.plan)
-        self._enough = enough(self._elements, self.ran.exchange_s or 0.0 if self._one_round else 0.0)
-        self._learning_rate = learning_rate
-        self.averager.begin()
-        self._clock.begin(self._thread)
-
-    def _over_those_with_inputs(self, takes_part: bool) -> float:
-        """Count the ranks that still have inputs; what a mean over all ranks is to be multiplied with."""
-        transport = self._thread.transport
+        with self._naming(lambda: AGREEMENT):
+            for one in state.unobserved[len(self._agreeing) :]:
+                self._agreeing.append(self.executor.start(self._asked(one), agreement=True))
         with self._naming(lambda: "the number of ranks with inputs left"):
-            (count,) = transport.finish(transport.start([AllReduce(torch.tensor([float(takes_part)]))]))
-        return self.averager.world / float(count)
+            count = None if takes_part is None else torch.tensor([float(takes_part)], device=self._device)
+            self._counting = None if count is None else self.executor.start([AllReduce(count)])
+        if loss_scale is not None and loss_scale != state.loss_scale:
+            if state.loss_scale is not None:
+                self.averager.rescale(loss_scale / state.loss_scale)
+            state.loss_scale = loss_scale
+        before, state.ran = state.ran, self.decision.candidate
+        old, state.factors = state.factors, self._planner.factors(self.decision, state.curves)
+        if before is not None and old != state.factors:
+            self.averager.feedback.hold(lambda name: state.factors.fell(old, name))
+        self._plan = self._planner.plan(state.step, self.decision, state.factors, self.candidates)
+        self._one_round = self.averager.one_round(self._plan)
+        self._enough = enough(self._elements, state.ran.exchange_s or 0.0 if self._one_round else 0.0)
+        self._learning_rate = learning_rate
+        self.averager.begin(self.executor)
+        self._clock.begin(self.executor)
 
-    def _planned(self, decision: Decision) -> Plan:
-        """A decision, as the averager takes it."""
-        candidate, cf = decision.candidate, _cf(decision.candidate)
-        form = self.averager.dense.at(candidate.cf) if candidate.dense else None
-        cfs = {name: _cf(one) for name, one in decision.tensors}
-        if cf is not None and not cfs and self._levels:
-            if cf not in self._allotted:
-                self._allotted[cf] = allocate(self.curves, cf)
-            cfs = self._allotted[cf]
-        survey: tuple[float, ...] = ()
-        if self._levels and (self.step + 1) % self._survey_every == 0:
-            survey = tuple(sorted({*self._levels, *(one.cf for one in self.candidates if not one.dense)}))
-        return Plan(self.step, cf, decision.shadow, form, cfs, decision.sums, survey)
+    def _asked(self, one: Unobserved) -> list[Collective]:
+        """The collectives of a step's measurement; and what single tensors came to, where that was asked for."""
+        asked: list[Collective] = [AllReduce(one.report.vector())]
+        if one.tensor_errors is not None:
+            asked.append(AllReduce(one.tensor_errors.vector()))
+            self.state.survey_bytes += asked[-1].payload_bytes
+        return asked
 
-    def _wire_bytes(self, form: Form, cf: float | None) -> int:
-        """See ``gravac.stepping.tensor_errors.WireBytes``."""
-        averager = self.averager
-        compressor, at = (averager.dense, averager.dense.cf) if cf is None else (averager.base, cf)
-        return averager.wire_bytes([form], compressor, at)
+    def _counted(self) -> float:
+        """The number of ranks with inputs left, once all have told."""
+        if not isinstance(self._counting, float):
+            with self._naming(lambda: "the number of ranks with inputs left"):
+                (count,) = self.executor.finish(self._counting)
+            (self._counting,) = self.executor.read([count[0]])
+        return float(self._counting)
 
     def _start(self, forms: Sequence[Form]) -> None:
         """The world and the model are known now: admit candidates and ask the controller for its first decision."""
         self.candidates, dropped = self._admit(forms)
         if self._restored is not None:
-            self.state, self.decision = self.controller.restore(self._restored, self.candidates)
+            self.state.controller, self.decision = self.controller.restore(self._restored, self.candidates)
         else:
-            self.state, self.decision = self.controller.start(self.candidates)
+            self.state.controller, self.decision = self.controller.start(self.candidates)
         words = tuple(candidate_words(candidate) for candidate in self.candidates)
         self._emit(RunRecord(self._settings, self.averager.world, words, dropped))
 
     def _end(self, timestamps: Timestamps) -> None:
-        assert self.ran is not None
-        stats = self.averager.stats
+        state = self.state
+        assert state.ran is not None
         self.averager.commit()
-        costs = self._clock.end(self._thread, timestamps, stats)
-        self.wire_bytes += costs.wire_bytes
-        self.dense_wire_bytes += costs.dense_wire_bytes
-        if self._agreeing is not None:
-            with self._naming(lambda: "the ranks' agreement on the step before"):
-                agreed = self._thread.transport.finish(self._agreeing)
-            self._observe(*agreed)
-            self._agreeing = None
-        self.report = StepReport.of(self.step, self.ran, self.plan.shadow, costs, stats, self._learning_rate)
-        self.tensor_errors = TensorErrors.of(stats, self.plan, self.loss_scale or 1.0, self._wire_bytes)
-        self._costs = costs
-        self.steps_at[self.ran] = self.steps_at.get(self.ran, 0) + 1
-        self.step += 1
+        stats = self.averager.stats.looked_at(self.executor.read)
+        costs = self._clock.end(self.executor, timestamps, stats)
+        state.wire_bytes += costs.wire_bytes
+        state.dense_wire_bytes += costs.dense_wire_bytes
+        while self._agreeing and state.unobserved[0].report.step <= state.step + 1 - self.executor.latency:
+            with self._naming(lambda: AGREEMENT):
+                agreed = self.executor.finish(self._agreeing.pop(0))
+            self._observe(state.unobserved.pop(0), *agreed)
+        report = StepReport.of(state.step, state.ran, self._plan.shadow, costs, stats, self._learning_rate)
+        errors = TensorErrors.of(stats, self._plan.survey, state.loss_scale or 1.0, self._planner.wire_bytes)
+        state.unobserved.append(Unobserved(report, errors))
+        self._costs.append(costs)
+        state.steps_at[state.ran] = state.steps_at.get(state.ran, 0) + 1
+        state.step += 1
 
-    def _observe(self, total: torch.Tensor, surveyed: torch.Tensor | None = None) -> None:
-        """The ranks agreed on the step before: decide, and tell."""
-        assert self.report is not None
+    def _observe(self, one: Unobserved, total: torch.Tensor, surveyed: torch.Tensor | None = None) -> None:
+        """The ranks agreed on a step: decide, and tell."""
         assert self.decision is not None
-        world = self.averager.world
+        state, world = self.state, self.executor.agree_world
         samples = self._samples if self._samples is not None else float(world)
         norms: tuple[tuple[str, float], ...] = ()
-        if self.tensor_errors is not None and surveyed is not None:
-            norms = self.tensor_errors.norms(surveyed, world)
-            self.learn(self.tensor_errors.curves(surveyed))
-        measured = self.report.agreed(total, world, samples, norms)
-        self.gain = gain(measured.error, measured.energy)
-        if self._costs is not None:
-            self.wire_ratio = self._costs.wire_ratio
-            self._emit(measured_step(measured, self._costs))
+        if one.tensor_errors is not None and surveyed is not None:
+            norms = one.tensor_errors.norms(surveyed, world)
+            self.learn(one.tensor_errors.curves(surveyed))
+        measured = one.report.agreed(total, world, samples, norms)
+        state.gain = gain(measured.error, measured.energy)
+        if len(self._costs) > len(state.unobserved):
+            costs = self._costs.pop(0)
+            state.wire_ratio = costs.wire_ratio
+            self._emit(measured_step(measured, costs))
         before = self.decision.runs
-        self.state, self.decision = self.controller.observe(self.state, measured)
-        summary = self.decision.summary
+        state.controller, self.decision = self.controller.observe(state.controller, measured)
         changed = self.decision.runs != before
-        if summary is None and not changed:
+        if self.decision.summary is None and not changed:
             return
-        record = decided(self.step + 1, self.decision, changed, self.gain, self._steps_per_epoch)
-        self.history.append(record)
+        # the step under way ran what was decided before; the next one is the first of this decision
+        record = decided(state.step + 1, self.decision, changed, state.gain, self._steps_per_epoch)
+        state.history.append(record)
         self._emit(record)
-
-
-def _cf(candidate: Candidate) -> float | None:
-    """As ``Plan`` has it."""
-    return None if candidate.dense else candidate.cf
-
-
-def _fell(before: float | None, now: float | None) -> bool:
-    """Whether a CF did; dense is the lowest."""
-    return (now or 0.0) < (before or 0.0)

@@ -7,13 +7,14 @@ length. It is summed beside the agreement on its step, and nobody waits for it b
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gravac.averaging.allocation import Curve, Point
-from gravac.averaging.plan import Form, Plan, StepStats
+from gravac.averaging.plan import Form
+from gravac.averaging.stats import StepStats
 
 WireBytes = Callable[[Form, float | None], int]
 """Predicted wire bytes of one tensor at a CF of the base compressor; ``None`` is dense."""
@@ -39,18 +40,20 @@ class TensorErrors:
     numbers: tuple[float, ...]
 
     @classmethod
-    def of(cls, stats: StepStats, plan: Plan, loss_scale: float, wire_bytes: WireBytes) -> "TensorErrors | None":
+    def of(
+        cls, stats: StepStats, survey: Sequence[float], loss_scale: float, wire_bytes: WireBytes
+    ) -> "TensorErrors | None":
         """A step's numbers, when its plan asked for any.
 
         Args:
             stats: of the step.
-            plan: of the step.
+            survey: CFs at which the step's plan asked for errors, ascending.
             loss_scale: that its gradients were multiplied with.
             wire_bytes: see ``WireBytes``.
         """
         if not stats.sums and not stats.curves:
             return None
-        summed, curved, cfs = tuple(sorted(stats.sums)), tuple(sorted(stats.curves)), (None, *plan.survey)
+        summed, curved, cfs = tuple(sorted(stats.sums)), tuple(sorted(stats.curves)), (None, *survey)
         squares = [stats.sums[name] for name in summed]
         squares += [number for name in curved for number in stats.curves[name]]
         known = {form: tuple(wire_bytes(form, cf) for cf in cfs) for form in set(stats.forms.values())}

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from gravac import AdaptiveCompressor, Policy, SettingsError, Static, quantize, topk
 from gravac.averaging.allocation import Curve, Point, allocate, hull, spend
-from gravac.averaging.plan import Plan, StepStats
+from gravac.averaging.stats import StepStats
 from gravac.stepping.tensor_errors import TensorErrors
 
 pytestmark = pytest.mark.timeout(60)
@@ -121,7 +121,7 @@ def test_gain_is_what_is_not_lost() -> None:
 def test_a_tensor_whose_gradient_was_not_finite_has_no_curve() -> None:
     forms = dict.fromkeys("ab", ((100, 10), torch.float32))
     stats = StepStats(curves={"b": [4.0, 1.0], "a": [math.nan, math.nan]}, forms=forms)
-    survey = TensorErrors.of(stats, Plan(0, 10.0, survey=(8.0,)), 2.0, lambda form, cf: 100 if cf else 800)
+    survey = TensorErrors.of(stats, (8.0,), 2.0, lambda form, cf: 100 if cf else 800)
     assert survey is not None
     assert survey.numbers[2:] == (1.0, 0.25)
     curves = survey.curves(survey.vector() * 3)

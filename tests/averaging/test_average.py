@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core operation over ranks in memory: nothing is lost, whatever changes (invariants 1, 3 and 4)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
@@ -13,18 +15,44 @@ from hypothesis import given
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece, Plan
+from gravac.candidate import Candidate
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
 from gravac.compressors.base import Rounds, energy, k_for
+from gravac.controllers import Static
 from gravac.exchange import memory
 from gravac.exchange.fuse import ALIGNMENT
+from gravac.exchange.lockstep import Lockstep
+from gravac.stepping.clock import Timestamps
+from gravac.stepping.coalescing import ReadyGroup
+from gravac.stepping.planning import Factors
+from gravac.stepping.steps import Steps
 
 SHAPES = {"conv": (8, 4, 3, 3), "bias": (8,), "linear": (40, 30), "tiny": (2, 2)}
 
 
+class Given(NamedTuple):
+    """Stands in for a planner: the plan is what a test says."""
+
+    told: Factors
+    made: Plan
+
+    def factors(self, *_: object) -> Factors:
+        return self.told
+
+    def plan(self, *_: object) -> Plan:
+        return self.made
+
+    def wire_bytes(self, *_: object) -> int:
+        return 1
+
+    def forget(self) -> None:
+        pass
+
+
 @dataclass
 class World:
-    """Ranks that average the same model in memory."""
+    """Ranks that make steps of the same model in memory."""
 
     base: Compressor = topk
     dense: Dense = dense
@@ -33,14 +61,17 @@ class World:
     release: float = 1.0
     safe: bool = False
     dtype: torch.dtype = torch.float32
+    masked: bool = False
     averagers: list[Averager] = field(init=False)
 
     def __post_init__(self) -> None:
         feedbacks = [Feedback(self.release, self.safe) for _ in range(self.ranks)]
         self.averagers = [Averager(self.base, self.dense, self.strength, 16, f) for f in feedbacks]
-        for rank, averager in enumerate(self.averagers):
-            averager.rank, averager.world = rank, self.ranks
-        self.last: Plan | None = None
+        self.lockstep = Lockstep(self.ranks, masked=self.masked)
+        first = Candidate("dense", 1.0, 1.0)
+        self.steps = [Steps(one, Static(cf=1), lambda _: ((first,), ()), lambda _: None) for one in self.averagers]
+        for steps, executor in zip(self.steps, self.lockstep.executors, strict=True):
+            steps.open(executor)
 
     def step(
         self,
@@ -49,28 +80,22 @@ class World:
         step: int,
         layout: list[list[str]],
         shadow: tuple[float, ...] = (),
+        cfs: Mapping[str, float | None] = MappingProxyType({}),
         **plan: Any,
     ) -> list[dict[str, torch.Tensor]]:
         """One step of all ranks, group after group; returns what each rank applies."""
-        planned = Plan(step, cf, shadow, **plan)
-        before, self.last = self.last, planned
-        if before is not None:
-            for averager in self.averagers:
-                averager.feedback.hold(lambda name: (planned.cf_of(name) or 1.0) < (before.cf_of(name) or 1.0))
         outs = [{name: g.clone() for name, g in mine.items()} for mine in gradients]
-        for averager in self.averagers:
-            averager.begin()
-        for group in layout:
-            memory.run(
-                [
-                    averager.average([Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group], planned)
-                    for averager, out in zip(self.averagers, outs, strict=True)
-                ]
-            )
-        finite = all(averager.stats.finite for averager in self.averagers)
-        for averager in self.averagers:
-            assert finite == averager.stats.finite
-            averager.commit()
+        failures: list[BaseException] = []
+        for steps, averager, out in zip(self.steps, self.averagers, outs, strict=True):
+            steps._planner = Given(Factors(cf, cfs), averager.plan(step, cf, shadow, cfs=cfs, **plan))  # type: ignore[assignment]
+            steps.begin([], None, failures.append)
+            for group in layout:
+                pieces = tuple(Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group)
+                steps.exchange(ReadyGroup(pieces, None, lambda: None, failures.append))
+                steps.flush()
+            steps.end(Timestamps(), failures.append)
+        self.lockstep.run()
+        assert not failures, failures
         return outs
 
     def kept(self, name: str) -> torch.Tensor:
@@ -165,7 +190,11 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
         out = [{"linear": torch.randn(40, 30)}]
         world.averagers[0].begin()
         memory.run(
-            [world.averagers[0].average([Piece("linear", out[0]["linear"].view(-1), (40, 30))], Plan(step, 10.0))]
+            [
+                world.averagers[0].average(
+                    [Piece("linear", out[0]["linear"].view(-1), (40, 30))], world.averagers[0].plan(step, 10.0)
+                )
+            ]
         )
         error += float(world.averagers[0].stats.error)
         whole += float(world.averagers[0].stats.energy)
@@ -209,7 +238,8 @@ def test_with_overflow_safety_a_non_finite_gradient_moves_no_residual(cf: float 
     held = [{k: v.clone() for k, v in a.feedback.held.items()} for a in world.averagers]
     poisoned = gradients(3, 1)
     poisoned[2]["linear"][3, 4] = bad
-    world.last = Plan(0, cf)  # no release between
+    for steps in world.steps:
+        steps.state.factors = Factors(cf)  # no release between
     outs = world.step(poisoned, cf, 1, LAYOUTS[1])
     assert all(not out["linear"].isfinite().all() for out in outs)
     assert all(not averager.stats.finite for averager in world.averagers)
@@ -312,7 +342,7 @@ def test_each_tensor_is_compressed_at_its_own_cf_and_the_bytes_are_those_predict
             t.payload_bytes for n, form in forms.items() for t in averager.traffic([form], topk, own.get(n, 10.0))
         )
         pieces = [Piece(name, torch.ones(shape).view(-1), shape) for name, shape in SHAPES.items()]
-        asked = next(averager.average(pieces, Plan(1, 10.0, cfs=own)))
+        asked = next(averager.average(pieces, averager.plan(1, 10.0, cfs=own)))
         flag_and_padding = 8 + ALIGNMENT
         assert predicted <= sum(one.payload_bytes for one in asked) <= predicted + flag_and_padding
 
@@ -356,7 +386,7 @@ def test_gradients_are_added_up_as_they_are_and_reported_once(cf: float | None) 
         assert {name: float(norm) for name, norm in averager.stats.sums.items()} == pytest.approx(
             {name: float(so_far[name].square().sum()) for name in ("conv", "linear")}
         )
-        assert not averager.sums
+        assert not averager.diagnostics.sums
 
 
 @pytest.mark.parametrize("cf", [None, 10.0])
@@ -389,6 +419,6 @@ def test_a_survey_names_the_same_tensors_when_a_gradient_is_not_finite(cf: float
 def test_sums_are_forgotten_when_nobody_wants_them() -> None:
     world = World(topk)
     world.step(gradients(3, 0), 10.0, 0, LAYOUTS[0], sums="add")
-    assert set(world.averagers[0].sums) == {"conv", "linear"}
+    assert set(world.averagers[0].diagnostics.sums) == {"conv", "linear"}
     world.step(gradients(3, 1), 10.0, 1, LAYOUTS[0])
-    assert not world.averagers[0].sums
+    assert not world.averagers[0].diagnostics.sums

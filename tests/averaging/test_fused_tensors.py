@@ -10,7 +10,7 @@ from hypothesis import given
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.fused_tensors import LARGEST, fuse_small
-from gravac.averaging.plan import Piece, Plan
+from gravac.averaging.plan import Choice, Piece
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, dense, ladder, quantize, topk
 from gravac.compressors.ladder import wire_ratio
@@ -45,7 +45,7 @@ def average(
             averager.begin()
         for group in [slice(i, i + 1) for i in range(len(shapes))] if by_itself else [slice(None)]:
             memory.run(
-                [a.average(mine[group], Plan(step, cf)) for a, mine in zip(averagers, pieces, strict=True)], ledgers
+                [a.average(mine[group], a.plan(step, cf)) for a, mine in zip(averagers, pieces, strict=True)], ledgers
             )
         for averager in averagers:
             averager.commit()
@@ -92,7 +92,7 @@ def test_what_goes_together_does_not_depend_on_what_a_rank_keeps() -> None:
     averagers[0].feedback.residual["0"] = torch.ones(5)
     outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
-    memory.run([a.average(mine, Plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
+    memory.run([a.average(mine, a.plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
     for mine in outs:
         torch.testing.assert_close(mine[0], torch.full((5,), 1.5))  # what rank 0 kept arrives
         torch.testing.assert_close(mine[1], torch.ones(3))
@@ -107,7 +107,7 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
     outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
     outs[1][2][3, 4] = float("inf")
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
-    memory.run([a.average(mine, Plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
+    memory.run([a.average(mine, a.plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
     assert all(out.isnan().all() for mine in outs for out in mine)
     assert all(averager.feedback.empty and not averager.stats.finite for averager in averagers)
 
@@ -115,8 +115,9 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
     sizes = [10, LARGEST + 1, 20, 30]
     pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
-    cfs = {"0": 8.0, "1": 8.0, "2": None, "3": 8.0}
-    found = fuse_small(pieces, lambda piece: cfs[piece.name], lambda _: 8)
+    coded, whole = Choice(quantize(4), 8.0), Choice(dense, 1.0)
+    choices = {"0": coded, "1": coded, "2": whole, "3": coded}
+    found = fuse_small(pieces, lambda piece: choices[piece.name], lambda _: 8)
     assert [[piece.name for piece in bundle.pieces] for bundle in found] == [["0", "3"], ["1"], ["2"]]
     assert found[0].length == 16 + 32
     assert found[0].elements == 40

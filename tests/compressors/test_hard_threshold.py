@@ -10,7 +10,7 @@ from hypothesis import given
 from gravac import SettingsError, conformance, hard_threshold, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Piece, Plan
+from gravac.averaging.plan import Piece
 from gravac.collectives import AllGather
 from gravac.compressors import Context, HardThreshold, Sparse, dense
 from gravac.compressors.base import energy, k_for, laid_out
@@ -80,7 +80,7 @@ def test_what_stays_below_is_sent_once_the_residual_has_grown() -> None:
     for step in range(8):
         out = torch.full((4, 4), 0.3)
         averager.begin()
-        memory.run([averager.average([Piece("w", out.view(-1), (4, 4))], Plan(step, 1.0))])
+        memory.run([averager.average([Piece("w", out.view(-1), (4, 4))], averager.plan(step, 1.0))])
         averager.commit()
         sent.append(round(float(out[0, 0]), 5))
     assert sent == [0, 0, 0, 1.2, 0, 0, 0, 1.2]

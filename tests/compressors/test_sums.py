@@ -65,7 +65,7 @@ def test_the_second_error_comes_back_in_the_next_step() -> None:
     """With full feedback a constant gradient is averaged exactly, in the long run, on eight ranks."""
     from gravac.averaging.average import Averager
     from gravac.averaging.feedback import Feedback
-    from gravac.averaging.plan import Piece, Plan
+    from gravac.averaging.plan import Piece
 
     xs = normal(8, 32, 32)
     averagers = [Averager(quantize(2), dense, 1.0, 0, Feedback()) for _ in xs]
@@ -74,7 +74,7 @@ def test_the_second_error_comes_back_in_the_next_step() -> None:
     applied = torch.zeros(32, 32)
     for step in range(60):
         outs = [x.clone() for x in xs]
-        plan = Plan(step, 16.0)
+        plan = averagers[0].plan(step, 16.0)
         pieces = [[Piece("w", out.view(-1), (32, 32))] for out in outs]
         memory.run([averager.average(p, plan) for averager, p in zip(averagers, pieces, strict=True)])
         for averager in averagers:
@@ -82,7 +82,7 @@ def test_the_second_error_comes_back_in_the_next_step() -> None:
         applied += outs[0]
     mean = torch.stack(xs).mean(0)
     assert float(energy((applied / 60 - mean).view(-1)) / energy(mean.view(-1))) < 2e-3
-    assert all("second" in a.state["w"] for a in averagers)
+    assert all("second" in a.memory.kept["w"] for a in averagers)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 16, 64])

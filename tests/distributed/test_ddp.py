@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac import AdaptiveCompressor, GraVAC, Static, clock, dense, merge_states, randomk, topk
+from gravac import AdaptiveCompressor, GraVAC, Static, dense, merge_states, randomk, topk
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from gravac.compressors import Compressor, artopk, quantize, topkc
+from gravac.exchange import threaded
 from gravac.integrations import ddp as adapter
 from tests.distributed.training import FEATURES, TwoRounds, batch, jitter, network, parallel, sgd, train, weights
 from tests.ranks import processes, threads
@@ -74,7 +75,7 @@ def ticking(each: float) -> Any:
 
 
 def decide(rank: int, world: int) -> list[Any]:
-    clock.time = adapter.time = ticking(0.02 if rank == 1 else 0.005)
+    threaded.time = adapter.time = ticking(0.02 if rank == 1 else 0.005)
     ddp = parallel()
     optimizer = sgd(ddp)
     with quick(topk) as compressor:
@@ -97,7 +98,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     compressor = quick(base)
     compressor.attach(ddp, optimizer)
     sounded = len(json.loads(torch._C._distributed_c10d._dump_fr_trace_json())["entries"])
-    compressor._steps._thread.transport._pairwise = pairwise
+    compressor._steps.executor.transport._pairwise = pairwise
     isend, swapped = dist.isend, []
 
     def counting(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -107,7 +108,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     dist.isend = counting
     train(ddp, optimizer, rank, range(25))
     compressor.state_dict()
-    name = compressor._steps._thread.transport.group.group_name
+    name = compressor._steps.executor.transport.group.group_name
     trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
     sizes = {"Float": 4, "Half": 2, "Byte": 1, "Double": 8, "BFloat16": 2, "Long": 8}
     seen = expected = 0

@@ -74,7 +74,14 @@ def surveyed(rank: int, world: int) -> tuple[Any, ...]:
         squares = torch.stack([torch.stack([s.double().square().sum() for s in epochs[name]]) for name in MATRICES])
         dist.all_reduce(squares)
         norms = (squares / world).sqrt().T.tolist()
-        return watched.told, watched.decided, norms, weights(ddp), compressor._steps.survey_bytes, compressor.ledger
+        return (
+            watched.told,
+            watched.decided,
+            norms,
+            weights(ddp),
+            compressor._steps.state.survey_bytes,
+            compressor.ledger,
+        )
 
 
 def test_ranks_survey_their_tensors_and_decide_the_same() -> None:
@@ -190,7 +197,7 @@ def of_any(
         with AdaptiveCompressor(base, controller=controller, **options) as compressor:
             compressor.attach(ddp, optimizer)
             train(ddp, optimizer, rank, range(12))
-            plan = compressor._steps.plan
+            plan = compressor._steps._plan
             trained.append((weights(ddp), set(compressor.curves), [plan.cf, plan.cfs]))
     return trained
 

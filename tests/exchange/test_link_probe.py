@@ -68,7 +68,11 @@ def started(rank: int, world: int, pace: float) -> list[Any]:
     with AdaptiveCompressor(pace=pace) as compressor:
         compressor.attach(ddp, optimizer)
         train(ddp, optimizer, rank, range(2))
-        return [str(c) for c in compressor._steps.candidates], str(compressor._steps.ran), compressor.ledger.wire_bytes
+        return (
+            [str(c) for c in compressor._steps.candidates],
+            str(compressor._steps.state.ran),
+            compressor.ledger.wire_bytes,
+        )
 
 
 @pytest.mark.parametrize("pace", [1e6, 1e8])

@@ -17,8 +17,8 @@ RENAMED: Mapping[str, str] = {"worth": "efficiency"}
 MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 2}
 """By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
 
-GONE: frozenset[str] = frozenset()
-"""Paths of a checkpoint of before that have no counterpart now."""
+UNPAIRED: frozenset[str] = frozenset({"gravac.older_reports"})
+"""Paths of a checkpoint that stand on one side alone: reports of executors with a longer latency are new."""
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:
@@ -40,7 +40,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
             if key not in after or key not in before:
                 found += (
                     []
-                    if re.sub(r"^(checkpoint|end)\.", "", at) in GONE
+                    if re.sub(r"^(checkpoint|end)\.", "", at) in UNPAIRED
                     else [f"{at}: only {'before' if key in before else 'after'}"]
                 )
             else:

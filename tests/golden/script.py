@@ -40,5 +40,5 @@ def scripted(rank: int) -> Iterator[None]:
         steps[0] += 1
         return dataclasses.replace(costs, **times(rank, steps[0], costs.wire_bytes))
 
-    with mock.patch.object(StepClock, "end", end), mock.patch("gravac.adaptive.probe_link", return_value=LINK):
+    with mock.patch.object(StepClock, "end", end), mock.patch("gravac.exchange.threaded.probe_link", return_value=LINK):
         yield

@@ -11,7 +11,7 @@ import torch
 from gravac import Policy, ladder, powersgd, quantize, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import StepStats
+from gravac.averaging.stats import StepStats
 from gravac.candidate import Candidate
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup

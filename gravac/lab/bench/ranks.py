@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Piece, Plan
+from gravac.averaging.plan import Piece
 from gravac.collectives import AllGather, AllReduce, Collective
 from gravac.compressors import Compressor, dense
 from gravac.compressors.base import energy, k_for
@@ -61,7 +61,7 @@ class OurRank:
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
         self._averager.begin()
-        return self._averager.average([Piece("w", flat, shape)], Plan(step, self._cf))
+        return self._averager.average([Piece("w", flat, shape)], self._averager.plan(step, self._cf))
 
     def commit(self) -> None:
         """See ``Rank``."""

@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller may ask to know of gradients beside their averaging: sums over steps, what other CFs would lose.
+
+None of it changes what is sent. It works on tensors that may be compressed; all numbers stay where the tensors are.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from gravac.averaging.plan import Piece, Plan
+from gravac.averaging.stats import StepStats
+from gravac.compressors.base import Compressor, Context, energy
+from gravac.compressors.dtypes import working
+from gravac.exchange.executor import Verdict, choose
+
+
+class Diagnostics:
+    """The diagnostics of one rank.
+
+    Attributes:
+        sums: by name, the gradients added up since the plan last said so; flat, ``[elements]``, in the working dtype.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+
+    def add_up(self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, stats: StepStats) -> None:
+        """Do with gradients what the plan says of sums; where one is not finite, nothing is added.
+
+        Args:
+            pieces: that may be compressed.
+            plan: of the step.
+            finite: whether all gradients of the group are, on this rank.
+            stats: gets the sums' squared norms where the plan asks for a report.
+        """
+        for piece in pieces:
+            total = self.sums.pop(piece.name, None)
+            if total is None:
+                total = torch.zeros_like(piece.flat, dtype=working(piece.flat.dtype))
+            if finite is not False:
+                total.add_(piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat)))
+            if plan.sums == "report":
+                stats.sums[piece.name] = energy(total)
+            else:
+                self.sums[piece.name] = total
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all sums: the loss scale changed by ``factor``."""
+        for total in self.sums.values():
+            total.mul_(factor)
+
+
+def announce(pieces: Sequence[Piece], plan: Plan, stats: StepStats) -> None:
+    """Enter the tensors that will be surveyed, as not finite until they are: so all ranks tell of the same."""
+    for piece in pieces:
+        stats.forms[piece.name] = (piece.shape, piece.flat.dtype)
+        stats.curves[piece.name] = [math.nan] * (1 + len(plan.survey))
+
+
+def evaluate(piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, stats: StepStats) -> None:
+    """Find what each shadow and survey CF would lose of a tensor; selections are kept in the context for the real one.
+
+    Args:
+        piece: a tensor that may be compressed.
+        x: its gradient with what is fed back, flat, ``[elements]``.
+        base: evaluated at the plan's shadow and survey CFs.
+        plan: of the step.
+        context: what the compressor may know of the tensor.
+        stats: the errors are added to.
+    """
+    if not stats.shadow:
+        stats.shadow = [0.0] * len(plan.shadow)
+    choice = plan.of(piece.name)
+    running = (choice.cf,) if choice.compresses else ()
+    cfs = sorted({*plan.shadow, *plan.survey, *running})
+    errors = dict(zip(cfs, base.errors(x, cfs, context), strict=True))
+    stats.shadow = [so_far + errors[cf].double() for so_far, cf in zip(stats.shadow, plan.shadow, strict=True)]
+    if plan.survey:
+        stats.curves[piece.name] = [energy(x), *(errors[cf] for cf in plan.survey)]

@@ -1,0 +1,49 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What compressors remember of a tensor from step to step: copied for a step, put in place at its end, or never."""
+
+from collections.abc import Iterable
+
+import torch
+
+from gravac.exchange.executor import Verdict, choose
+
+Memory = dict[str, torch.Tensor]
+
+
+class CompressorMemory:
+    """The memories of one rank, by tensor name.
+
+    Attributes:
+        kept: as the last step left them; tensors of any shape, saved with a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Memory] = {}
+        self._changed: dict[str, Memory] = {}
+
+    def of(self, name: str) -> Memory:
+        """Return a copy for this step, in which a compressor may put other tensors in place of those there."""
+        return self._changed.setdefault(name, dict(self.kept.get(name, {})))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Undo what this step changed of some tensors' memories."""
+        for name in names:
+            self._changed.pop(name, None)
+
+    def commit(self, finite: Verdict) -> None:
+        """Keep what the step changed where it was ``finite``; what it started keeping in either case."""
+        if finite is not False:
+            for name, changed in self._changed.items():
+                old = self.kept.get(name, {})
+                self.kept[name] = {key: _chosen(finite, new, old.get(key)) for key, new in changed.items()}
+        self._changed.clear()
+
+    def load(self, kept: dict[str, Memory]) -> None:
+        """Replace all by copies of what is given."""
+        self.kept = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in kept.items()}
+        self._changed.clear()
+
+
+def _chosen(finite: Verdict, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+    return new if old is None or old is new or old.shape != new.shape else choose(finite, new, old)

@@ -1,0 +1,91 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What averaging reports: what a step was to send, what it left out, and how much it sent."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gravac.averaging.fused_tensors import Part
+from gravac.averaging.norms import lost, summed
+from gravac.averaging.plan import Form
+from gravac.compressors.base import Reduced, energy
+from gravac.exchange.executor import Verdict
+
+Scalar = torch.Tensor | float
+
+
+@dataclass(slots=True)
+class StepStats:
+    """What a step came to on this rank.
+
+    Attributes:
+        error: ``Σ‖g_ef - sent‖²``.
+        energy: ``Σ‖g_ef‖²``.
+        shadow: the same error for the plan's shadow CFs.
+        elements: of all tensors.
+        compressed: elements of the tensors that were compressed.
+        sent: elements of them that were sent, ``Σ elements / achieved CF``.
+        finite: whether every gradient was, on every rank.
+        sums: by name, ``‖Σg‖²`` of the tensors that may be compressed, where the plan asked for a report.
+        curves: by name, of the same tensors, energy and the error at each of the plan's survey CFs; nan where the
+            gradient was not finite.
+        forms: of the tensors in ``curves``.
+    """
+
+    error: Scalar = 0.0
+    energy: Scalar = 0.0
+    shadow: list[Scalar] = field(default_factory=list)
+    elements: int = 0
+    compressed: int = 0
+    sent: float = 0.0
+    finite: Verdict = True
+    sums: dict[str, Scalar] = field(default_factory=dict)
+    curves: dict[str, list[Scalar]] = field(default_factory=dict)
+    forms: dict[str, Form] = field(default_factory=dict)
+
+    @property
+    def achieved_cf(self) -> float:
+        """Dense elements / sent elements of the compressed tensors; 1 when there is none."""
+        return self.compressed / self.sent if self.sent else 1.0
+
+    def looked_at(self, read: Callable[[Sequence[torch.Tensor]], list[float]]) -> "StepStats":
+        """Return the same with numbers in place of 0-d tensors, all read at once."""
+        found = [self.error, self.energy, self.finite, *self.shadow, *self.sums.values()]
+        found += [number for numbers in self.curves.values() for number in numbers]
+        tensors = [one for one in found if isinstance(one, torch.Tensor)]
+        values = iter(read(tensors) if tensors else ())
+        numbers = iter([next(values) if isinstance(one, torch.Tensor) else one for one in found])
+        error, energy, finite = (next(numbers) for _ in range(3))
+        return replace(
+            self,
+            error=error,
+            energy=energy,
+            finite=bool(finite),
+            shadow=[next(numbers) for _ in self.shadow],
+            sums={name: next(numbers) for name in self.sums},
+            curves={name: [next(numbers) for _ in one] for name, one in self.curves.items()},
+        )
+
+    def count(self, parts: Sequence[Part], reduced: Sequence[Reduced]) -> None:
+        """Add what was to be sent of some tensors, and what was not.
+
+        Args:
+            parts: the tensors, as they were handed to the compressors.
+            reduced: what came of each of them.
+        """
+        energies: list[torch.Tensor] = []
+        errors: list[torch.Tensor] = []
+        for part, result in zip(parts, reduced, strict=True):
+            target = part.x if result.target is None else result.target
+            energies.append(part.energy if part.energy is not None and target is part.x else energy(target))
+            if result.error is not None:
+                errors.append(result.error)
+            elif result.sent is not target:
+                errors.append(lost(target, energies[-1], result.sent))
+            if part.tensors.choice.compresses:
+                self.compressed += part.tensors.elements
+                self.sent += part.tensors.elements / result.cf
+        self.energy = self.energy + summed(energies)
+        self.error = self.error + summed(errors)

@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""N ranks in one process, without threads or clocks: what they hand over is run in lock step, when somebody waits.
+
+For tests, simulation and sweeps: the same steps as over a network; between two ranks the same bits.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gravac.collectives import Collective, Ledger
+from gravac.exchange import memory
+from gravac.exchange.executor import Fail, Job, Verdict
+
+
+class _Item(NamedTuple):
+    fail: Fail
+    job: Job | None = None
+    call: Callable[[], None] | None = None
+
+
+class Lockstep:
+    """The ranks' executors, and what they share.
+
+    Args:
+        ranks: number of them.
+        latency: of their measurements, see ``Executor``.
+        masked: judge by the device's mask instead of the host's bool, as executors do where the host must not look.
+        seconds: what each step takes: added to the clock with each round of collectives.
+
+    Example:
+        >>> [executor.world for executor in Lockstep(3).executors]
+        [3, 3, 3]
+    """
+
+    def __init__(self, ranks: int, latency: int = 2, masked: bool = False, seconds: float = 0.0) -> None:
+        self.executors = tuple(LockstepExecutor(self, rank, ranks, latency, masked) for rank in range(ranks))
+        self.seconds = seconds
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Run what all ranks have handed over.
+
+        Raises:
+            RuntimeError: ranks handed over different things.
+        """
+        queues = [executor.queue for executor in self.executors]
+        while all(queues):
+            items = [queue.popleft() for queue in queues]
+            if self.failure is not None:
+                _tell(items, self.failure)
+            elif all(item.call is not None for item in items):
+                self._guard(items, lambda turn=items: [item.call() for item in turn])  # type: ignore[misc]
+            elif all(item.job is not None for item in items):
+                self._guard(items, lambda turn=items: self._exchange([item.job for item in turn]))  # type: ignore[misc]
+            else:
+                raise RuntimeError("ranks handed over different things: a call on some, a job on others")
+
+    def _exchange(self, jobs: list[Job]) -> None:
+        memory.run(jobs, [executor.ledger for executor in self.executors])
+        for executor in self.executors:
+            executor.exchange_seconds += self.seconds
+
+    def _guard(self, items: Sequence[_Item], function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as failure:
+            self.failure = failure
+            _tell(items, failure)
+
+
+class LockstepExecutor:
+    """One rank of ``Lockstep``; see ``Executor``."""
+
+    def __init__(self, ranks: Lockstep, rank: int, world: int, latency: int, masked: bool) -> None:
+        self.rank, self.world, self.agree_world, self.latency = rank, world, world, latency
+        self.ledger = Ledger(world)
+        self.compress_seconds = 0.0
+        self.exchange_seconds = 0.0
+        self.queue: deque[_Item] = deque()
+        self.masked = masked
+        self._ranks = ranks
+        self._started: deque[tuple[list[Collective], list[list[Any]]]] = deque()
+
+    def now(self) -> float:
+        """Return the seconds that collectives took so far."""
+        return self.exchange_seconds
+
+    def call(self, function: Callable[[], None], fail: Fail) -> None:
+        """Queue a function."""
+        self.queue.append(_Item(fail, call=function))
+
+    def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
+        """Queue a job."""
+        self.queue.append(_Item(fail, job=job))
+
+    def start(self, collectives: list[Collective], agreement: bool = False) -> list[Any]:
+        """Hand collectives over; the results are there once every rank has."""
+        for collective in collectives:
+            self.ledger.book(collective)
+        results: list[Any] = []
+        self._started.append((collectives, results))
+        if all(executor._started for executor in self._ranks.executors):
+            asked = [executor._started.popleft() for executor in self._ranks.executors]
+            for together in zip(*(collectives for collectives, _ in asked), strict=True):
+                for (_, results_of_one), answer in zip(asked, memory.answers(together), strict=True):
+                    results_of_one.append(answer)
+        return results
+
+    def finish(self, started: list[Any]) -> list[Any]:
+        """Return the results.
+
+        Raises:
+            RuntimeError: not every rank has started them yet.
+        """
+        if not started:
+            raise RuntimeError("collectives are finished in lock step before all ranks have started them")
+        return started
+
+    def judge(self, finite: torch.Tensor) -> Verdict:
+        """Look at a 0-d bool tensor, unless this stands in for where one must not."""
+        return finite if self.masked else bool(finite)
+
+    def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
+        """Return what 0-d tensors hold."""
+        return [float(number) for number in numbers]
+
+    def drain(self, seconds: float | None = None) -> None:
+        """Run what all ranks have handed over."""
+        self._ranks.run()
+
+    def close(self) -> None:
+        """Run what all ranks have handed over."""
+        self._ranks.run()
+
+
+def _tell(items: Sequence[_Item], failure: BaseException) -> None:
+    for item in items:
+        item.fail(failure)

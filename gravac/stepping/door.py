@@ -1,0 +1,171 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The door for frameworks: these parameters, by name; a backward begins; these gradients are ready; it ended.
+
+DDP's communication hook, a loop over ``named_parameters()`` and whatever else hands gradients over are adapters of it.
+All ranks make the same calls in the same order, with the same names and shapes.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from gravac.averaging.plan import Form, Piece
+from gravac.stepping.clock import Timestamps
+from gravac.stepping.coalescing import ReadyGroup
+from gravac.stepping.steps import Steps
+
+Then = Callable[[BaseException | None], None]
+"""Takes ``None`` when the tensors hold the mean, or what went wrong."""
+
+
+class Handle:
+    """Tensors on their way: they hold their mean over the ranks when it is done."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._done = False
+        self._failure: BaseException | None = None
+        self._then: deque[Then] = deque()
+
+    def wait(self) -> None:
+        """Return when the tensors hold the mean. Called alike on all ranks, if at all.
+
+        Raises:
+            ExchangeError: a rank did not answer.
+        """
+        if not self._done:
+            self._steps.flush()
+            self._steps.drain()
+        if self._failure is not None:
+            raise self._failure
+
+    def then(self, function: Then) -> None:
+        """Have a function called when it is done: by the executor, so that it must not wait; at once, if it is."""
+        self._then.append(function)
+        if self._done:
+            self._tell()
+
+    def _ends(self, failure: BaseException | None = None) -> None:
+        if not self._done:
+            self._failure, self._done = failure, True
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._then:
+            try:
+                function = self._then.popleft()
+            except IndexError:  # the other of two threads was first
+                return
+            function(self._failure)
+
+
+class Door:
+    """Takes a model's gradients in, step by step.
+
+    Args:
+        steps: runs them.
+        open_steps: called at the first step where ``steps`` has no executor yet.
+
+    Example:
+        >>> import torch
+        >>> from gravac import AdaptiveCompressor, Static, topk
+        >>> from gravac.exchange.lockstep import Lockstep
+        >>> ranks = Lockstep(2)
+        >>> doors, gradients = [], [torch.full((64, 64), 1.0), torch.full((64, 64), 3.0)]
+        >>> for executor, gradient in zip(ranks.executors, gradients):
+        ...     door = AdaptiveCompressor(topk, controller=Static(cf=1)).door({"w": gradient}, executor=executor)
+        ...     door.begin()
+        ...     handle = door.ready([("w", gradient)])
+        ...     door.end()
+        >>> handle.wait()
+        >>> gradients[0][0, 0]
+        tensor(2.)
+    """
+
+    def __init__(self, steps: Steps, open_steps: Callable[[], None] = lambda: None) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._forms: list[Form] = []
+        self._steps = steps
+        self._open = open_steps
+
+    def know(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Learn the parameters whose gradients will come, by name, in the model's order."""
+        self.shapes = {name: memory_shape(parameter) for name, parameter in parameters.items()}
+        self._forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
+
+    def begin(
+        self,
+        *,
+        loss_scale: float | None = None,
+        learning_rate: float = math.nan,
+        takes_part: bool | None = None,
+        forms: Sequence[Form] = (),
+        fail: Callable[[BaseException], None] = lambda failure: None,
+    ) -> None:
+        """A step begins: its first gradients are about to be ready.
+
+        Args:
+            loss_scale: that these gradients were multiplied with; ``None`` when there is no scaler.
+            learning_rate: that they will be applied with; nan when not known.
+            takes_part: divide by the number of ranks for which this is true; ``None``, on every rank, divides by all.
+            forms: shapes and dtypes of the gradients, where ``know`` was told of none.
+            fail: told of an exception of an earlier step, or of this beginning.
+        """
+        if not self._steps.ready:
+            self._open()
+        self._steps.begin(self._forms or forms, loss_scale, fail, learning_rate, takes_part)
+
+    def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
+        """Have tensors averaged over the ranks, in place, together.
+
+        Args:
+            tensors: names and tensors, of any shape, dense in memory; the same names in the same order on all ranks.
+
+        Raises:
+            ValueError: a tensor has gaps in memory, so that it has no flat view.
+        """
+        return self.pieces([Piece(name, flat(name, tensor), self._shape(name, tensor)) for name, tensor in tensors])
+
+    def pieces(self, pieces: Sequence[Piece], whole: torch.Tensor | None = None, last: bool = False) -> Handle:
+        """Have flat pieces averaged, see ``ready``.
+
+        Args:
+            pieces: with the shapes of their parameters.
+            whole: the flat tensor that they cover without gaps, in order, where there is one; it spares a copy.
+            last: of this step.
+        """
+        handle = Handle(self._steps)
+        self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends), last)
+        return handle
+
+    def end(self, timestamps: Timestamps | None = None) -> None:
+        """The step's gradients were all handed over.
+
+        Args:
+            timestamps: when its stages happened, as far as known.
+        """
+        self._steps.end(timestamps or Timestamps(), lambda _: None)
+
+    def _shape(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
+        return self.shapes.get(name) or memory_shape(tensor)
+
+
+def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements in memory order, ``[elements]``, as a view.
+
+    Raises:
+        ValueError: it has gaps.
+    """
+    if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        raise ValueError(f"{name}: a tensor of strides {tensor.stride()} has gaps in memory; hand over .contiguous()")
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape with dimensions in the order they lie in memory (channels-last: O, H, W, I)."""
+    strides = parameter.stride()
+    order = sorted(range(parameter.dim()), key=lambda d: (-strides[d], d))
+    return tuple(parameter.shape[d] for d in order)

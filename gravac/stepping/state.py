@@ -1,0 +1,116 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's steps leave behind for the next one, as plain data: with residuals, all that a checkpoint holds."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gravac.averaging.allocation import Curve, Point
+from gravac.candidate import Candidate
+from gravac.stepping.agreement import StepReport
+from gravac.stepping.planning import Factors
+from gravac.stepping.tensor_errors import TensorErrors
+from gravac.telemetry.records import DecisionRecord
+
+
+@dataclass(slots=True)
+class Unobserved:
+    """What this rank measured in a step that the ranks have not agreed on yet.
+
+    Attributes:
+        report: its numbers.
+        tensor_errors: those of single tensors, where the step's plan asked for them.
+    """
+
+    report: StepReport
+    tensor_errors: TensorErrors | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Return plain values."""
+        report = {**asdict(self.report), "shadow": list(self.report.shadow), "numbers": list(self.report.numbers)}
+        return {"report": report, "survey": None if self.tensor_errors is None else asdict(self.tensor_errors)}
+
+    @classmethod
+    def load(cls, plain: Mapping[str, Any]) -> "Unobserved":
+        """Return what was dumped."""
+        report, survey = plain["report"], plain["survey"]
+        candidate = Candidate(**report["candidate"])
+        return cls(
+            StepReport(report["step"], candidate, tuple(report["shadow"]), tuple(report["numbers"])),
+            None if survey is None else TensorErrors(**survey),
+        )
+
+
+@dataclass(slots=True)
+class StepState:
+    """All that steps leave behind but residuals and compressors' memory; alike on all ranks, but for ``unobserved``.
+
+    Attributes:
+        step: steps made.
+        ran: candidate of the last one; ``None`` before the first.
+        factors: compression factors of the last one.
+        controller: the controller's own state.
+        unobserved: measurements on their way, oldest first: one less than the executor's latency, at most.
+        curves: by name, what each tensor lost and sent at several CFs when last surveyed.
+        loss_scale: of the last gradients; ``None`` without a scaler.
+        gain: of the last step all ranks agreed on; ``None`` before, or when it was not finite.
+        wire_ratio: of the last agreed step, of this rank; ``None`` before.
+        wire_bytes: sent by this rank in all steps.
+        dense_wire_bytes: what dense float32 would have sent.
+        survey_bytes: of surveys, payload.
+        steps_at: steps by what ran, since this process started.
+        history: one record for each window's end or trigger.
+    """
+
+    step: int = 0
+    ran: Candidate | None = None
+    factors: Factors = field(default_factory=Factors)
+    controller: Any = None
+    unobserved: list[Unobserved] = field(default_factory=list)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    loss_scale: float | None = None
+    gain: float | None = None
+    wire_ratio: float | None = None
+    wire_bytes: int = 0
+    dense_wire_bytes: int = 0
+    survey_bytes: int = 0
+    steps_at: dict[Candidate, int] = field(default_factory=dict)
+    history: list[DecisionRecord] = field(default_factory=list)
+
+    def dump(self) -> dict[str, Any]:
+        """Return plain values, but for the controller's state, which the controller dumps."""
+        known = self.unobserved[-1].dump() if self.unobserved else {"report": None, "survey": None}
+        return {
+            "step": self.step,
+            "ran": None if self.ran is None else asdict(self.ran),
+            "plan": {"cf": self.factors.cf, "cfs": dict(self.factors.cfs)},
+            **known,
+            "older_reports": [one.dump() for one in self.unobserved[:-1]],
+            "curves": {name: [curve.energy, *map(list, curve.points)] for name, curve in self.curves.items()},
+            "loss_scale": self.loss_scale,
+            "gain": self.gain,
+            "wire_bytes": self.wire_bytes,
+            "dense_wire_bytes": self.dense_wire_bytes,
+            "survey_bytes": self.survey_bytes,
+            "history": [asdict(record) for record in self.history],
+        }
+
+    @classmethod
+    def load(cls, plain: Mapping[str, Any]) -> "StepState":
+        """Return what was dumped; the controller's state is not in it."""
+        newest = [] if plain["report"] is None else [Unobserved.load(plain)]
+        curves = plain["curves"].items()
+        return cls(
+            step=plain["step"],
+            ran=None if plain["ran"] is None else Candidate(**plain["ran"]),
+            factors=Factors(plain["plan"]["cf"], plain["plan"]["cfs"]),
+            unobserved=[*map(Unobserved.load, plain["older_reports"]), *newest],
+            curves={name: Curve(energy, tuple(Point(*p) for p in points)) for name, (energy, *points) in curves},
+            loss_scale=plain["loss_scale"],
+            gain=plain["gain"],
+            wire_bytes=plain["wire_bytes"],
+            dense_wire_bytes=plain["dense_wire_bytes"],
+            survey_bytes=plain["survey_bytes"],
+            history=[DecisionRecord(**record) for record in plain["history"]],
+        )
