@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,13 +16,14 @@ from gravac.integrations.ddp import DDPAdapter
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.stepping.agreement import StepReport
+from gravac.stepping.agreement import Layout, StepReport
 from gravac.stepping.steps import Steps
 from gravac.stepping.tensor_errors import TensorErrors
 from gravac.telemetry.records import DecisionRecord
 
 VERSION = 2
-"""2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers' states; 1 is read too."""
+"""2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers' states, and names the numbers of the
+report on the last step, where 1 had eight in a row. 1 is read too."""
 
 
 def pack(policy: Policy, steps: Steps, groups: ExchangeLayout) -> dict[str, Any]:
@@ -38,9 +40,7 @@ def pack(policy: Policy, steps: Steps, groups: ExchangeLayout) -> dict[str, Any]
         "controller_state": None if steps.state is None else policy.controller.dump(steps.state),
         "ran": None if steps.ran is None else asdict(steps.ran),
         "plan": {"cf": steps.plan.cf, "cfs": dict(steps.plan.cfs)},
-        "report": None
-        if report is None
-        else {**asdict(report), "shadow": list(report.shadow), "numbers": list(report.numbers)},
+        "report": None if report is None else {**asdict(report), "shadow": list(report.shadow)},
         "survey": None if steps.tensor_errors is None else asdict(steps.tensor_errors),
         "curves": {name: [curve.energy, *map(list, curve.points)] for name, curve in steps.curves.items()},
         "groups": [list(names) for names in groups.fixed],
@@ -101,7 +101,8 @@ def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     version = state.get("version")
     if version == 1:
-        return {**{key: _renamed(value) for key, value in state.items()}, "version": VERSION}
+        renamed = {key: _renamed(value) for key, value in state.items()}
+        return {**renamed, "version": VERSION, "report": _numbers_named(renamed["report"])}
     if version != VERSION:
         raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
     return dict(state)
@@ -111,6 +112,14 @@ def _renamed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"efficiency" if key == "worth" else key: _renamed(one) for key, one in value.items()}
     return [_renamed(one) for one in value] if isinstance(value, list) else value
+
+
+def _numbers_named(report: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A report of version 1 as one of 2: its numbers were the same slots, cut off after eight, which leaves nan."""
+    if report is None:
+        return None
+    slots = Layout(tuple(report["shadow"])).slots
+    return {**report, "numbers": dict.fromkeys(slots, math.nan) | dict(zip(slots, report["numbers"], strict=False))}
 
 
 def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:
@@ -179,4 +188,4 @@ def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _report(plain: Mapping[str, Any]) -> StepReport:
-    return StepReport(plain["step"], Candidate(**plain["candidate"]), tuple(plain["shadow"]), tuple(plain["numbers"]))
+    return StepReport(plain["step"], Candidate(**plain["candidate"]), tuple(plain["shadow"]), dict(plain["numbers"]))

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller may choose from, what candidates know of the model, and what ranks tell each other of a step."""
+"""What a controller may choose from, and what candidates know of the model."""
 
 import math
 from typing import Any
@@ -11,13 +11,10 @@ import torch
 from gravac import Policy, ladder, powersgd, quantize, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import StepStats
 from gravac.candidate import Candidate
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.stepping.admission import admit
-from gravac.stepping.agreement import SIZE, StepReport
-from gravac.stepping.clock import StepCosts
 
 Shapes = list[tuple[int, ...]]
 
@@ -84,24 +81,6 @@ def test_a_gain_that_was_measured_corrects_the_worth() -> None:
     assert one.efficiency_at(-3.0) == points[0][1]
     assert one.efficiency_at(math.nan) == 0.81
     assert Candidate("topk", 10.0, 5.0, 0.7).efficiency_at(0.2) == 0.7
-
-
-@pytest.mark.parametrize("shadow", [(), (10.0, 20.0), (10.0, 20.0, 40.0), (10.0, 20.0, 40.0, 80.0, 160.0)])
-def test_seconds_waited_and_the_learning_rate_travel_where_shadows_leave_room(shadow: tuple[float, ...]) -> None:
-    stats = StepStats()
-    stats.shadow = [torch.tensor(float(at)) for at in range(len(shadow))]
-    booked = StepCosts(1.0, 0, 0, 0, seconds=0.5, compute=0.3, compress=0.2, exchange=0.1, input_wait=0.0, waited=0.05)
-    report = StepReport.of(7, Candidate("topk", 10.0, 5.0), shadow, booked, stats, learning_rate=0.01)
-    assert len(report.numbers) == SIZE and 8 * SIZE <= 64
-    measured = report.agreed(3 * report.vector(), 3, 16.0)
-    assert measured.seconds == pytest.approx(0.5)
-    assert [cf for cf, _ in measured.shadow] == list(shadow)
-    if len(shadow) <= 3:
-        assert (measured.waited, measured.coded) == (pytest.approx(0.05), pytest.approx(0.2))
-        assert measured.exchanged == pytest.approx(0.1) or len(shadow) > 1
-    else:
-        assert math.isnan(measured.waited) and math.isnan(measured.coded)
-    assert measured.learning_rate == pytest.approx(0.01 if len(shadow) <= 2 else math.nan, nan_ok=True)
 
 
 def names(policy: Policy, shapes: Shapes = SQUARE, world: int = 2, dtype: torch.dtype = torch.float32) -> list[str]:
