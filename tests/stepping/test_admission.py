@@ -14,7 +14,8 @@ from gravac.averaging.feedback import Feedback
 from gravac.candidate import Candidate
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
-from gravac.stepping.admission import admit
+from gravac.stepping.admission import Admission, admit
+from gravac.telemetry.words import dropped_words
 
 Shapes = list[tuple[int, ...]]
 
@@ -27,9 +28,7 @@ def topk_policy(**settings: Any) -> Policy:
     return Policy(**{"base": topk, "cf_range": (10, 1000), "controller": GraVAC(), **settings})
 
 
-def admitted(
-    policy: Policy, shapes: Shapes, world: int = 2, dtype: torch.dtype = torch.float32
-) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+def admitted(policy: Policy, shapes: Shapes, world: int = 2, dtype: torch.dtype = torch.float32) -> Admission:
     averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
     averager.world = world
     forms = [(shape, dtype) for shape in shapes]
@@ -46,14 +45,16 @@ def test_dense_is_first_and_the_others_ascend_by_what_they_send() -> None:
 def test_what_would_send_more_than_dense_is_dropped_and_said() -> None:
     candidates, dropped = admitted(Policy(base=topk, cf_range=(2, 64)), SQUARE, world=16)
     assert all(candidate.wire_ratio > 1 for candidate in candidates[1:])
-    assert any("times the bytes of dense" in words for words in dropped)
+    assert dropped and {(one.cause, one.other.compressor) for one in dropped} == {("not_fewer_bytes", "dense")}
+    assert all(one.ratio == one.other.wire_ratio / one.candidate.wire_ratio >= 1 for one in dropped)
 
 
 def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
     """Rank 1 is the least there is: higher CFs of PowerSGD send the same."""
     candidates, dropped = admitted(Policy(base=powersgd, controller=Goodput(), cf_range=(64, 4096)), SQUARE)
     assert [candidate.cf for candidate in candidates] == [1, 2, 64, 128, 256]
-    assert dropped and all("would send what powersgd 256x does" in words for words in dropped)
+    assert dropped and {(one.cause, str(one.other)) for one in dropped} == {("same_bytes", "powersgd 256x")}
+    assert all(one.ratio == pytest.approx(1, rel=0.01) for one in dropped)
 
 
 def test_low_rank_is_worth_what_its_rank_is_whatever_the_cf() -> None:
@@ -129,11 +130,11 @@ def test_a_ladder_without_16_bit_in_its_range_gets_it() -> None:
 def test_gradients_of_16_bit_have_no_other_16_bit_beside_them() -> None:
     candidates, dropped = admitted(topk_policy(), SQUARE, dtype=torch.bfloat16)
     assert [candidate.cf for candidate in candidates[:2]] == [1, 10]
-    assert "dense 2x: would send 1.00 times the bytes of dense 1x over 2 ranks" in dropped
+    assert (str(dropped[0].candidate), str(dropped[0].other), dropped[0].ratio) == ("dense 2x", "dense 1x", 1.0)
 
 
 def test_what_sends_no_less_than_16_bit_is_dropped() -> None:
     """Over six ranks top-k 10x, of values and indices, sends 0.6 of what float32 does."""
     words = "topk 10x: would send 1.20 times the bytes of dense 2x over 6 ranks"
-    assert words in admitted(topk_policy(), SQUARE, world=6)[1]
+    assert words in [dropped_words(one, 6) for one in admitted(topk_policy(), SQUARE, world=6).dropped]
     assert "topk 10x" in names(topk_policy(sixteen_bit=False), world=6)
