@@ -17,6 +17,7 @@ from gravac.compressors import topk
 from gravac.controllers import Accordion, Decision, Goodput, GraVAC, Measurement, Static, Warmup
 from gravac.policy import Policy
 from gravac.replay import Replay, Trace, admit_recorded, read_trace, replay
+from gravac.replay.recording import Recording
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import JSONLSink
 from gravac.telemetry.records import DecisionRecord, EndRecord, RunRecord, StepRecord
@@ -202,6 +203,12 @@ def test_a_step_that_was_not_finite_stays_so(tmp_path: Path) -> None:
     record_run(tmp_path / "t.jsonl", policy, 200, gain)
     assert replay(read_trace(tmp_path / "t.jsonl"), policy).same
     replay(read_trace(tmp_path / "t.jsonl"), topk_policy(controller=Static(cf=40)))
+
+
+def test_the_learning_rate_is_the_runs_whatever_would_have_run(trace: Path) -> None:
+    whole = read_trace(trace)
+    told = Recording(whole, "topk").measure(replace(whole.steps[5], learning_rate=0.02), Decision(DENSE_CANDIDATE))[0]
+    assert (told.candidate, told.learning_rate) == (DENSE_CANDIDATE, 0.02)
 
 
 def estimate(path: Path, cf: float) -> DecisionRecord:
