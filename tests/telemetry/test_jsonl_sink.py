@@ -18,8 +18,6 @@ from gravac.telemetry import DecisionRecord, EndRecord, JSONLSink, Record, RunRe
 from gravac.telemetry.jsonl import to_json
 from tests.telemetry.made_up import make_run, make_step
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(name="run")
 def _run() -> list[Record]:
