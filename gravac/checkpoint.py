@@ -100,12 +100,10 @@ def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
         SettingsError: it is of a version that is not known.
     """
     version = state.get("version")
-    if version == 1:
-        renamed = {key: _renamed(value) for key, value in state.items()}
-        return {**renamed, "version": VERSION, "report": _numbers_named(renamed["report"])}
-    if version != VERSION:
+    if version not in (1, VERSION):
         raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
-    return dict(state)
+    now = {key: _renamed(value) for key, value in state.items()} if version == 1 else dict(state)
+    return {**now, "version": VERSION, "report": with_named_numbers(now["report"])}
 
 
 def _renamed(value: Any) -> Any:
@@ -114,10 +112,10 @@ def _renamed(value: Any) -> Any:
     return [_renamed(one) for one in value] if isinstance(value, list) else value
 
 
-def _numbers_named(report: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A report of version 1 as one of 2: its numbers were the same slots, cut off after eight, which leaves nan."""
-    if report is None:
-        return None
+def with_named_numbers(report: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Name the numbers of a report that has them in a row: the same slots, cut off after eight, which leaves nan."""
+    if report is None or isinstance(report["numbers"], Mapping):
+        return report
     slots = Layout(tuple(report["shadow"])).slots
     return {**report, "numbers": dict.fromkeys(slots, math.nan) | dict(zip(slots, report["numbers"], strict=False))}
 
