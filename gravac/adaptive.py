@@ -15,7 +15,6 @@ from gravac.averaging.allocation import Curve
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Form
-from gravac.candidate import Candidate
 from gravac.checkpoint import check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
@@ -26,7 +25,7 @@ from gravac.exchange.threaded import threaded
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register
 from gravac.policy import Policy, Run, beside, load_policy
-from gravac.stepping.admission import admit
+from gravac.stepping.admission import Admission, admit
 from gravac.stepping.door import Door
 from gravac.stepping.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
@@ -373,7 +372,7 @@ class AdaptiveCompressor:
             self._sinks.open()
         self._steps.open(executor)
 
-    def _admit(self, forms: Sequence[Form]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    def _admit(self, forms: Sequence[Form]) -> Admission:
         """The model's gradients are known now."""
         if any(dtype == torch.float16 for _, dtype in forms):
             self._feedback.guard()

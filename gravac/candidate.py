@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller may choose: a compressor at a compression factor (CF)."""
+"""What a controller may choose, a compressor at a compression factor (CF); and what it may not, with the cause."""
 
 import bisect
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 DENSE = "dense"
 
@@ -51,6 +52,27 @@ class Candidate:
 
     def __str__(self) -> str:
         return f"{self.compressor} {self.cf:g}x"
+
+
+Cause = Literal["same_bytes", "not_fewer_bytes"]
+"""Why a candidate is dropped: it would send what another does, or no fewer bytes than dense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A candidate that a controller may not choose.
+
+    Attributes:
+        candidate: that was dropped.
+        cause: why.
+        other: with which it was compared: the one that sends the same, or the dense one that sends the fewest bytes.
+        ratio: predicted wire bytes of ``candidate`` over those of ``other``.
+    """
+
+    candidate: Candidate
+    cause: Cause
+    other: Candidate
+    ratio: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
 from gravac.settings import SettingsError
+from gravac.stepping.agreement import Layout
 from gravac.stepping.state import StepState
 from gravac.stepping.steps import Steps
 
 VERSION = 2
-"""2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers' states; 1 is read too."""
+"""2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers' states, and names the numbers of the
+report on the last step, where 1 had eight in a row. 1 is read too."""
 
 
 def pack(policy: Policy, steps: Steps, layout: ExchangeLayout) -> dict[str, Any]:
@@ -63,17 +66,25 @@ def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
         SettingsError: it is of a version that is not known.
     """
     version = state.get("version")
-    if version == 1:
-        return {**{key: _renamed(value) for key, value in state.items()}, "older_reports": [], "version": VERSION}
-    if version != VERSION:
+    if version not in (1, VERSION):
         raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
-    return dict(state)
+    now = {key: _renamed(value) for key, value in state.items()} if version == 1 else dict(state)
+    known = {"older_reports": now.get("older_reports", []), "report": with_named_numbers(now["report"])}
+    return {**now, **known, "version": VERSION}
 
 
 def _renamed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"efficiency" if key == "worth" else key: _renamed(one) for key, one in value.items()}
     return [_renamed(one) for one in value] if isinstance(value, list) else value
+
+
+def with_named_numbers(report: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Name the numbers of a report that has them in a row: the same slots, cut off after eight, which leaves nan."""
+    if report is None or isinstance(report["numbers"], Mapping):
+        return report
+    slots = Layout(tuple(report["shadow"])).slots
+    return {**report, "numbers": dict.fromkeys(slots, math.nan) | dict(zip(slots, report["numbers"], strict=False))}
 
 
 def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:

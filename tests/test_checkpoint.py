@@ -3,12 +3,16 @@
 """What a checkpoint holds, and which ones are refused."""
 
 import io
+import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 
 from gravac import AdaptiveCompressor, SettingsError, Static, merge_states, randomk, topk
+from gravac.candidate import Candidate
+from gravac.stepping.agreement import Layout
 
 
 def state(rank: int = 0, world: int = 2, **changes: Any) -> dict[str, Any]:
@@ -87,3 +91,42 @@ def test_merging_keeps_what_compressors_keep() -> None:
     assert torch.equal(merged["residual"]["w"], torch.full((4,), 2.5))
     assert merged["memory"].keys() == {"v"}
     assert torch.equal(merged["memory"]["v"]["velocity"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("shadow", "kept"),
+    [
+        ((), ["seconds", "error", "energy", "waited", "coded", "learning_rate", "exchanged"]),
+        ((10.0, 20.0, 40.0), ["seconds", "error", "energy", "10", "20", "40", "waited", "coded"]),
+        ((10.0, 20.0, 40.0, 80.0, 160.0), ["seconds", "error", "energy", "10", "20", "40", "80", "160"]),
+    ],
+    ids=len,
+)
+def test_eight_numbers_of_a_state_of_version_1_are_the_slots_they_were(
+    shadow: tuple[float, ...], kept: list[str]
+) -> None:
+    eight = [float(at) for at in range(1, 9)]
+    before = {"step": 3, "candidate": asdict(Candidate("topk", 10.0, 5.0)), "shadow": list(shadow), "numbers": eight}
+    before["candidate"]["worth"] = before["candidate"].pop("efficiency")
+    compressor = AdaptiveCompressor(topk)
+    compressor.load_state_dict(state(version=1, report=before))
+    report = compressor._steps.report
+    assert report is not None
+    assert (report.step, report.candidate, report.shadow) == (3, Candidate("topk", 10.0, 5.0), shadow)
+    known = {slot: number for slot, number in report.numbers.items() if not math.isnan(number)}
+    assert [slot.removeprefix("error at ").removesuffix(".0") for slot in known] == kept
+    assert list(known.values()) == eight[: len(kept)]
+    assert list(report.numbers) == list(Layout(shadow).slots)
+
+
+def test_a_report_comes_back_as_it_was_saved() -> None:
+    numbers = {slot: float(at) for at, slot in enumerate(Layout((10.0, 20.0)).slots)} | {"learning_rate": math.inf}
+    report = {
+        "step": 3,
+        "candidate": asdict(Candidate("topk", 10.0, 5.0)),
+        "shadow": [10.0, 20.0],
+        "numbers": numbers,
+    }
+    compressor = AdaptiveCompressor(topk)
+    compressor.load_state_dict(state(report=report))
+    assert compressor.state_dict()["report"] == report

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Dropped
 from gravac.commands import replay as command
 from gravac.compressors import topk
 from gravac.controllers import Accordion, Decision, Goodput, GraVAC, Measurement, Static, Warmup
 from gravac.policy import Policy
 from gravac.replay import Replay, Trace, admit_recorded, read_trace, replay
+from gravac.replay.recording import Recording
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import JSONLSink
 from gravac.telemetry.records import DecisionRecord, EndRecord, RunRecord, StepRecord
-from gravac.telemetry.words import candidate_words
+from gravac.telemetry.words import dropped_words
 from tests.controllers.script import DENSE_CANDIDATE, Curve, Script
 
 pytestmark = pytest.mark.timeout(60)
@@ -80,8 +81,7 @@ def record_run(
     ]
     candidates = (*dense, *(candidate(cf) for cf in proposed))
     sink = JSONLSink(path)
-    words = tuple(candidate_words(one) for one in candidates)
-    sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, words))
+    sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, candidates))
     state, coming = policy.controller.start(candidates)
     holds = coming
     for step in range(steps):
@@ -205,6 +205,12 @@ def test_a_step_that_was_not_finite_stays_so(tmp_path: Path) -> None:
     replay(read_trace(tmp_path / "t.jsonl"), topk_policy(controller=Static(cf=40)))
 
 
+def test_the_learning_rate_is_the_runs_whatever_would_have_run(trace: Path) -> None:
+    whole = read_trace(trace)
+    told = Recording(whole, "topk").measure(replace(whole.steps[5], learning_rate=0.02), Decision(DENSE_CANDIDATE))[0]
+    assert (told.candidate, told.learning_rate) == (DENSE_CANDIDATE, 0.02)
+
+
 def estimate(path: Path, cf: float) -> DecisionRecord:
     """The last window of a static replay."""
     return replay(read_trace(path), topk_policy(controller=Static(cf=cf))).replayed[-1]
@@ -235,17 +241,21 @@ def test_dense_has_gain_1_without_having_run(trace: Path) -> None:
     assert estimate(trace, 1).gain == 1
 
 
+def more_than(other: Candidate, one: Candidate) -> Dropped:
+    """A candidate dropped for its bytes."""
+    return Dropped(one, "not_fewer_bytes", other, other.wire_ratio / one.wire_ratio)
+
+
 def test_candidates_are_those_recorded_and_others_are_interpolated() -> None:
-    words = ("dense 1x (predicted wire ratio 1.00)", "topk 10x (predicted wire ratio 2.50)")
-    more = "topk 1000x (predicted wire ratio 250.00)"
-    run = RunRecord({}, 4, (*words, more), ("topk 2x: would send 2.00 times the bytes of dense 1x over 4 ranks",))
+    low, high = Candidate("topk", 10.0, 2.5), Candidate("topk", 1000.0, 250.0)
+    run = RunRecord({}, 4, (DENSE_CANDIDATE, low, high), (more_than(DENSE_CANDIDATE, Candidate("topk", 2.0, 0.5)),))
     candidates, dropped = admit_recorded(
         run, topk_policy(cf_range=(2, 1000), controller=GraVAC(step="geometric"), sixteen_bit=False)
     )
     ratios = {one.cf: one.wire_ratio for one in candidates}
     assert (ratios[1], ratios[1000]) == (1, 250)
     assert ratios[32] == pytest.approx(8)
-    assert [words.split(":")[0] for words in dropped] == ["topk 2x", "topk 4x"]
+    assert [str(one.candidate) for one in dropped] == ["topk 2x", "topk 4x"]
 
 
 def test_what_was_expected_of_candidates_is_read_back(tmp_path: Path) -> None:
@@ -257,17 +267,17 @@ def test_what_was_expected_of_candidates_is_read_back(tmp_path: Path) -> None:
 
 
 def test_16_bit_that_a_run_did_not_have_is_admitted_unless_the_run_says_why_not() -> None:
-    words = ("dense 1x (predicted wire ratio 1.00)", "topk 10x (predicted wire ratio 2.50)")
-    more = "topk 4x: would send 2.00 times the bytes of dense 2x over 4 ranks"
-    none = "dense 2x: would send 1.00 times the bytes of dense 1x over 4 ranks"
+    ran = (DENSE_CANDIDATE, Candidate("topk", 10.0, 2.5))
+    none = more_than(DENSE_CANDIDATE, Candidate("dense", 2.0, 1.0))
     policy = topk_policy(cf_range=(10, 20))
-    assert [str(one) for one in admit_recorded(RunRecord({}, 4, words), policy)[0]][:2] == ["dense 1x", "dense 2x"]
-    candidates, dropped = admit_recorded(RunRecord({}, 4, words, (none,)), policy)
+    assert [str(one) for one in admit_recorded(RunRecord({}, 4, ran), policy)[0]][:2] == ["dense 1x", "dense 2x"]
+    candidates, dropped = admit_recorded(RunRecord({}, 4, ran, (none,)), policy)
     assert [one.cf for one in candidates] == [1, 10, 20]
     assert len(dropped) == 1
-    half = "dense 2x (predicted wire ratio 2.00)"
-    known = admit_recorded(RunRecord({}, 4, (*words, half), (more,)), policy(cf_range=(4, 4)))
-    assert known[1] == ("topk 4x: would send 2.00 times the bytes of dense 2x",)
+    half = Candidate("dense", 2.0, 2.0)
+    run = RunRecord({}, 4, (*ran, half), (more_than(half, Candidate("topk", 4.0, 1.0)),))
+    known = admit_recorded(run, policy(cf_range=(4, 4)))
+    assert [dropped_words(one) for one in known.dropped] == ["topk 4x: would send 2.00 times the bytes of dense 2x"]
 
 
 def test_a_trace_of_another_base_is_refused(trace: Path) -> None:

@@ -67,6 +67,8 @@ def words(played: Replay, whole: bool = False) -> str:
         played: the replay.
         whole: also those that change neither's candidate.
     """
+    from gravac.telemetry.words import dropped_words
+
     recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
@@ -89,7 +91,7 @@ def words(played: Replay, whole: bool = False) -> str:
         f"steps: {len(played.steps)}; another CF than recorded in {apart} of them",
         f"decisions: {'the same as recorded' if played.same else 'not the same as recorded'}",
         f"steps that rest on estimates: {played.share_estimated:.1%}",
-        *(f"not among the candidates: {dropped}" for dropped in played.dropped),
+        *(f"not among the candidates: {dropped_words(one)}" for one in played.dropped),
         *(f"note: {note}" for note in played.notes),
     ]
     return "\n".join(lines)

@@ -100,7 +100,7 @@ class Accordion(Settings):
         low, high = _ends(candidates)
         state = AccordionState(low, high, Window(low))
         reason = f"accordion: {low} in critical regimes, {high} otherwise; epochs of {self._steps} steps"
-        return state, replace(self._decide(state), changed=True, reason=reason)
+        return state, replace(self._decide(state), reason=reason)
 
     def observe(self, state: AccordionState, measurement: Measurement) -> tuple[AccordionState, Decision]:
         """Looks at the norms when they come, and at the learning rate always."""
@@ -120,7 +120,7 @@ class Accordion(Settings):
         following = Window(now.runs[0], settling=SETTLING if changed else 0)
         now = replace(now, window=following)
         reason = f"accordion: {why}{len(now.norms) - len(now.calm)} of {len(now.norms)} tensors critical"
-        return now, replace(self._decide(now), changed=changed, reason=reason, summary=summary)
+        return now, replace(self._decide(now), reason=reason, summary=summary)
 
     def dump(self, state: AccordionState) -> dict[str, Any]:
         """As plain values."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from gravac.candidate import Candidate, Span
 
 SHADOWS = 5
-"""Most shadow CFs a decision may ask for: with the three sums every step has, eight float64 travel."""
+"""Most shadow CFs a decision may ask for: each evaluates every tensor once more, and is one more number to agree on."""
 
 
 Sums = Literal["none", "add", "report"]
@@ -42,8 +42,8 @@ class Measurement:
             when not known.
         coded: seconds of encode, decode and error feedback, hidden or not; as above.
         exchanged: seconds in which collectives were under way, hidden or not: what grows with bytes at most; as above.
-        learning_rate: the optimizer's, the highest of its parameter groups, mean over ranks; nan when not known (no
-            optimizer was given to ``attach``, or the step evaluated more than two shadow CFs).
+        learning_rate: the optimizer's, the highest of its parameter groups, mean over ranks; nan when no optimizer was
+            given to ``attach``.
         norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, where the decision said
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
     """
@@ -90,7 +90,6 @@ class Decision:
     Attributes:
         candidate: what to run.
         shadow: CFs of the base compressor to evaluate without sending, ascending, at most ``SHADOWS``.
-        changed: whether ``candidate`` or ``tensors`` differ from the decision before.
         reason: why, in words; empty in the middle of a window.
         summary: set at the end of a window or at a trigger, also when nothing changes; ``None`` otherwise.
         tensors: ``(name, candidate)`` of the tensors that run another than ``candidate``, by ascending name.
@@ -101,7 +100,6 @@ class Decision:
 
     candidate: Candidate
     shadow: tuple[float, ...] = ()
-    changed: bool = False
     reason: str = ""
     summary: Summary | None = None
     tensors: tuple[tuple[str, Candidate], ...] = ()
@@ -109,7 +107,7 @@ class Decision:
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
-        """What runs, of the model and of single tensors."""
+        """What runs, of the model and of single tensors; a decision is a change where this differs from before."""
         return self.candidate, self.tensors
 
 

@@ -77,9 +77,9 @@ def drive(
         holds, coming = coming, decision
         if reload:
             state, again = controller.restore(json.loads(json.dumps(controller.dump(state))), candidates)
-            assert replace(again, changed=False, reason="", summary=None) == replace(
-                decision, changed=False, reason="", summary=None
-            ), f"step {step}: decided {decision}, after a restore {again}"
+            assert replace(again, reason="", summary=None) == replace(decision, reason="", summary=None), (
+                f"step {step}: decided {decision}, after a restore {again}"
+            )
 
 
 def candidates_of(controller: Controller[Any], cf_range: tuple[float, float] = (10.0, 1000.0)) -> tuple[Candidate, ...]:
@@ -176,14 +176,13 @@ def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
 
 
 def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
-    """``changed`` is whether what runs differs from the decision before; a change and a summary have a reason."""
+    """A change of what runs and a summary have a reason; else there is none."""
     for candidates, measure in _cases(controller):
         before = controller.start(candidates)[1].runs
         for at, step in enumerate(drive(controller, candidates, measure)):
             told = step.decision
-            assert told.changed == (told.runs != before), f"step {at}: {before} to {told}"
-            said = told.changed or told.summary is not None
-            assert bool(told.reason) == said, f"step {at}: reason {told.reason!r}, changed or summary {said}"
+            said = told.runs != before or told.summary is not None
+            assert bool(told.reason) == said, f"step {at}: reason {told.reason!r}, change or summary {said}"
             before = told.runs
 
 
@@ -195,7 +194,7 @@ def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
         decisions += [step.decision for step in drive(controller, candidates, measure)]
         for decision in decisions:
             shadow = decision.shadow
-            assert len(shadow) <= SHADOWS, f"{len(shadow)} shadow CFs {shadow}; at most {SHADOWS} travel"
+            assert len(shadow) <= SHADOWS, f"{len(shadow)} shadow CFs {shadow}; at most {SHADOWS} may be asked for"
             assert all(a < b for a, b in itertools.pairwise(shadow)), f"shadow CFs {shadow} do not ascend"
             assert given.issuperset(shadow), f"shadow CFs {shadow} are not all among {sorted(given)}"
 

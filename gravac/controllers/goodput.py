@@ -110,7 +110,7 @@ class Goodput(Settings):
             said = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
         if len(candidates) == 1:
             said = "no candidate sends less than dense: dense for good"
-        return state, Decision(candidates[at], changed=True, reason=said)
+        return state, Decision(candidates[at], reason=said)
 
     def observe(self, state: State, measurement: Measurement) -> tuple[State, Decision]:
         """See the module's text."""
@@ -133,7 +133,7 @@ class Goodput(Settings):
             state, said = self._held(state, window.samples / window.t_system)
         changed = state.running != before
         state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
-        return state, Decision(state.running, (), changed, said, summary)
+        return state, Decision(state.running, (), said, summary)
 
     def dump(self, state: State) -> dict[str, Any]:
         """As plain values."""

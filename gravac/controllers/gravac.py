@@ -93,7 +93,7 @@ class GraVAC(Settings):
         reason = f"warm-up at {running}" if state.compresses else f"no candidate sends less than {running}: it stays"
         phase = WARM_UP if state.compresses else EXPLOIT
         state = replace(state, phase=phase, position=position, floor=position, window=Window(running))
-        return state, Decision(running, changed=True, reason=reason)
+        return state, Decision(running, reason=reason)
 
     def observe(self, state: State | LiteralState, measurement: Measurement) -> tuple[State | LiteralState, Decision]:
         """See the module's text."""
@@ -115,7 +115,7 @@ class GraVAC(Settings):
             state = replace(state, window=Window(state.running), speed=None, off=0)
         else:
             state = replace(state, window=Window(state.running, settling=0))
-        return state, Decision(state.running, self._shadow(state), changed, reason, summary)
+        return state, Decision(state.running, self._shadow(state), reason, summary)
 
     def dump(self, state: State | LiteralState) -> dict[str, Any]:
         """As plain values."""

@@ -89,7 +89,7 @@ class Literal1:
         """Dense until the first gains are known."""
         lowest = candidates[1].cf if len(candidates) > 1 else 1.0
         state = LiteralState(tuple(candidates), 0, lowest, 2.0, Window(candidates[0]))
-        return state, replace(self.decide(state), changed=True, reason="Algorithm 1 as printed")
+        return state, replace(self.decide(state), reason="Algorithm 1 as printed")
 
     def decide(self, state: LiteralState) -> Decision:
         """What runs, with both levels evaluated beside it, in every step (line 6 to 9)."""
@@ -110,7 +110,7 @@ class Literal1:
         if not (changed or summary):
             return state, self.decide(state)
         state = replace(state, window=Window(state.candidates[running], settling=0))
-        return state, replace(self.decide(state), changed=changed, reason=reason, summary=summary)
+        return state, replace(self.decide(state), reason=reason, summary=summary)
 
     def _update(self, state: LiteralState, measured: Measurement) -> LiteralState:
         """Lines 7, 9 and UpdateStep (28 to 30): EWMA of the gains; the latest throughput of what ran."""

@@ -47,7 +47,7 @@ class Static(Settings):
         """Dense when that has its CF, otherwise the first candidate that is not."""
         dense, *others = candidates
         chosen = dense if self.cf in (1.0, dense.cf) or not others else others[0]
-        return StaticState(chosen, Window(chosen)), Decision(chosen, changed=True, reason=f"static: {chosen}")
+        return StaticState(chosen, Window(chosen)), Decision(chosen, reason=f"static: {chosen}")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
         """Goes on."""

@@ -77,9 +77,7 @@ class Warmup(Settings):
     def start(self, candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
         """The first stage."""
         first = self._at(0, candidates)
-        return WarmupState(tuple(candidates), first, Window(first)), Decision(
-            first, changed=True, reason=self._reason(0, first)
-        )
+        return WarmupState(tuple(candidates), first, Window(first)), Decision(first, reason=self._reason(0, first))
 
     def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
         """Counts; the decision is that of the stage two steps later, when it takes effect."""
@@ -91,7 +89,7 @@ class Warmup(Settings):
             return WarmupState(state.candidates, chosen, window, steps), Decision(chosen)
         summary = window.summary(self._phase(steps - 1)) if window.steps else None
         following = Window(chosen) if changed else Window(chosen, settling=0)
-        decision = Decision(chosen, (), changed, self._reason(steps + 1, chosen), summary)
+        decision = Decision(chosen, (), self._reason(steps + 1, chosen), summary)
         return WarmupState(state.candidates, chosen, following, steps), decision
 
     def dump(self, state: WarmupState) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Dropped
 from gravac.controllers.base import Decision
 from gravac.policy import Policy
 from gravac.replay.admission import admit_recorded
@@ -48,7 +48,7 @@ class Replay:
         would: CF of each step as the policy would have had it.
         estimated: of each step, whether what the policy was fed rests on an estimate.
         candidates: what the policy could choose from, dense first.
-        dropped: what it could not, each with the reason.
+        dropped: what it could not, each with the cause.
         recorded: the run's decisions.
         replayed: the policy's, in the same form; ``step`` is the first step the decision holds for.
         notes: what else keeps the replay from being the run itself.
@@ -59,7 +59,7 @@ class Replay:
     would: tuple[float, ...]
     estimated: tuple[bool, ...]
     candidates: tuple[Candidate, ...]
-    dropped: tuple[str, ...]
+    dropped: tuple[Dropped, ...]
     recorded: tuple[DecisionRecord, ...]
     replayed: tuple[DecisionRecord, ...]
     notes: tuple[str, ...] = ()
@@ -80,10 +80,16 @@ class Replay:
             "share_estimated": self.share_estimated,
             "same": self.same,
             "notes": list(self.notes),
-            "candidates": [
-                {"compressor": c.compressor, "cf": c.cf, "wire_ratio": _finite(c.wire_ratio)} for c in self.candidates
+            "candidates": [_candidate(one) for one in self.candidates],
+            "dropped": [
+                {
+                    **_candidate(one.candidate),
+                    "cause": one.cause,
+                    "other": _candidate(one.other),
+                    "ratio": _finite(one.ratio),
+                }
+                for one in self.dropped
             ],
-            "dropped": list(self.dropped),
             "recorded": [_record(record) for record in self.recorded],
             "replayed": [_record(record) for record in self.replayed],
             "steps": [
@@ -129,7 +135,7 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         would.append(holds.candidate.cf)
         estimated.append(guessed)
         state, decision = controller.observe(state, measured)
-        changed = decision.candidate != coming.candidate
+        changed = decision.runs != coming.runs
         if changed or decision.summary is not None:
             last = gain(measured.error, measured.energy)
             replayed.append(decided(record.step + 2, decision, changed, last, steps_per_epoch))
@@ -168,6 +174,10 @@ def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
             "the trace has no energies, so every step counts the same in a window's gain; decisions may differ for that"
         )
     return tuple(notes)
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    return {"compressor": one.compressor, "cf": one.cf, "wire_ratio": _finite(one.wire_ratio)}
 
 
 def _gist(record: DecisionRecord) -> tuple[int, str, float, bool]:

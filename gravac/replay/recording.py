@@ -101,6 +101,7 @@ class Recording:
             waited=record.waited_seconds if as_recorded else math.nan,
             coded=record.coded_seconds if as_recorded else math.nan,
             exchanged=record.exchanged_seconds if as_recorded else math.nan,
+            learning_rate=record.learning_rate,
         )
         return measured, not as_recorded or guessed_time or guessed_shadow
 

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from gravac.replay.old_records import run_of_words
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import read_jsonl
 from gravac.telemetry.records import DecisionRecord, RunRecord, StepRecord
@@ -32,7 +33,7 @@ class Trace:
 
 
 def read_trace(path: str | Path, run: int = -1) -> Trace:
-    """One run of a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``).
+    """One run of a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``), in this version or an earlier one.
 
     Args:
         path: the file.
@@ -43,7 +44,7 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
     """
     path = Path(path)
     try:
-        records = read_jsonl(path)
+        records = read_jsonl(path, run_of_words)
     except OSError as error:
         raise SettingsError(f"trace: cannot read {str(path)!r} ({error.strerror}); give a gravac.jsonl") from None
     except ValueError as error:

@@ -3,12 +3,13 @@
 """Which candidates a controller may choose from, once the model and the number of ranks are known."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Dropped
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import Compressor, Dense
 from gravac.costmodel import COSTS, Machine, Network, predict
@@ -23,55 +24,80 @@ Seconds = Callable[[Compressor, float], tuple[float, float] | None]
 take at a CF; ``None`` where that is not known."""
 
 
-def admit(
-    policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkProbe | None = None
-) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-    """The candidates, and in words those dropped because they would send no less than dense.
+Predicted = Callable[[Compressor, float], Candidate]
+"""A compressor at a CF as a candidate, with what it is predicted to send on the model, and to take."""
 
-    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense. Where 16 bit is a
-    candidate, less than that is what counts.
+
+class Admission(NamedTuple):
+    """Who may be chosen.
+
+    Attributes:
+        candidates: those who may, ascending by predicted wire ratio, dense first, then 16 bit.
+        dropped: those who may not, in the order in which they were dropped.
+    """
+
+    candidates: tuple[Candidate, ...]
+    dropped: tuple[Dropped, ...] = ()
+
+
+def admit(policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkProbe | None = None) -> Admission:
+    """The candidates of a run, once its model and its ranks are known.
 
     Args:
         policy: gives controller, base and range.
         averager: tells what is compressed at all, and predicts wire bytes over its ranks.
         forms: of all the model's gradients.
         link: of the link; ``None``: nothing is known.
-
-    Returns:
-        Candidates ascending by predicted wire ratio, dense first, then 16 bit; and the dropped ones.
     """
     world, shapes = averager.world, [shape for shape, _ in forms]
     full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
     compressed = [shape for shape in shapes if averager.compresses(shape)]
     seconds = expected(link, shapes, policy, world)
 
-    def candidate(compressor: Compressor, cf: float) -> Candidate:
+    def predicted(compressor: Compressor, cf: float) -> Candidate:
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
         worth = round(compressor.efficiency(cf, compressed), 4)
         coding, exchange = seconds(compressor, cf) or (None, None)
         by_gain = compressor.efficiency_by_gain(cf)
         return Candidate(compressor.name, cf, ratio, worth, compressor.family(cf), by_gain, coding, exchange)
 
-    dense, *sixteen = (candidate(form, form.cf) for form in policy.dense_formats)
+    return admitted(policy, predicted)
+
+
+def admitted(
+    policy: Policy, predicted: Predicted, stays: Callable[[Candidate], bool] = lambda candidate: False
+) -> Admission:
+    """The admission of a run, and of a replayed one: drops what would send no less than dense, or what another does.
+
+    Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense. Where 16 bit is a
+    candidate, less than that is what counts.
+
+    Args:
+        policy: gives controller, base and range.
+        predicted: makes a candidate of what the policy proposes.
+        stays: whether a candidate is admitted whatever it sends.
+    """
+    dense, *sixteen = (predicted(form, form.cf) for form in policy.dense_formats)
     if isinstance(policy.base, Dense):
-        return (dense,), ()
+        return Admission((dense,))
     reach = policy.base.candidates(policy.cf_range, ())
-    wanted = [candidate(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, reach)]
+    wanted = [predicted(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, reach)]
     if policy.controller.keeps_all:
-        return (dense, *wanted), ()
-    admitted = [dense]
+        return Admission((dense, *wanted))
+    candidates = [dense]
     dropped = []
     for one in (*sixteen, *sorted(wanted, key=lambda c: (c.wire_ratio, c.cf))):
-        twin = next((other for other in admitted if alike(one, other)), None)
-        least = next(other for other in reversed(admitted) if other.dense)
-        if twin is not None:
-            dropped.append(f"{one}: would send what {twin} does")
+        twin = next((other for other in candidates if alike(one, other)), None)
+        least = next(other for other in reversed(candidates) if other.dense)
+        if stays(one):
+            candidates.append(one)
+        elif twin is not None:
+            dropped.append(Dropped(one, "same_bytes", twin, twin.wire_ratio / one.wire_ratio))
         elif one.wire_ratio <= least.wire_ratio:
-            times = least.wire_ratio / one.wire_ratio
-            dropped.append(f"{one}: would send {times:.2f} times the bytes of {least} over {world} ranks")
+            dropped.append(Dropped(one, "not_fewer_bytes", least, least.wire_ratio / one.wire_ratio))
         else:
-            admitted.append(one)
-    return tuple(admitted), tuple(dropped)
+            candidates.append(one)
+    return Admission(tuple(candidates), tuple(dropped))
 
 
 def expected(link: LinkProbe | None, shapes: Sequence[tuple[int, ...]], policy: Policy, world: int) -> Seconds:

@@ -1,22 +1,58 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell each other about a step: at most eight float64, summed, so that all decide from the same numbers."""
+"""What ranks tell each other about a step: named float64, summed, so that all decide from the same numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gravac.averaging.stats import StepStats
 from gravac.candidate import Candidate
-from gravac.controllers.base import SHADOWS, Measurement
+from gravac.controllers.base import Measurement
 from gravac.stepping.clock import StepCosts
 
-SIZE = 3 + SHADOWS
+FIRST = ("seconds", "error", "energy")
+"""The slots before those of shadow CFs, by their names in ``Measurement``."""
 
-FURTHER = ("waited", "coded", "learning_rate", "exchanged")
-"""What else travels, as far as shadows leave room, in this order; see ``Measurement``."""
+LAST = ("waited", "coded", "learning_rate", "exchanged")
+"""The slots after them, named as above."""
+
+SUMS = ("error", "energy")
+"""What is meant as the sum over ranks, as every shadow's error is; of the other slots the mean is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which slot of the vector holds what.
+
+    All ranks know it without talking: it follows from the shadow CFs of the step's plan alone.
+
+    Attributes:
+        shadow: CFs evaluated in the step.
+    """
+
+    shadow: tuple[float, ...] = ()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The name of every slot, in order: ``FIRST``, the error at each shadow CF, ``LAST``."""
+        return (*FIRST, *map(_error_at, self.shadow), *LAST)
+
+    def vector(self, numbers: Mapping[str, float]) -> torch.Tensor:
+        """``[len(slots)]`` float64, from a number for every slot."""
+        return torch.tensor([numbers[slot] for slot in self.slots], dtype=torch.float64)
+
+    def numbers(self, vector: torch.Tensor) -> dict[str, float]:
+        """The inverse of ``vector``.
+
+        Raises:
+            ValueError: the vector is not as long as the layout.
+        """
+        if vector.shape != (len(self.slots),):
+            raise ValueError(f"vector: {list(vector.shape)} numbers, and the layout has slots {', '.join(self.slots)}")
+        return dict(zip(self.slots, vector.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +63,14 @@ class StepReport:
         step: counted from 0.
         candidate: what ran.
         shadow: CFs evaluated.
-        numbers: seconds, error, energy, the error of each shadow CF, then as much of ``FURTHER`` as there is room for;
-            as long as ``SIZE``.
+        numbers: this rank's, by the names of ``Layout(shadow).slots``. The learning rate is nan when no optimizer was
+            given, the error when a gradient was not finite.
     """
 
     step: int
     candidate: Candidate
     shadow: tuple[float, ...]
-    numbers: tuple[float, ...]
+    numbers: Mapping[str, float]
 
     @classmethod
     def of(
@@ -47,15 +83,27 @@ class StepReport:
         learning_rate: float = math.nan,
     ) -> "StepReport":
         """A step's numbers from its clock and its stats."""
-        error = float(stats.error) if stats.finite else float("nan")
-        errors = [float(value) for value in stats.shadow] or [0.0] * len(shadow)
-        further = [costs.waited, costs.compress, learning_rate, costs.exchange]
-        numbers = [costs.seconds, error, float(stats.energy), *errors, *further][:SIZE]
-        return cls(step, candidate, tuple(shadow), tuple(numbers + [0.0] * (SIZE - len(numbers))))
+        errors = [float(error) for error in stats.shadow] or [0.0] * len(shadow)
+        numbers = {
+            "seconds": costs.seconds,
+            "error": float(stats.error) if stats.finite else math.nan,
+            "energy": float(stats.energy),
+            **dict(zip(map(_error_at, shadow), errors, strict=True)),
+            "waited": costs.waited,
+            "coded": costs.compress,
+            "learning_rate": learning_rate,
+            "exchanged": costs.exchange,
+        }
+        return cls(step, candidate, tuple(shadow), numbers)
+
+    @property
+    def layout(self) -> Layout:
+        """Of the vector."""
+        return Layout(self.shadow)
 
     def vector(self) -> torch.Tensor:
-        """``[SIZE]`` float64, to be summed over ranks."""
-        return torch.tensor(self.numbers, dtype=torch.float64)
+        """``[len(layout.slots)]`` float64, to be summed over ranks."""
+        return self.layout.vector(self.numbers)
 
     def agreed(
         self, total: torch.Tensor, world: int, samples: float, norms: tuple[tuple[str, float], ...] = ()
@@ -68,18 +116,14 @@ class StepReport:
             samples: processed in the step, over all ranks.
             norms: of the step, where there was a survey.
         """
-        seconds, error, energy, *errors = total.tolist()
-        further = dict(zip(FURTHER, (value / world for value in errors[len(self.shadow) :]), strict=False))
+        sums = self.layout.numbers(total)
         return Measurement(
             step=self.step,
             candidate=self.candidate,
-            seconds=seconds / world,
             samples=samples,
-            error=error,
-            energy=energy,
-            shadow=tuple(zip(self.shadow, errors, strict=False)),
+            shadow=tuple((cf, sums[_error_at(cf)]) for cf in self.shadow),
             norms=norms,
-            **further,
+            **{slot: sums[slot] if slot in SUMS else sums[slot] / world for slot in (*FIRST, *LAST)},
         )
 
 
@@ -89,3 +133,7 @@ def gain(error: float, energy: float) -> float | None:
         return 1.0
     share = 1 - error / energy
     return share if abs(share) != float("inf") and share == share else None
+
+
+def _error_at(cf: float) -> str:
+    return f"error at {cf!r}"

@@ -28,7 +28,7 @@ class Unobserved:
 
     def dump(self) -> dict[str, Any]:
         """Return plain values."""
-        report = {**asdict(self.report), "shadow": list(self.report.shadow), "numbers": list(self.report.numbers)}
+        report = {**asdict(self.report), "shadow": list(self.report.shadow)}
         return {"report": report, "survey": None if self.tensor_errors is None else asdict(self.tensor_errors)}
 
     @classmethod
@@ -37,7 +37,7 @@ class Unobserved:
         report, survey = plain["report"], plain["survey"]
         candidate = Candidate(**report["candidate"])
         return cls(
-            StepReport(report["step"], candidate, tuple(report["shadow"]), tuple(report["numbers"])),
+            StepReport(report["step"], candidate, tuple(report["shadow"]), dict(report["numbers"])),
             None if survey is None else TensorErrors(**survey),
         )
 

@@ -65,6 +65,7 @@ def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
         waited_seconds=measured.waited,
         coded_seconds=measured.coded,
         exchanged_seconds=measured.exchanged,
+        learning_rate=measured.learning_rate,
     )
 
 

@@ -23,6 +23,7 @@ from gravac.collectives import AllReduce, Collective, Ledger, wire_ratio
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.executor import Executor, Fail
 from gravac.exchange.group import ExchangeError
+from gravac.stepping.admission import Admission
 from gravac.stepping.agreement import StepReport, gain
 from gravac.stepping.clock import StepClock, StepCosts, Timestamps
 from gravac.stepping.coalescing import ReadyGroup, elements, enough, exchanged
@@ -31,7 +32,6 @@ from gravac.stepping.state import StepState, Unobserved
 from gravac.stepping.step_records import decided, measured_step, shares
 from gravac.stepping.tensor_errors import TensorErrors
 from gravac.telemetry.records import Record, RunRecord
-from gravac.telemetry.words import candidate_words
 
 AGREEMENT = "the ranks' agreement on an earlier step"
 
@@ -42,8 +42,7 @@ class Steps:
     Args:
         averager: the core operation.
         controller: decides which candidate runs.
-        admit: gives the candidates for forms, ascending by wire ratio, dense ones first; and those dropped, in
-            words.
+        admit: gives the candidates for forms, and those dropped.
         emit: takes records; called by the executor.
         samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
         steps_per_epoch: to name the epoch in reasons; ``None`` does not.
@@ -62,7 +61,7 @@ class Steps:
         self,
         averager: Averager,
         controller: Controller[Any],
-        admit: Callable[[Sequence[Form]], tuple[tuple[Candidate, ...], tuple[str, ...]]],
+        admit: Callable[[Sequence[Form]], Admission],
         emit: Callable[[Record], None],
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
@@ -283,8 +282,7 @@ class Steps:
             self.state.controller, self.decision = self.controller.restore(self._restored, self.candidates)
         else:
             self.state.controller, self.decision = self.controller.start(self.candidates)
-        words = tuple(candidate_words(candidate) for candidate in self.candidates)
-        self._emit(RunRecord(self._settings, self.averager.world, words, dropped))
+        self._emit(RunRecord(self._settings, self.averager.world, self.candidates, dropped))
 
     def _end(self, timestamps: Timestamps) -> None:
         state = self.state

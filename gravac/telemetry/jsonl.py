@@ -6,10 +6,10 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, TypeVar
 
 from gravac.settings import SettingsError
 from gravac.telemetry.quiet import Quiet
@@ -18,17 +18,25 @@ from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecor
 KINDS: dict[str, type[Record]] = {"run": RunRecord, "step": StepRecord, "decision": DecisionRecord, "end": EndRecord}
 """The value of ``"kind"`` in a line, and the record it stands for."""
 
+Made = TypeVar("Made")
+
+RUN_VERSION = 2
+"""``"version"`` in the line of a run; without one it is of version 1, which had candidates in words."""
+
+OldRun = Callable[[dict[str, Any]], RunRecord]
+"""Makes the record of a run of the values in its line of version 1."""
+
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 _FIELDS = {record: tuple(field.name for field in fields(record)) for record in _KIND_OF}
 _HINTS = {record: typing.get_type_hints(record) for record in _KIND_OF}
-_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=asdict).encode
 
 
 class JSONLSink:
     """Appends each record as one line of valid JSON; every line is handed to the system at once.
 
     A number that is not finite becomes ``null``, as JSON has no word for it; in a run's settings, where ``inf`` is a
-    choice, it becomes the string ``"inf"``. A step takes about 530 bytes: 53 MB for 100 000 steps.
+    choice, it becomes the string ``"inf"``. A step takes about 600 bytes: 60 MB for 100 000 steps.
 
     Args:
         path: file to append to; its folder is made when missing.
@@ -68,13 +76,16 @@ class JSONLSink:
 def to_json(record: Record) -> str:
     """The record as one line of JSON, ``"kind"`` first, without the line's end."""
     kind = type(record)
-    values = {"kind": _KIND_OF[kind], **{name: getattr(record, name) for name in _FIELDS[kind]}}
+    values: dict[str, Any] = {"kind": _KIND_OF[kind]}
+    if isinstance(record, RunRecord):
+        values["version"] = RUN_VERSION
+    values.update((name, getattr(record, name)) for name in _FIELDS[kind])
     if isinstance(record, RunRecord):
         values["settings"] = plain_settings(record)
     try:
         return _encode(values)
     except ValueError:
-        return _encode(json.loads(json.dumps(values), parse_constant=lambda _: None))
+        return _encode(json.loads(json.dumps(values, default=asdict), parse_constant=lambda _: None))
 
 
 def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
@@ -85,26 +96,37 @@ def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
     }
 
 
-def read_jsonl(path: str | Path) -> list[Record]:
+def read_jsonl(path: str | Path, old_run: OldRun | None = None) -> list[Record]:
     """The records of a file that ``JSONLSink`` wrote, of all its runs, in order.
 
     A line cut short by a crash is left out: the last one, or one before a run's first record. A ``null`` where a
     record holds a plain number comes back as ``nan``.
 
+    Args:
+        path: the file.
+        old_run: reads the runs of version 1, whose candidates are words; ``gravac.replay.old_records.run_of_words``.
+
     Raises:
-        ValueError: any other line is not a record; the message names file and line.
+        ValueError: any other line is not a record, or a run is of a version that is not read; the message names file
+            and line.
     """
-    return list(_records(Path(path)))
+    return list(_records(Path(path), old_run))
 
 
-def _records(path: Path) -> Iterator[Record]:
+class _VersionError(Exception):
+    """A run's line is whole, and of a version that is not read."""
+
+
+def _records(path: Path, old_run: OldRun | None) -> Iterator[Record]:
     torn: tuple[int, Exception] | None = None
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                record = _from_json(line)
+                record = _from_json(line, old_run)
+            except _VersionError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
             except (ValueError, KeyError, TypeError) as error:
                 if torn is None:
                     torn = number, error
@@ -117,20 +139,42 @@ def _records(path: Path) -> Iterator[Record]:
                 yield record
 
 
-def _from_json(line: bytes) -> Record:
+def _from_json(line: bytes, old_run: OldRun | None) -> Record:
     values = json.loads(line)
     kind = KINDS[values["kind"]]
-    return kind(**{name: _typed(values[name], _HINTS[kind][name]) for name in _FIELDS[kind] if name in values})
+    if kind is not RunRecord:
+        return _made(kind, values, _HINTS[kind])
+    version = values.get("version", 1)
+    if version == 1 and old_run is not None:
+        return old_run(values)
+    if version != RUN_VERSION:
+        raise _VersionError(
+            f"a run of version {version!r}, this gravac reads {RUN_VERSION}; version 1 is read with "
+            "old_run=gravac.replay.old_records.run_of_words"
+        )
+    return _made(kind, values, _HINTS[kind])
+
+
+def _made(kind: type[Made], values: dict[str, Any], hints: dict[str, Any]) -> Made:
+    return kind(**{name: _typed(values[name], hint) for name, hint in hints.items() if name in values})
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """What JSON cannot say: tuples, and nan for a number that may not be missing."""
+    """What JSON cannot say: tuples, dataclasses, and nan for a number that may not be missing.
+
+    Raises:
+        ValueError: a word is none of those the record may hold.
+    """
     if value is None:
         return None if isinstance(hint, types.UnionType) else math.nan
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _made(hint, value, typing.get_type_hints(hint))
     if isinstance(value, list):
         return tuple(_typed(item, typing.get_args(hint)[0]) for item in value)
     if isinstance(value, dict):
         return {name: math.nan if item is None else item for name, item in value.items()}
+    if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+        raise ValueError(f"{value!r} is none of {', '.join(typing.get_args(hint))}")
     return value
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gravac.candidate import Candidate, Dropped
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
@@ -14,14 +16,14 @@ class RunRecord:
     Attributes:
         settings: every setting by dotted name, as plain values.
         world_size: ranks.
-        candidates: what may be chosen, in words, each with its predicted wire ratio.
-        dropped: candidates that were not admitted, each with the reason.
+        candidates: what may be chosen, dense first.
+        dropped: what may not, each with the cause.
     """
 
     settings: dict[str, str | int | float | bool]
     world_size: int
-    candidates: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class StepRecord:
         waited_seconds: in which the step waited for bytes, mean over ranks; nan when not known.
         coded_seconds: ``compress_seconds``, mean over ranks; nan when not known.
         exchanged_seconds: ``exchange_seconds``, mean over ranks; nan when not known.
+        learning_rate: the optimizer's, the highest of its parameter groups, mean over ranks; nan when no optimizer was
+            given.
     """
 
     step: int
@@ -75,6 +79,7 @@ class StepRecord:
     waited_seconds: float = math.nan
     coded_seconds: float = math.nan
     exchanged_seconds: float = math.nan
+    learning_rate: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A run and its decisions as Markdown, for TensorBoard's text page."""
+"""A run and its decisions as Markdown, for TensorBoard's text page; records hold data alone."""
 
 import math
 from collections.abc import Iterable
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Dropped
 from gravac.telemetry.records import DecisionRecord, RunRecord
 
 
@@ -13,20 +13,29 @@ def run_words(run: RunRecord) -> str:
     """Ranks, the candidates, the dropped ones with their reason, and the settings."""
     parts = [f"**{run.world_size} ranks**"]
     if run.candidates:
-        parts.append("**Candidates**\n\n" + "\n".join(f"- {line}" for line in run.candidates))
+        parts.append("**Candidates**\n\n" + "\n".join(f"- {candidate_words(one)}" for one in run.candidates))
     if run.dropped:
-        parts.append("**Dropped**\n\n" + "\n".join(f"- {line}" for line in run.dropped))
+        parts.append("**Dropped**\n\n" + "\n".join(f"- {dropped_words(one, run.world_size)}" for one in run.dropped))
     if run.settings:
         parts.append("**Settings**\n\n" + _table(("setting", "value"), run.settings.items()))
     return "\n\n".join(parts)
 
 
 def candidate_words(candidate: Candidate) -> str:
-    """One candidate, as run records hold it: CF, what it is predicted to send and to take, what its steps are worth."""
+    """One candidate: its CF, what it is predicted to send and to take, and what its steps are worth."""
     said = f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f}, worth {candidate.efficiency:g}"
     if candidate.coding_s is not None and candidate.exchange_s is not None:
         said += f", coding {1e3 * candidate.coding_s:.4g} ms, exchange {1e3 * candidate.exchange_s:.4g} ms"
     return said + ")"
+
+
+def dropped_words(dropped: Dropped, world_size: int | None = None) -> str:
+    """One candidate that was dropped, and why; over so many ranks, if they are told."""
+    if dropped.cause == "same_bytes":
+        return f"{dropped.candidate}: would send what {dropped.other} does"
+    sent = f"{dropped.ratio:.2f} times the bytes of {dropped.other}"
+    over = "" if world_size is None else f" over {world_size} ranks"
+    return f"{dropped.candidate}: would send {sent}{over}"
 
 
 def decision_words(decision: DecisionRecord, before: float | None) -> str:

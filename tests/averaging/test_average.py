@@ -23,6 +23,7 @@ from gravac.controllers import Static
 from gravac.exchange import memory
 from gravac.exchange.fuse import ALIGNMENT
 from gravac.exchange.lockstep import Lockstep
+from gravac.stepping.admission import Admission
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
 from gravac.stepping.planning import Factors
@@ -69,7 +70,9 @@ class World:
         self.averagers = [Averager(self.base, self.dense, self.strength, 16, f) for f in feedbacks]
         self.lockstep = Lockstep(self.ranks, masked=self.masked)
         first = Candidate("dense", 1.0, 1.0)
-        self.steps = [Steps(one, Static(cf=1), lambda _: ((first,), ()), lambda _: None) for one in self.averagers]
+        self.steps = [
+            Steps(one, Static(cf=1), lambda _: Admission((first,), ()), lambda _: None) for one in self.averagers
+        ]
         for steps, executor in zip(self.steps, self.lockstep.executors, strict=True):
             steps.open(executor)
 

@@ -106,7 +106,7 @@ class Mutates(Flawed):
     """Its state is changed in place."""
 
     def start(self, candidates: Sequence[Candidate]) -> Any:
-        return {"n": 0, "c": candidates[0]}, Decision(candidates[0], changed=True, reason="start")
+        return {"n": 0, "c": candidates[0]}, Decision(candidates[0], reason="start")
 
     def observe(self, state: Any, measurement: Measurement) -> Any:
         state["n"] += 1
@@ -125,11 +125,11 @@ class Invents(Flawed):
 
 
 class ChangesUntold(Flawed):
-    """Says it changed when it did not."""
+    """Changes what runs without a reason."""
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
         state, decision = super().observe(state, measurement)
-        return state, replace(decision, changed=measurement.step == 5)
+        return state, replace(decision, tensors=(("w", decision.candidate),) if measurement.step == 5 else ())
 
 
 class GivesNoReason(Flawed):

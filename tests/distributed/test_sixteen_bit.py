@@ -39,7 +39,7 @@ class Scripted(Settings):
         return (10.0,)
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[State, Decision]:
-        return (tuple(candidates), 0), Decision(candidates[0], changed=True, reason="start")
+        return (tuple(candidates), 0), Decision(candidates[0], reason="start")
 
     def observe(self, state: State, measurement: Measurement) -> tuple[State, Decision]:
         candidates, step = state

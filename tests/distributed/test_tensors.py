@@ -16,6 +16,7 @@ from gravac.candidate import Span
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, artopk, ladder, powersgd, quantize, randomk
 from gravac.controllers import Decision, Measurement
+from gravac.stepping.agreement import Layout
 from gravac.telemetry.records import StepRecord
 from tests.distributed.training import network, parallel, sgd, train, weights
 from tests.ranks import processes
@@ -146,7 +147,7 @@ def test_bytes_are_spent_by_gain_from_the_first_survey_on_and_the_same_on_all_ra
     assert len(set(plans[EPOCH + 1].values())) > 1
     points = 1 + len({4.0, 8.0, 16.0, 20.0, 32.0, 64.0, 100.0})
     assert survey_bytes == 3 * 8 * len(MATRICES) * points
-    agreements = (4 * EPOCH - 1) * AllReduce.wire_bytes(64, 3)
+    agreements = (4 * EPOCH - 1) * AllReduce.wire_bytes(8 * len(Layout().slots), 3)
     assert beside == agreements + 3 * AllReduce.wire_bytes(survey_bytes // 3, 3)
     uniform, spent = records[1 : EPOCH + 1], records[EPOCH + 1 :]
     assert max(record.wire_bytes for record in spent) <= min(record.wire_bytes for record in uniform)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller may choose from, what candidates know of the model, and what ranks tell each other of a step."""
+"""What a controller may choose from, and what candidates know of the model."""
 
 import math
 from typing import Any
@@ -11,13 +11,11 @@ import torch
 from gravac import Policy, ladder, powersgd, quantize, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.stats import StepStats
 from gravac.candidate import Candidate
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
-from gravac.stepping.admission import admit
-from gravac.stepping.agreement import SIZE, StepReport
-from gravac.stepping.clock import StepCosts
+from gravac.stepping.admission import Admission, admit
+from gravac.telemetry.words import dropped_words
 
 Shapes = list[tuple[int, ...]]
 
@@ -30,9 +28,7 @@ def topk_policy(**settings: Any) -> Policy:
     return Policy(**{"base": topk, "cf_range": (10, 1000), "controller": GraVAC(), **settings})
 
 
-def admitted(
-    policy: Policy, shapes: Shapes, world: int = 2, dtype: torch.dtype = torch.float32
-) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+def admitted(policy: Policy, shapes: Shapes, world: int = 2, dtype: torch.dtype = torch.float32) -> Admission:
     averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
     averager.world = world
     forms = [(shape, dtype) for shape in shapes]
@@ -49,14 +45,16 @@ def test_dense_is_first_and_the_others_ascend_by_what_they_send() -> None:
 def test_what_would_send_more_than_dense_is_dropped_and_said() -> None:
     candidates, dropped = admitted(Policy(base=topk, cf_range=(2, 64)), SQUARE, world=16)
     assert all(candidate.wire_ratio > 1 for candidate in candidates[1:])
-    assert any("times the bytes of dense" in words for words in dropped)
+    assert dropped and {(one.cause, one.other.compressor) for one in dropped} == {("not_fewer_bytes", "dense")}
+    assert all(one.ratio == one.other.wire_ratio / one.candidate.wire_ratio >= 1 for one in dropped)
 
 
 def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
     """Rank 1 is the least there is: higher CFs of PowerSGD send the same."""
     candidates, dropped = admitted(Policy(base=powersgd, controller=Goodput(), cf_range=(64, 4096)), SQUARE)
     assert [candidate.cf for candidate in candidates] == [1, 2, 64, 128, 256]
-    assert dropped and all("would send what powersgd 256x does" in words for words in dropped)
+    assert dropped and {(one.cause, str(one.other)) for one in dropped} == {("same_bytes", "powersgd 256x")}
+    assert all(one.ratio == pytest.approx(1, rel=0.01) for one in dropped)
 
 
 def test_low_rank_is_worth_what_its_rank_is_whatever_the_cf() -> None:
@@ -84,24 +82,6 @@ def test_a_gain_that_was_measured_corrects_the_worth() -> None:
     assert one.efficiency_at(-3.0) == points[0][1]
     assert one.efficiency_at(math.nan) == 0.81
     assert Candidate("topk", 10.0, 5.0, 0.7).efficiency_at(0.2) == 0.7
-
-
-@pytest.mark.parametrize("shadow", [(), (10.0, 20.0), (10.0, 20.0, 40.0), (10.0, 20.0, 40.0, 80.0, 160.0)])
-def test_seconds_waited_and_the_learning_rate_travel_where_shadows_leave_room(shadow: tuple[float, ...]) -> None:
-    stats = StepStats()
-    stats.shadow = [torch.tensor(float(at)) for at in range(len(shadow))]
-    booked = StepCosts(1.0, 0, 0, 0, seconds=0.5, compute=0.3, compress=0.2, exchange=0.1, input_wait=0.0, waited=0.05)
-    report = StepReport.of(7, Candidate("topk", 10.0, 5.0), shadow, booked, stats, learning_rate=0.01)
-    assert len(report.numbers) == SIZE and 8 * SIZE <= 64
-    measured = report.agreed(3 * report.vector(), 3, 16.0)
-    assert measured.seconds == pytest.approx(0.5)
-    assert [cf for cf, _ in measured.shadow] == list(shadow)
-    if len(shadow) <= 3:
-        assert (measured.waited, measured.coded) == (pytest.approx(0.05), pytest.approx(0.2))
-        assert measured.exchanged == pytest.approx(0.1) or len(shadow) > 1
-    else:
-        assert math.isnan(measured.waited) and math.isnan(measured.coded)
-    assert measured.learning_rate == pytest.approx(0.01 if len(shadow) <= 2 else math.nan, nan_ok=True)
 
 
 def names(policy: Policy, shapes: Shapes = SQUARE, world: int = 2, dtype: torch.dtype = torch.float32) -> list[str]:
@@ -150,11 +130,11 @@ def test_a_ladder_without_16_bit_in_its_range_gets_it() -> None:
 def test_gradients_of_16_bit_have_no_other_16_bit_beside_them() -> None:
     candidates, dropped = admitted(topk_policy(), SQUARE, dtype=torch.bfloat16)
     assert [candidate.cf for candidate in candidates[:2]] == [1, 10]
-    assert "dense 2x: would send 1.00 times the bytes of dense 1x over 2 ranks" in dropped
+    assert (str(dropped[0].candidate), str(dropped[0].other), dropped[0].ratio) == ("dense 2x", "dense 1x", 1.0)
 
 
 def test_what_sends_no_less_than_16_bit_is_dropped() -> None:
     """Over six ranks top-k 10x, of values and indices, sends 0.6 of what float32 does."""
     words = "topk 10x: would send 1.20 times the bytes of dense 2x over 6 ranks"
-    assert words in admitted(topk_policy(), SQUARE, world=6)[1]
+    assert words in [dropped_words(one, 6) for one in admitted(topk_policy(), SQUARE, world=6).dropped]
     assert "topk 10x" in names(topk_policy(sixteen_bit=False), world=6)

@@ -8,10 +8,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
+from gravac.candidate import Candidate, Dropped
 from gravac.settings import SettingsError
 from gravac.telemetry import DecisionRecord, EndRecord, JSONLSink, Record, RunRecord, StepRecord, read_jsonl
+from gravac.telemetry.jsonl import to_json
 from tests.telemetry.made_up import make_run, make_step
 
 
@@ -73,10 +77,66 @@ def test_numbers_that_are_not_finite_become_null_and_come_back_as_nan(tmp_path: 
 
 
 def test_infinite_settings_stay_readable(tmp_path: Path) -> None:
-    write(tmp_path / "run.jsonl", RunRecord({"release": math.inf, "window": 20}, 2, ("topk 10x",), ("topk 2x: no",)))
-    assert read_jsonl(tmp_path / "run.jsonl") == [
-        RunRecord({"release": "inf", "window": 20}, 2, ("topk 10x",), ("topk 2x: no",))
-    ]
+    write(tmp_path / "run.jsonl", RunRecord({"release": math.inf, "window": 20}, 2))
+    assert read_jsonl(tmp_path / "run.jsonl") == [RunRecord({"release": "inf", "window": 20}, 2)]
+
+
+numbers = st.floats(1e-3, 1e6)
+candidates = st.builds(
+    Candidate,
+    st.sampled_from(["dense", "topk", "ladder"]),
+    numbers,
+    numbers,
+    efficiency=st.floats(0, 1),
+    family=st.sampled_from(["", "bfloat16"]),
+    by_gain=st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple),
+    coding_s=st.none() | numbers,
+    exchange_s=st.none() | numbers,
+)
+dropped = st.builds(Dropped, candidates, st.sampled_from(["same_bytes", "not_fewer_bytes"]), candidates, numbers)
+
+
+@given(st.lists(candidates, max_size=4).map(tuple), st.lists(dropped, max_size=4).map(tuple))
+def test_candidates_come_back_as_the_data_they_are(
+    tmp_path_factory: pytest.TempPathFactory, admitted: tuple[Candidate, ...], less: tuple[Dropped, ...]
+) -> None:
+    path = tmp_path_factory.mktemp("run") / "run.jsonl"
+    run = RunRecord({"window": 20}, 2, admitted, less)
+    write(path, run)
+    assert '"version":2' in path.read_text(encoding="utf-8")
+    assert list(map(repr, read_jsonl(path))) == [repr(run)], "seconds, which do not count in ==, too"
+
+
+def test_a_wire_ratio_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> None:
+    write(tmp_path / "run.jsonl", RunRecord({}, 2, (Candidate("topk", 10.0, math.inf, coding_s=0.5),)))
+    (run,) = read_jsonl(tmp_path / "run.jsonl")
+    assert isinstance(run, RunRecord)
+    assert math.isnan(run.candidates[0].wire_ratio)
+    assert (run.candidates[0].coding_s, run.candidates[0].exchange_s) == (0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            '{"kind":"run","settings":{},"world_size":2}',
+            "line 1: a run of version 1, this gravac reads 2; version 1 is",
+        ),
+        ('{"kind":"run","version":3,"settings":{},"world_size":2}', "line 1: a run of version 3, this gravac reads 2"),
+        ('{"kind":"run","version":2,"settings":{},"world_size":2,"candidates":["topk 10x"]}', "line 1: not a record"),
+        ('{"kind":"run","version":2,"settings":{},"world_size":2,"candidates":[{"cf":2}]}', "line 1: not a record"),
+        (
+            '{"kind":"run","version":2,"settings":{},"world_size":2,"dropped":[{"candidate":{"compressor":"topk",'
+            '"cf":2,"wire_ratio":1},"cause":"dislike","other":{"compressor":"dense","cf":1,"wire_ratio":1},"ratio":1}]}',
+            "line 1: not a record of gravac .*'dislike' is none of same_bytes, not_fewer_bytes",
+        ),
+    ],
+)
+def test_a_run_that_is_none_of_this_version_is_refused(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(f"{line}\n{to_json(make_step(0))}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        read_jsonl(path)
 
 
 @pytest.mark.parametrize("cut", [1, 3, 200])

@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a run of version 1, which told its candidates in words: read once, here, into data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gravac.candidate import Candidate, Cause, Dropped
+from gravac.telemetry.records import RunRecord
+
+_NUMBER = r"[0-9.e+-]+"
+_NAME = rf"(?P<name>\S+) (?P<cf>{_NUMBER})x"
+_CANDIDATE = re.compile(
+    rf"^{_NAME} \(predicted wire ratio (?P<ratio>{_NUMBER})(?:, worth (?P<worth>{_NUMBER}))?"
+    rf"(?:, coding (?P<coding>{_NUMBER}) ms, exchange (?P<exchange>{_NUMBER}) ms)?\)"
+)
+_NOT_FEWER_BYTES = re.compile(
+    rf"^{_NAME}: would send (?P<times>{_NUMBER}) times the bytes of (?P<other>\S+ {_NUMBER}x)"
+)
+_SAME_BYTES = re.compile(rf"^{_NAME}: would send what (?P<other>\S+ {_NUMBER}x) does")
+
+
+def run_of_words(values: dict[str, Any]) -> RunRecord:
+    """A run's record from the values in its line of version 1.
+
+    What the words do not say stays unknown: efficiency is nan where they have none, family and ``by_gain`` are empty.
+    Wire ratios are rounded to two digits after the point. Words that cannot be read are left out.
+
+    Raises:
+        KeyError, TypeError: that is no run.
+    """
+    candidates = tuple(one for words in values.get("candidates", ()) if (one := _candidate(words)) is not None)
+    known = {str(one): one for one in candidates}
+    dropped: list[Dropped] = []
+    for words in values.get("dropped", ()):
+        if (less := _dropped(words, known)) is not None:
+            dropped.append(less)
+            known.setdefault(str(less.candidate), less.candidate)
+    return RunRecord(values["settings"], values["world_size"], candidates, tuple(dropped))
+
+
+def _candidate(words: str) -> Candidate | None:
+    if (found := _CANDIDATE.match(words)) is None:
+        return None
+    coding, exchange = (None if found[name] is None else 1e-3 * float(found[name]) for name in ("coding", "exchange"))
+    worth = math.nan if found["worth"] is None else float(found["worth"])
+    return Candidate(
+        found["name"], float(found["cf"]), float(found["ratio"]), worth, coding_s=coding, exchange_s=exchange
+    )
+
+
+def _dropped(words: str, known: Mapping[str, Candidate]) -> Dropped | None:
+    """Its wire ratio follows from the other's: to two digits, or to 1 % where both were said to send the same."""
+    cause: Cause = "not_fewer_bytes"
+    if (found := _NOT_FEWER_BYTES.match(words)) is None:
+        cause, found = "same_bytes", _SAME_BYTES.match(words)
+    if found is None or (other := known.get(found["other"])) is None:
+        return None
+    ratio = 1.0 if cause == "same_bytes" else float(found["times"])
+    sends = other.wire_ratio / ratio if ratio > 0 else math.nan
+    return Dropped(Candidate(found["name"], float(found["cf"]), sends, math.nan), cause, other, ratio)
