@@ -59,7 +59,7 @@ def exchange(
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
     """CFs to test at: some of a span, all of a list."""
-    reach = compressor.candidates((1.0, 1000.0), SHAPES)
+    reach = compressor.candidates((1.0, 1000.0))
     return (1.0, 2.0, 10.0, 250.0) if isinstance(reach, Span) else reach
 
 
@@ -139,9 +139,9 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
-    """Where ``one_round_at`` says so, it yields once for every tensor; where ``one_round``, that always says so."""
+    """Where its profile says ``one_round``, it yields once for every tensor; where its class does, at any CF."""
     for world, shape, cf in _cases(compressor):
-        if not compressor.one_round_at(cf, world):
+        if not compressor.profile(cf, world=world).one_round:
             assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
             continue
         rounds = sum(_ledgers(compressor, cf, world, shape)[0].calls.values())

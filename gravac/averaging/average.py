@@ -21,6 +21,7 @@ from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import Dense, share
 from gravac.compressors.dtypes import working
+from gravac.compressors.profile import Profile
 from gravac.exchange.fuse import fuse
 
 
@@ -56,6 +57,7 @@ class Averager:
         self.state: dict[str, dict[str, torch.Tensor]] = {}
         self.sums: dict[str, torch.Tensor] = {}
         self._changed: dict[str, dict[str, torch.Tensor]] = {}
+        self._profiles: dict[tuple[float, int], Profile] = {}
         self.stats = StepStats()
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
@@ -82,12 +84,18 @@ class Averager:
         """The error feedback that applies at a CF of the base compressor; none when all is dense."""
         if cf is None:
             return 0.0
-        return self.base.feedback_at(cf) if self.strength is None else self.strength
+        return self._profile(cf).error_feedback if self.strength is None else self.strength
+
+    def _profile(self, cf: float) -> Profile:
+        """What is known of the base compressor at a CF: looked up, as it is asked for with every tensor."""
+        if (cf, self.world) not in self._profiles:
+            self._profiles[cf, self.world] = self.base.profile(cf, world=self.world)
+        return self._profiles[cf, self.world]
 
     def one_round(self, plan: Plan) -> bool:
         """Whether averaging a group by that plan takes a single round of collectives."""
         cfs = {plan.cf, *plan.cfs.values()}
-        return all(cf is None or self.base.one_round_at(cf, self.world) for cf in cfs)
+        return all(cf is None or self._profile(cf).one_round for cf in cfs)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """What the compressor itself keeps of a tensor that was not sent; flat, like the residual. None for nothing."""
@@ -262,7 +270,7 @@ class Averager:
         cf = self._cf(piece, plan)
         if cf is None:
             return 1
-        return 0 if self.strength_at(cf) > 0 else self.base.pad_multiple(cf, self.world)
+        return 0 if self.strength_at(cf) > 0 else self._profile(cf).pad_multiple
 
     def _context(self, fused: FusedTensors, plan: Plan) -> Context:
         piece, several = fused.pieces[0], len(fused.pieces) > 1

@@ -11,6 +11,7 @@ from gravac.compressors.intsgd import IntSGD, intsgd
 from gravac.compressors.ladder import Ladder, ladder
 from gravac.compressors.natural import Natural, natural
 from gravac.compressors.powersgd import PowerSGD, powersgd
+from gravac.compressors.profile import Coding, Profile
 from gravac.compressors.qsgd import QSGD, qsgd
 from gravac.compressors.quantize import Quantize, quantize
 from gravac.compressors.randomk import RandomK, ScaledRandomK, randomk, scaled_randomk
@@ -56,6 +57,7 @@ __all__ = [
     "THC",
     "ARTopK",
     "Addend",
+    "Coding",
     "Compressor",
     "Context",
     "Dense",
@@ -65,6 +67,7 @@ __all__ = [
     "MajorityVote",
     "Natural",
     "PowerSGD",
+    "Profile",
     "Quantize",
     "RandomK",
     "RedSync",

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 
 from gravac.candidate import DENSE, Candidate
-from gravac.compressors import Dense
 from gravac.policy import Policy
 from gravac.replay.recording import between
 from gravac.replay.trace import same
@@ -42,25 +41,25 @@ def admit_recorded(run: RunRecord, policy: Policy) -> tuple[tuple[Candidate, ...
             DENSE,
             form.cf,
             dense_ratio.get(form.cf, form.cf),
-            form.efficiency(form.cf),
-            form.family(form.cf),
+            form.profile(form.cf).efficiency,
+            form.profile(form.cf).family,
             (),
             *seconds.get((DENSE, form.cf), ()),
         )
         for form in policy.dense_formats
     )
-    if isinstance(policy.base, Dense):
+    if not policy.base.compresses:
         return (dense,), ()
-    reach = policy.base.candidates(policy.cf_range, ())
+    reach = policy.base.candidates(policy.cf_range)
     name = policy.base.name
     proposed = policy.controller.propose(policy.cf_range, reach)
     worth = _worths(run)
 
     def candidate(cf: float) -> Candidate:
-        base, ratio = policy.base, _ratio_at(known.get(name, []), cf)
-        expected = worth.get((name, cf), base.efficiency(cf))
+        profile, ratio = policy.base.profile(cf), _ratio_at(known.get(name, []), cf)
+        expected = worth.get((name, cf), profile.efficiency)
         times = seconds.get((name, cf), ())
-        return Candidate(name, cf, ratio, expected, base.family(cf), base.efficiency_by_gain(cf), *times)
+        return Candidate(name, cf, ratio, expected, profile.family, profile.efficiency_by_gain, *times)
 
     wanted = [candidate(cf) for cf in proposed]
     if policy.controller.keeps_all:

@@ -10,8 +10,8 @@ from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.compressors import Compressor, Dense
-from gravac.costmodel import COSTS, Machine, Network, predict
+from gravac.compressors import Compressor
+from gravac.costmodel import Machine, Network, predict
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
 
@@ -47,15 +47,15 @@ def admit(
 
     def candidate(compressor: Compressor, cf: float) -> Candidate:
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
-        worth = round(compressor.efficiency(cf, compressed), 4)
+        known = compressor.profile(cf, world=world, shapes=compressed)
+        worth, by_gain = round(known.efficiency, 4), known.efficiency_by_gain
         coding, exchange = seconds(compressor, cf) or (None, None)
-        by_gain = compressor.efficiency_by_gain(cf)
-        return Candidate(compressor.name, cf, ratio, worth, compressor.family(cf), by_gain, coding, exchange)
+        return Candidate(compressor.name, cf, ratio, worth, known.family, by_gain, coding, exchange)
 
     dense, *sixteen = (candidate(form, form.cf) for form in policy.dense_formats)
-    if isinstance(policy.base, Dense):
+    if not policy.base.compresses:
         return (dense,), ()
-    reach = policy.base.candidates(policy.cf_range, ())
+    reach = policy.base.candidates(policy.cf_range)
     wanted = [candidate(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, reach)]
     if policy.controller.keeps_all:
         return (dense, *wanted), ()
@@ -89,7 +89,7 @@ def expected(link: LinkProbe | None, shapes: Sequence[tuple[int, ...]], policy: 
     dense, below = policy.dense_format.dtype, policy.dense_below
 
     def seconds(compressor: Compressor, cf: float) -> tuple[float, float] | None:
-        if not isinstance(compressor, Dense) and compressor.name not in COSTS:
+        if machine.coding(compressor, cf) is None:
             return None
         step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
         return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")

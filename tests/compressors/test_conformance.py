@@ -89,7 +89,7 @@ class Grows(Compressor):
     name: ClassVar[str] = "grows"
     contractive: ClassVar[bool] = True
 
-    def candidates(self, cf_range: tuple[float, float], shapes: object) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         return (1.0,)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:

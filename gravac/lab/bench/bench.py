@@ -119,7 +119,7 @@ def _check(argument: str, name: str) -> None:
 
 
 def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
-    reach = compressor.candidates((1.0, MOST_CF), bench.shapes)
+    reach = compressor.candidates((1.0, MOST_CF))
     if isinstance(reach, Span):
         return tuple(cf for cf in bench.cfs if reach.low <= cf <= reach.high)
     if len(reach) <= MOST_LISTED:
