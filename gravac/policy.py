@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,7 +16,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_val
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
-from gravac.controllers import CONTROLLERS, Accordion, Goodput
+from gravac.controllers import CONTROLLERS, Goodput
 from gravac.controllers.schedule import geometric, snap
 from gravac.settings import Settings, SettingsError
 
@@ -147,11 +148,11 @@ class Run(Settings):
     pace: float | None = Field(default=None, gt=0)
 
     def policy(self, policy: Policy) -> Policy:
-        """A policy as this run has it: a controller that counts epochs learns how long they are, unless it says."""
-        controller = policy.controller
-        if self.steps_per_epoch is None or not isinstance(controller, Accordion) or controller.epoch is not None:
+        """A policy as this run has it: a controller that counts epochs (``for_run``) learns how long they are."""
+        for_run = getattr(policy.controller, "for_run", None)
+        if self.steps_per_epoch is None or for_run is None:
             return policy
-        return policy(controller=controller(epoch=self.steps_per_epoch))
+        return policy(controller=for_run(self.steps_per_epoch))
 
     def plain(self) -> dict[str, str | int | float | bool]:
         """What a record of the run tells of it, in plain values."""
@@ -215,7 +216,7 @@ def find_policy(source: str | Path) -> Path:
     return shipped
 
 
-def _named(value: Any, known: dict[str, Any], kind: type, what: str) -> Any:
+def _named(value: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
     """An instance from itself, its name, or a table with its name and settings."""
     settings: dict[str, Any] = {}
     if isinstance(value, dict):
@@ -224,7 +225,10 @@ def _named(value: Any, known: dict[str, Any], kind: type, what: str) -> Any:
     if isinstance(value, str):
         if value not in known:
             raise ValueError(f"there is no {what} {value!r}; there are {', '.join(sorted(known))}")
-        return known[value](**settings)
+        try:
+            return known[value](**settings)
+        except TypeError as error:  # of a controller that is no Settings
+            raise ValueError(f"{what} {value!r}: {error}") from None
     if (
         isinstance(value, type)
         or not isinstance(value, kind)

@@ -99,8 +99,11 @@ def coding_at(points: CostPoints, cf: float) -> Coding | None:
     measured, where hardly anything is left to decode.
 
     Example:
-        >>> coding_at(((10, 9.0, 7.0), (1000, 3.0, 1.0)), 100)
-        Coding(encode=6.0, decode=4.0, fixed=1.0)
+        >>> points = ((10, 9.0, 7.0), (1000, 3.0, 1.0))
+        >>> coding_at(points, 1000)
+        Coding(encode=3.0, decode=1.0, fixed=1.0)
+        >>> round(coding_at(points, 100).copies(), 6)
+        10.0
     """
     if not points:
         return None

@@ -132,7 +132,7 @@ def candidates(
     """
     measured = {name: one for name, one in COMPRESSORS.items() if one.compresses and machine.coding(one, 1.0)}
     for name in names or ():
-        if name not in measured:
+        if COMPRESSORS.get(name) is None or name not in measured:
             known = ", ".join(measured)
             raise ValueError(f"compressors: {name!r} is unknown or its cost was never measured; known: {known}")
     for cf in cfs or ():

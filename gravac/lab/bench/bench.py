@@ -114,6 +114,8 @@ def _check(argument: str, name: str) -> None:
         compressor(name)
     except ValueError as error:
         known = ", ".join(map(repr, (*COMPRESSORS, *TORCH)))
+        if name in COMPRESSORS:
+            raise ValueError(f"{argument}: {error}") from None
         why = f": {error}" if "(" in name else ""
         raise ValueError(f"{argument}: {name!r} is unknown{why}; known: {known}") from None
 
