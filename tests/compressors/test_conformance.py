@@ -108,6 +108,13 @@ class Shrinks(Grows):
         return Reduced(total / ctx.world, x / 2, 1.0)
 
 
+class PilesUp(Grows):
+    """Keeps what it does not send, which grows."""
+
+    contractive: ClassVar[bool] = False
+    error_feedback: ClassVar[float] = 1.0
+
+
 class Remembers(TopK):
     """Draws from a generator that is not the context's."""
 
@@ -129,6 +136,7 @@ class Remembers(TopK):
         (conformance.errors_foresee_what_is_lost, SendsTooMuch()),
         (conformance.traffic_is_predicted, Understates()),
         (conformance.one_round_is_kept, LooksAtItsData()),
+        (conformance.its_profile_is_possible, PilesUp()),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
