@@ -185,20 +185,32 @@ def test_what_cannot_be_loaded_is_told_when_asked_for_and_left_out_of_lists(site
         f"""
 import sys, warnings
 sys.path.insert(0, {str(tmp_path)!r})
-from gravac import COMPRESSORS, AdaptiveCompressor, SettingsError, topk
+from gravac import COMPRESSORS, AdaptiveCompressor, topk
 from gravac.controllers import CONTROLLERS
+from gravac.costmodel import Machine
+from gravac.lab.advise.choices import candidates
+from gravac.lab.bench.bench import Bench
+from gravac.lab.training.methods import Method
 assert COMPRESSORS["topk"] is topk and AdaptiveCompressor("comb").policy.base.name == "comb"
+def asked_for(name):
+    yield lambda: AdaptiveCompressor(name)
+    yield lambda: Method.parse(name + "@10")
+    yield lambda: Bench(only=(name,))
+    yield lambda: candidates([name], None, Machine(1e9))
 for name, why in (
     ("gone", "compressor 'gone': nowhere_to_be_found:gone of package spoilt 1.0 cannot be loaded (ModuleNotFoundError"),
     ("another", "calls itself 'comb'"),
     ("the_class", "is no compressor; name an object, not its class"),
 ):
-    try:
-        AdaptiveCompressor(name)
-    except SettingsError as error:
-        assert why in str(error), error
-    else:
-        raise AssertionError(name)
+    for ask in asked_for(name):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ask()
+        except ValueError as error:
+            assert why in str(error), error
+        else:
+            raise AssertionError(name)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     assert list(CONTROLLERS) == list(CONTROLLERS)
