@@ -59,7 +59,7 @@ def exchange(
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
     """CFs to test at: some of a span, all of a list."""
-    reach = compressor.candidates((1.0, 1000.0), SHAPES)
+    reach = compressor.candidates((1.0, 1000.0))
     return (1.0, 2.0, 10.0, 250.0) if isinstance(reach, Span) else reach
 
 
@@ -139,13 +139,30 @@ def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) ->
 
 
 def one_round_is_kept(compressor: Compressor) -> None:
-    """Where ``one_round_at`` says so, it yields once for every tensor; where ``one_round``, that always says so."""
+    """Where its profile says ``one_round``, it yields once for every tensor; where its class does, at any CF."""
     for world, shape, cf in _cases(compressor):
-        if not compressor.one_round_at(cf, world):
+        if not compressor.profile(cf, world=world).one_round:
             assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
             continue
         rounds = sum(_ledgers(compressor, cf, world, shape)[0].calls.values())
         assert rounds == 1, f"{world} ranks, {shape}, {cf}x: {rounds} rounds"
+
+
+def its_profile_is_possible(compressor: Compressor) -> None:
+    """What is said of it before it runs: shares are shares, costs are costs, and only what contracts has feedback."""
+    for world, _, cf in _cases(compressor):
+        known = compressor.profile(cf, world=world, shapes=SHAPES)
+        where = f"{world} ranks, {cf}x:"
+        assert 0 < known.efficiency <= 1, (
+            f"{where} efficiency {known.efficiency} is no share of a dense step's progress"
+        )
+        assert all(0 <= worth <= 1 for _, worth in known.efficiency_by_gain), f"{where} {known.efficiency_by_gain}"
+        assert 0 <= known.error_feedback <= 1, f"{where} error feedback {known.error_feedback} is no share"
+        assert compressor.contractive or not known.error_feedback, f"{where} error feedback, and not contractive"
+        assert known.pad_multiple >= 0, f"{where} padded to {known.pad_multiple}"
+        if known.coding is not None:
+            assert known.coding.encode >= 0, f"{where} {known.coding}"
+            assert 0 <= known.coding.fixed <= known.coding.decode, f"{where} {known.coding}"
 
 
 def traffic_is_predicted(compressor: Compressor) -> None:
@@ -242,6 +259,7 @@ LAWS: tuple[Law, ...] = (
     zeros_stay_zeros,
     what_is_asked_of_the_wire_does_not_depend_on_data,
     one_round_is_kept,
+    its_profile_is_possible,
     traffic_is_predicted,
     errors_foresee_what_is_lost,
     cf_is_what_was_asked_for,

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
-from gravac.controllers import CONTROLLERS, Accordion, Goodput
+from gravac.controllers import CONTROLLERS, Goodput
 from gravac.controllers.schedule import geometric, snap
 from gravac.settings import Settings, SettingsError
 
@@ -80,15 +81,16 @@ class Policy(Settings):
 
     @model_validator(mode="after")
     def _reachable(self) -> Policy:
-        reach = self.base.candidates(self.cf_range, ())
-        if not isinstance(self.base, Dense) and not self.controller.propose(self.cf_range, reach):
+        reach = self.base.candidates(self.cf_range)
+        if self.base.compresses and not self.controller.propose(self.cf_range, reach):
             raise ValueError(
                 f"cf_range: {self.controller.name} finds no candidate of {self.base.name} in "
                 f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); {self.base.name} reaches {_words(self.base)}"
             )
-        if isinstance(self.base, Dense) and not reach:
+        if not (self.base.compresses or reach):
+            only = self.dense_format
             raise ValueError(
-                f"cf_range: dense in {self.base.dtype} reaches CF {self.base.cf:g} alone, which is not in "
+                f"cf_range: dense in {only.dtype} reaches CF {only.cf:g} alone, which is not in "
                 f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); use cf_range=(1, 2) or another compressor"
             )
         if self.allocation == "by_gain" and len(self.levels) < 2:
@@ -103,13 +105,13 @@ class Policy(Settings):
         """CFs that allocation may give to a single tensor, ascending: doubled from the lowest of a span, or a list."""
         if self.allocation == "uniform":
             return ()
-        reach = self.base.candidates(self.cf_range, ())
+        reach = self.base.candidates(self.cf_range)
         return snap(geometric(self.cf_range), reach) if isinstance(reach, Span) else reach
 
     @property
     def dense_format(self) -> Dense:
         """How what is not compressed is sent: a dense base's own format, or ``dense``."""
-        return self.base if isinstance(self.base, Dense) else self.dense
+        return self.dense if self.base.compresses else cast(Dense, self.base)
 
     @property
     def dense_formats(self) -> tuple[Dense, ...]:
@@ -120,8 +122,8 @@ class Policy(Settings):
         first = self.dense_format
         if first.cf == 2 or not (self.sixteen_bit and self.controller.sixteen_bit):
             return (first,)
-        reach = self.base.candidates(self.cf_range, ())
-        families = () if isinstance(reach, Span) else map(self.base.family, reach)
+        reach = self.base.candidates(self.cf_range)
+        families = () if isinstance(reach, Span) else (self.base.profile(cf).family for cf in reach)
         own = next((family for family in families if family in SIXTEEN_BIT), None)
         return first, first.at(2) if own is None else first(dtype=own)
 
@@ -146,11 +148,11 @@ class Run(Settings):
     pace: float | None = Field(default=None, gt=0)
 
     def policy(self, policy: Policy) -> Policy:
-        """A policy as this run has it: a controller that counts epochs learns how long they are, unless it says."""
-        controller = policy.controller
-        if self.steps_per_epoch is None or not isinstance(controller, Accordion) or controller.epoch is not None:
+        """A policy as this run has it: a controller that counts epochs (``for_run``) learns how long they are."""
+        for_run = getattr(policy.controller, "for_run", None)
+        if self.steps_per_epoch is None or for_run is None:
             return policy
-        return policy(controller=controller(epoch=self.steps_per_epoch))
+        return policy(controller=for_run(self.steps_per_epoch))
 
     def plain(self) -> dict[str, str | int | float | bool]:
         """What a record of the run tells of it, in plain values."""
@@ -214,7 +216,7 @@ def find_policy(source: str | Path) -> Path:
     return shipped
 
 
-def _named(value: Any, known: dict[str, Any], kind: type, what: str) -> Any:
+def _named(value: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
     """An instance from itself, its name, or a table with its name and settings."""
     settings: dict[str, Any] = {}
     if isinstance(value, dict):
@@ -223,7 +225,10 @@ def _named(value: Any, known: dict[str, Any], kind: type, what: str) -> Any:
     if isinstance(value, str):
         if value not in known:
             raise ValueError(f"there is no {what} {value!r}; there are {', '.join(sorted(known))}")
-        return known[value](**settings)
+        try:
+            return known[value](**settings)
+        except TypeError as error:  # of a controller that is no Settings
+            raise ValueError(f"{what} {value!r}: {error}") from None
     if (
         isinstance(value, type)
         or not isinstance(value, kind)
@@ -234,7 +239,7 @@ def _named(value: Any, known: dict[str, Any], kind: type, what: str) -> Any:
 
 
 def _words(base: Compressor) -> str:
-    reach = base.candidates((1.0, math.inf), ())
+    reach = base.candidates((1.0, math.inf))
     if isinstance(reach, Span):
         return f"any from {reach.low:g} up" if math.isinf(reach.high) else f"{reach.low:g} to {reach.high:g}"
     return ", ".join(f"{cf:g}" for cf in reach) or "none"

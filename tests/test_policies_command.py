@@ -91,7 +91,7 @@ def test_no_policy_of_that_name(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_policies_for_links(name: str, low: float, high: float) -> None:
     with AdaptiveCompressor.from_policy(name) as compressor:
         policy = compressor.policy
-    reach = policy.base.candidates(policy.cf_range, ())
+    reach = policy.base.candidates(policy.cf_range)
     assert (policy.base.name, policy.dense_format.dtype, policy.cf_range) == ("ladder", "bfloat16", (low, high))
     assert len(policy.controller.propose(policy.cf_range, reach)) >= 3
 
@@ -108,7 +108,7 @@ def test_accordions_epochs_are_the_runs_unless_it_says() -> None:
 def test_the_policy_of_dgc_rises_as_published() -> None:
     policy = load_policy("dgc-warmup")
     assert policy.controller.stages == (4, 16, 64, 256, 1000)
-    assert policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range, ())) == (
+    assert policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range)) == (
         4,
         16,
         64,

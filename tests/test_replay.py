@@ -55,14 +55,14 @@ def record_run(
 ) -> None:
     """Run a controller over scripted measurements and record it as a real one is, energy 4 in every step."""
     script = Script(gain, seconds, optimism=1.1, samples=64.0, shadow_seconds=0.01)
-    proposed = policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range, ()))
+    proposed = policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range))
     base = policy.base
 
     def candidate(cf: float) -> Candidate:
-        worth = round(base.efficiency(cf), 4)
-        by_gain = base.efficiency_by_gain(cf)
+        worth = round(base.profile(cf).efficiency, 4)
+        by_gain = base.profile(cf).efficiency_by_gain
         return Candidate(
-            base.name, cf, wire_ratio(cf), worth, base.family(cf), by_gain, 0.004, exchange(wire_ratio(cf))
+            base.name, cf, wire_ratio(cf), worth, base.profile(cf).family, by_gain, 0.004, exchange(wire_ratio(cf))
         )
 
     def exchange(ratio: float) -> float:
@@ -73,7 +73,7 @@ def record_run(
             DENSE_CANDIDATE,
             cf=form.cf,
             wire_ratio=form.cf,
-            family=form.family(form.cf),
+            family=form.profile(form.cf).family,
             coding_s=0.0,
             exchange_s=exchange(form.cf),
         )

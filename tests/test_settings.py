@@ -62,7 +62,7 @@ def test_a_compressor_without_a_candidate_in_range_names_what_it_reaches() -> No
     class Bits(gravac.TopK):
         """Reaches two CFs."""
 
-        def candidates(self, cf_range: tuple[float, float], shapes: object) -> tuple[float, ...]:
+        def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
             return tuple(cf for cf in (4.0, 8.0) if cf_range[0] <= cf <= cf_range[1])
 
     with pytest.raises(SettingsError, match=r"no candidate of topk in \(10, 1000\); topk reaches 4, 8"):

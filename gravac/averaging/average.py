@@ -60,6 +60,7 @@ class Averager:
         self.world = 1
         self.memory = CompressorMemory()
         self.diagnostics = Diagnostics()
+        self._choices: dict[tuple[bool, float, int], Choice] = {}
         self.stats = StepStats()
         self._judge: Callable[[torch.Tensor], Verdict] = bool
 
@@ -107,24 +108,31 @@ class Averager:
             sums: see ``Plan``.
             survey: see ``Plan``.
         """
-        small = Choice(self.dense, self.dense.cf)
+        small = self._at(self.dense, self.dense.cf)
         form = self.dense if dense_cf is None else self.dense.at(dense_cf)
 
         def choice(at: float | None) -> Choice:
-            return Choice(form, form.cf) if at is None else Choice(self.base, at)
+            return self._at(form, form.cf) if at is None else self._at(self.base, at)
 
         own = {name: choice(at) for name, at in (cfs or {}).items()}
         return Plan(step, choice(cf), small, own, tuple(shadow), sums, tuple(survey))
+
+    def _at(self, compressor: Compressor, cf: float) -> Choice:
+        """A choice, its profile looked up once for as long as the number of ranks stays."""
+        key = (compressor.compresses, cf, self.world)
+        if key not in self._choices:
+            self._choices[key] = Choice(compressor, cf, compressor.profile(cf, world=self.world))
+        return self._choices[key]
 
     def strength_at(self, choice: Choice) -> float:
         """Return the error feedback that applies to a choice; none where nothing is left out."""
         if not choice.compresses:
             return 0.0
-        return choice.compressor.feedback_at(choice.cf) if self.strength is None else self.strength
+        return choice.profile.error_feedback if self.strength is None else self.strength
 
     def one_round(self, plan: Plan) -> bool:
         """Tell whether averaging a group by that plan takes a single round of collectives."""
-        return all(choice.compressor.one_round_at(choice.cf, self.world) for choice in plan.choices)
+        return all(choice.profile.one_round for choice in plan.choices)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """Return what the compressor itself keeps of a tensor that was not sent; flat, ``[elements]``; or ``None``."""
@@ -232,7 +240,7 @@ class Averager:
         if (plan.shadow or plan.survey) and self.compresses(piece.shape):
             return 0
         choice = self._choice(piece, plan)
-        return 0 if self.strength_at(choice) > 0 else choice.compressor.pad_multiple(choice.cf, self.world)
+        return 0 if self.strength_at(choice) > 0 else choice.profile.pad_multiple
 
     # dense: what plain DDP does, without a copy where tensors lie side by side and nothing is kept for them
 

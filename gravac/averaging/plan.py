@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gravac.compressors.base import Compressor
+from gravac.compressors.profile import Profile
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a parameter's gradient."""
@@ -30,10 +31,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a tensor is sent by: a compressor at a compression factor; dense is a compressor like all others."""
+    """What a tensor is sent by; dense is a compressor like all others.
+
+    Attributes:
+        compressor: the compressor.
+        cf: its compression factor.
+        profile: what is known of it at that factor, over the ranks there are.
+    """
 
     compressor: Compressor
     cf: float
+    profile: Profile
 
     @property
     def compresses(self) -> bool:

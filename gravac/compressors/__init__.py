@@ -11,6 +11,7 @@ from gravac.compressors.intsgd import IntSGD, intsgd
 from gravac.compressors.ladder import Ladder, ladder
 from gravac.compressors.natural import Natural, natural
 from gravac.compressors.powersgd import PowerSGD, powersgd
+from gravac.compressors.profile import Coding, Profile
 from gravac.compressors.qsgd import QSGD, qsgd
 from gravac.compressors.quantize import Quantize, quantize
 from gravac.compressors.randomk import RandomK, ScaledRandomK, randomk, scaled_randomk
@@ -21,8 +22,9 @@ from gravac.compressors.terngrad import TernGrad, terngrad
 from gravac.compressors.thc import THC, thc
 from gravac.compressors.topk import TopK, topk
 from gravac.compressors.topkc import TopKC, topkc
+from gravac.entry_points import Known
 
-COMPRESSORS: dict[str, Compressor] = {
+BUILT_IN: dict[str, Compressor] = {
     compressor.name: compressor
     for compressor in (
         dense,
@@ -47,7 +49,15 @@ COMPRESSORS: dict[str, Compressor] = {
         ladder,
     )
 }
-"""Every compressor by its name, with default settings."""
+"""Those of this package."""
+
+
+def _wrong(found: object) -> str:
+    return "" if isinstance(found, Compressor) else "is no compressor; name an object, not its class"
+
+
+COMPRESSORS: Known[Compressor] = Known("compressor", "gravac.compressors", BUILT_IN, _wrong)
+"""Every compressor by its name, with default settings: those of this package, and of packages installed beside it."""
 
 __all__ = [
     "COMPRESSORS",
@@ -56,6 +66,7 @@ __all__ = [
     "THC",
     "ARTopK",
     "Addend",
+    "Coding",
     "Compressor",
     "Context",
     "Dense",
@@ -65,6 +76,7 @@ __all__ = [
     "MajorityVote",
     "Natural",
     "PowerSGD",
+    "Profile",
     "Quantize",
     "RandomK",
     "RedSync",

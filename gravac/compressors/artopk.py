@@ -17,6 +17,7 @@ from gravac.collectives import AllGather, AllReduce, Broadcast, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, k_for
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
+from gravac.compressors.profile import CostPoints
 from gravac.compressors.topk import index_dtype, pack_indices, topk, unpack_indices
 
 
@@ -32,11 +33,12 @@ class ARTopK(Compressor):
     name: ClassVar[str] = "artopk"
     contractive: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 1.0
+    coding_costs: ClassVar[CostPoints] = ((10, 9.65, 7.61), (100, 5.94, 3.77), (1000, 4.31, 1.82))
 
     choose: Literal["star", "var"] = "star"
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
         """Any CF."""
         return Span(*cf_range)
 

@@ -21,7 +21,7 @@ import torch
 
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
-from gravac.compressors.efficiency import BY_GAIN, expected
+from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints, Profile, coding_at, efficiency_at
 from gravac.settings import Settings
 
 
@@ -152,73 +152,63 @@ class Compressor(Settings):
     Attributes:
         name: what policies and traces call it.
         contractive: ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
-        compresses: leaves something out; what does not (dense) is used for tensors of any size.
         unbiased: the expectation of ``sent`` is x.
         owns_momentum: does the optimizer's momentum itself; the optimizer must have none.
         exact_cf: achieves the CF asked for on large tensors, within 2 %; otherwise comes as close as its method can.
-        one_round: ``rounds`` always yields once, see ``one_round_at``.
-        error_feedback: share of what was not sent that is kept, unless the user says otherwise.
+        compresses: leaves something out. Otherwise it is a number format that everything is sent in, small tensors and
+            those of one dimension too (``dense``).
+        one_round: ``rounds`` yields once at every CF and number of ranks, see ``Profile``.
+        error_feedback: share of what was not sent that is kept, see ``Profile``.
+        coding_costs: ``(CF, encode, decode)``, ascending, in copies of the tensor, as ``gravac bench compressors``
+            measures them; empty: not measured. Where they are from: ``gravac.compressors.profile``.
+        efficiency_points: ``(CF, share of a dense step's progress that a step makes)``, ascending; likewise.
+        efficiency_by_gain: ``(gain, that share)``, ascending, where one curve fits all tasks; empty: none does.
         rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
             for N ranks.
     """
 
     name: ClassVar[str]
-    compresses: ClassVar[bool] = True
     contractive: ClassVar[bool] = False
     unbiased: ClassVar[bool] = False
     owns_momentum: ClassVar[bool] = False
     exact_cf: ClassVar[bool] = True
+    compresses: ClassVar[bool] = True
     one_round: ClassVar[bool] = False
     error_feedback: ClassVar[float] = 0.0
+    coding_costs: ClassVar[CostPoints] = ()
+    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
+    efficiency_by_gain: ClassVar[EfficiencyPoints] = ()
 
     @property
     def rounding(self) -> float:
         """See the class."""
         return 2.0**-24
 
-    def feedback_at(self, cf: float) -> float:
-        """Share of what is not sent that is kept at a CF, unless the user says otherwise."""
-        return self.error_feedback
+    def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
+        """What is known of it at a CF before it has run; see ``Profile``.
 
-    def efficiency(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
-        """Share of a dense step's progress that a step at a CF makes: what is expected before training, in (0, 1].
+        By default what its class says (``coding_costs``, ``efficiency_points``, ``one_round``, ...). Where settings,
+        ranks or shapes count, extend this: ``replace(super().profile(cf), one_round=...)``.
 
         Args:
             cf: compression factor.
-            shapes: of the tensors that are compressed, for whom it depends on them; empty when not known.
-        """
-        return expected(self.name, cf)
-
-    def efficiency_by_gain(self, cf: float) -> tuple[tuple[float, float], ...]:
-        """What a gain measured while training makes of the worth: ``(gain, worth)``, ascending; empty: nothing."""
-        return BY_GAIN.get(self.name, ())
-
-    def family(self, cf: float) -> str:
-        """What at other CFs of the same name codes as cheaply: a controller compares step times within it."""
-        return self.name
-
-    def one_round_at(self, cf: float, world: int) -> bool:
-        """Whether ``rounds`` yields once, for every tensor: the next tensors' may start while this one's travels.
-
-        Args:
-            cf: at which.
             world: ranks.
+            shapes: of the tensors that are compressed, for what depends on them; empty when not known.
         """
-        return self.one_round
+        return Profile(
+            family=self.name,
+            coding=coding_at(self.coding_costs, cf),
+            efficiency=efficiency_at(self.efficiency_points, cf),
+            efficiency_by_gain=self.efficiency_by_gain,
+            one_round=self.one_round,
+            error_feedback=self.error_feedback,
+        )
 
-    def pad_multiple(self, cf: float, world: int) -> int:
-        """Multiple of elements that tensors must be padded to before they may be laid side by side; 0: never.
-
-        Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked for.
-        """
-        return 0
-
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
         """What it can do between two CFs: all of a span, or a list (ascending; empty when nothing).
 
         Args:
             cf_range: lowest and highest CF wanted.
-            shapes: of the tensors to compress; empty when not known yet.
         """
         raise NotImplementedError
 

@@ -10,6 +10,10 @@ import torch
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import dtype_of, unit_roundoff
+from gravac.compressors.profile import Coding, Profile
+
+SIXTEEN_BIT = Coding(1.24, 0.78)
+"""Converting to 16 bit and back: docs/measurements/compressors.json, ``torch fp16``."""
 
 
 def share(x: torch.Tensor, world: int, wire: torch.dtype) -> torch.Tensor:
@@ -31,9 +35,9 @@ class Dense(Compressor):
     """
 
     name: ClassVar[str] = "dense"
-    compresses: ClassVar[bool] = False
     contractive: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
+    compresses: ClassVar[bool] = False
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
@@ -42,9 +46,10 @@ class Dense(Compressor):
         """1, or 2 in 16 bit."""
         return 1.0 if self.dtype == "float32" else 2.0
 
-    def family(self, cf: float) -> str:
-        """Its format: converting costs time."""
-        return self.dtype
+    def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
+        """A family for each format, as converting costs time; nothing is lost, and tensors lie as they are."""
+        coding = Coding(0.0, 0.0) if self.dtype == "float32" else SIXTEEN_BIT
+        return Profile(family=self.dtype, coding=coding, one_round=True, pad_multiple=1)
 
     def at(self, cf: float) -> "Dense":
         """The format of a CF, 1 or 2: itself where it has that, otherwise bfloat16 for 2 and float32 for 1."""
@@ -54,11 +59,7 @@ class Dense(Compressor):
         """What travels for a gradient of that dtype."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)
 
-    def pad_multiple(self, cf: float, world: int) -> int:
-        """As they are."""
-        return 1
-
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Its one CF, when that is in the range."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 

@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 
 from gravac.compressors.base import Context, Reduced, Rounds, Sparse, energy, k_for
+from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
 from gravac.compressors.threshold import ThresholdK
 
 CORRECTIONS = 10
@@ -42,6 +43,8 @@ class DGC(ThresholdK):
     contractive: ClassVar[bool] = False
     owns_momentum: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.0
+    coding_costs: ClassVar[CostPoints] = ((10, 26.37, 17.67), (100, 17.14, 13.57), (1000, 15.33, 4.35))
+    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False

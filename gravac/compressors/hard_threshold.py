@@ -19,6 +19,7 @@ from pydantic import Field
 
 from gravac.compressors import multilevel
 from gravac.compressors.base import Context, Rounds, Selection, k_for
+from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
 from gravac.compressors.selection import largest, reaching
 from gravac.compressors.threshold import in_slots
 from gravac.compressors.topk import TopK
@@ -34,6 +35,8 @@ class HardThreshold(TopK):
 
     name: ClassVar[str] = "hard_threshold"
     exact_cf: ClassVar[bool] = False
+    coding_costs: ClassVar[CostPoints] = ((10, 17.82, 8.01), (100, 16.52, 3.20), (1000, 11.95, 1.61))
+    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
 
     threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
 

@@ -17,6 +17,7 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import working
+from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_count, block_largest, relative, round_randomly, rounding_variance, spread
 
 
@@ -33,6 +34,7 @@ class IntSGD(Compressor):
 
     name: ClassVar[str] = "intsgd"
     unbiased: ClassVar[bool] = True
+    coding_costs: ClassVar[CostPoints] = ((4, 12.46, 42.31),)
 
     bits: Literal[8, 16] = 8
     block: int = Field(default=4096, ge=1)
@@ -42,7 +44,7 @@ class IntSGD(Compressor):
         """32 / bits."""
         return 32 / self.bits
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Its one CF, when that is in the range."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 

@@ -14,6 +14,7 @@ compares worths tries those: worth by the model's shapes, and corrected by the g
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dense import dense
 from gravac.compressors.powersgd import powersgd
+from gravac.compressors.profile import CostPoints, Profile, coding_at
 from gravac.compressors.quantize import quantize
 from gravac.compressors.topkc import topkc
 
@@ -49,6 +51,16 @@ class Ladder(Compressor):
 
     name: ClassVar[str] = "ladder"
     exact_cf: ClassVar[bool] = False
+    coding_costs: ClassVar[CostPoints] = (
+        (2, 1.3, 0.8),  # to CF 28 as 16 bit and quantize
+        (3.94, 7.79, 5.02),
+        (7.76, 11.45, 6.93),
+        (10.24, 15.23, 8.31),
+        (15.06, 9.64, 5.94),
+        (28.44, 6.00, 5.07),
+        (113.78, 1.88, 5.66),
+        (910.22, 1.77, 2.14),
+    )
 
     members: Annotated[tuple[Compressor, ...], Field(min_length=1)]
 
@@ -74,42 +86,17 @@ class Ladder(Compressor):
         """The coarsest member's."""
         return max(member.rounding for member in self.members)
 
-    def feedback_at(self, cf: float) -> float:
-        """The member's."""
+    def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
+        """The member's, but for the coding cost: that is known by the wire ratio, of the default members."""
         member, at = self.at(cf)
-        return member.feedback_at(at)
-
-    def efficiency(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
-        """The member's."""
-        member, at = self.at(cf)
-        return member.efficiency(at, shapes)
-
-    def efficiency_by_gain(self, cf: float) -> tuple[tuple[float, float], ...]:
-        """The member's."""
-        member, at = self.at(cf)
-        return member.efficiency_by_gain(at)
-
-    def family(self, cf: float) -> str:
-        """The member's."""
-        member, at = self.at(cf)
-        return member.family(at)
-
-    def one_round_at(self, cf: float, world: int) -> bool:
-        """The member's."""
-        member, at = self.at(cf)
-        return member.one_round_at(at, world)
-
-    def pad_multiple(self, cf: float, world: int) -> int:
-        """The member's."""
-        member, at = self.at(cf)
-        return member.pad_multiple(at, world)
+        return replace(member.profile(at, world=world, shapes=shapes), coding=coding_at(self.coding_costs, cf))
 
     def at(self, ratio: float) -> tuple[Compressor, float]:
         """The member that serves a wire ratio, and its CF: the one whose rung it is, or the first that reaches it."""
         own = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)
         return (own.member, own.cf) if own else _serving(self.members, ratio)
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Wire ratios: the members' rungs."""
         return tuple(rung.ratio for rung in _rungs(self.members) if cf_range[0] <= rung.ratio <= cf_range[1])
 
@@ -154,7 +141,7 @@ def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
     """
     rungs: list[Rung] = []
     for member in members:
-        reach = member.candidates((1.0, HIGHEST), ())
+        reach = member.candidates((1.0, HIGHEST))
         if isinstance(reach, Span):
             last = max((rung.ratio for rung in rungs), default=1.0)
             own = [(last * STEP**more) for more in range(1, math.ceil(math.log(HIGHEST / last, STEP)))]
@@ -176,7 +163,7 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
 def _serving(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
     """The first member that reaches the ratio, at the lowest CF that does; the highest rung, if none does."""
     for member in members:
-        reach = member.candidates((1.0, HIGHEST), ())
+        reach = member.candidates((1.0, HIGHEST))
         if isinstance(reach, Span):
             cf = _lowest(member, reach, ratio)
             if cf is None:

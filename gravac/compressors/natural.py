@@ -15,6 +15,7 @@ import torch
 
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_largest, round_randomly, rounding_variance
 
 SPAN = 126
@@ -28,13 +29,14 @@ class Natural(Compressor):
     contractive: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
+    coding_costs: ClassVar[CostPoints] = ((4, 73.30, 88.18),)
 
     @property
     def cf(self) -> float:
         """4: 8 bits."""
         return 4.0
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Its one CF, when that is in the range."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 

@@ -11,7 +11,7 @@ x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import unit_roundoff, working
-from gravac.compressors.efficiency import by_rank
+from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile, efficiency_at
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,6 +80,17 @@ class PowerSGD(Compressor):
     contractive: ClassVar[bool] = True
     exact_cf: ClassVar[bool] = False
     error_feedback: ClassVar[float] = 1.0
+    coding_costs: ClassVar[CostPoints] = ((10, 17.34, 39.37), (100, 4.25, 7.70), (1000, 3.11, 4.73))
+    efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (4, 0.75), (16, 0.55), (100, 0.25))
+    # by rank; the CF says less: rank 4 is 25x or 100x, as the shapes are
+    efficiency_by_rank: ClassVar[EfficiencyPoints] = (
+        (1, 0.2),
+        (2, 0.36),
+        (4, 0.57),
+        (8, 0.77),
+        (16, 0.87),
+        (32, 0.95),
+    )
 
     rank: Annotated[int, Field(ge=1)] | None = None
     iterations: int = Field(default=1, ge=1, le=4)
@@ -105,7 +116,7 @@ class PowerSGD(Compressor):
             return None
         return LowRank(n, m, rank, n * m / (rank * columns))
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
         """Any CF, each tensor coming as close as a whole rank can; of a rank that is set, its CF on a square matrix."""
         if self.rank is None:
             return Span(*cf_range)
@@ -116,12 +127,13 @@ class PowerSGD(Compressor):
         """The same settings but for ``rank`` and other changes."""
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 
-    def efficiency(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
-        """By the rank that a CF comes to, where shapes are known: it tells more than the CF does."""
+    def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
+        """Where shapes are known, a step is worth what the ranks are that the CF comes to: they tell more than it."""
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
-        low = [(elements, by_rank(plan.rank)) for elements, plan in plans if plan]
+        low = [(elements, efficiency_at(self.efficiency_by_rank, plan.rank)) for elements, plan in plans if plan]
         elements = sum(elements for elements, _ in low)
-        return sum(elements * worth for elements, worth in low) / elements if elements else super().efficiency(cf)
+        by_cf = super().profile(cf)
+        return replace(by_cf, efficiency=sum(n * worth for n, worth in low) / elements) if elements else by_cf
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """P and Q, as often as there are iterations; the larger of them, when alternating; or x."""

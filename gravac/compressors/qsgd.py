@@ -17,6 +17,7 @@ from gravac.collectives import AllGather, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import working
 from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.profile import CostPoints
 
 
 class QSGD(Compressor):
@@ -32,6 +33,7 @@ class QSGD(Compressor):
     name: ClassVar[str] = "qsgd"
     unbiased: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
+    coding_costs: ClassVar[CostPoints] = ((8, 50.55, 25.11),)
 
     bits: Literal[2, 4, 8] = 4
     bucket: int = Field(default=512, ge=1)
@@ -47,7 +49,7 @@ class QSGD(Compressor):
         """Above zero."""
         return int(2 ** (self.bits - 1) - 1)
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Its one CF, when that is in the range."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 

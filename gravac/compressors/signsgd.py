@@ -19,6 +19,7 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import working
 from gravac.compressors.intsgd import from_lanes, lane_bits, lane_bytes, to_lanes
 from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_count, in_rows, spread
 
 
@@ -36,6 +37,7 @@ class SignSGD(Compressor):
     contractive: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.5
+    coding_costs: ClassVar[CostPoints] = ((32, 8.14, 18.17),)
 
     block: int = Field(default=0, ge=0)
 
@@ -44,7 +46,7 @@ class SignSGD(Compressor):
         """32: 1 bit."""
         return 32.0
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Its one CF, when that is in the range."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
@@ -81,6 +83,7 @@ class MajorityVote(Compressor):
     """
 
     name: ClassVar[str] = "majority"
+    coding_costs: ClassVar[CostPoints] = ((32, 4.09, 19.48),)
 
     block: int = Field(default=0, ge=0)
 
@@ -89,7 +92,7 @@ class MajorityVote(Compressor):
         """32: 1 bit."""
         return 32.0
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Its one CF, when that is in the range."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 

@@ -17,6 +17,7 @@ from gravac.collectives import AllGather, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import working
 from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_largest, relative, round_randomly, rounding_variance
 
 
@@ -30,6 +31,7 @@ class TernGrad(Compressor):
 
     name: ClassVar[str] = "terngrad"
     one_round: ClassVar[bool] = True
+    coding_costs: ClassVar[CostPoints] = ((16, 46.03, 17.82),)
 
     clip: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
 
@@ -43,7 +45,7 @@ class TernGrad(Compressor):
         """16: 2 bits."""
         return 16.0
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """Its one CF, when that is in the range."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 

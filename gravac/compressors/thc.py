@@ -22,6 +22,7 @@ from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.chunks import chunk_energies
 from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.profile import CostPoints, EfficiencyPoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class THC(Compressor):
     name: ClassVar[str] = "thc"
     contractive: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.0
+    coding_costs: ClassVar[CostPoints] = ((8, 1.44, 27.52),)
+    efficiency_points: ClassVar[EfficiencyPoints] = ((8, 0.95),)
 
     bits: Literal[2, 4, 8] = 4
     sum_bits: Literal[2, 4, 8] = 8
@@ -80,7 +83,7 @@ class THC(Compressor):
     reach: Annotated[float, Field(gt=0)] = 2.7
     exchange: Literal["shards", "lanes"] = "shards"
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """32 / bits, in the range."""
         cf = 32 / self.bits
         return (cf,) if cf_range[0] <= cf <= cf_range[1] else ()

@@ -16,6 +16,7 @@ from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse, energy, k_for
 from gravac.compressors.dtypes import dtype_of, unit_roundoff
+from gravac.compressors.profile import CostPoints, EfficiencyPoints
 from gravac.compressors.selection import energies, largest
 
 
@@ -30,10 +31,12 @@ class TopK(Compressor):
     contractive: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 1.0
+    coding_costs: ClassVar[CostPoints] = ((10, 9.42, 7.17), (100, 5.60, 2.73), (1000, 3.68, 1.52))
+    efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (2, 0.95), (10, 0.72), (100, 0.3))
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
         """Any CF."""
         return Span(*cf_range)
 

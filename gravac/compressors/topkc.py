@@ -9,6 +9,7 @@ consecutive coordinates; large ones tend to lie near each other. Contractive on 
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -19,6 +20,7 @@ from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for, laid_out
 from gravac.compressors.chunks import Chosen, chunk_energies, gather, scatter, whole_but_one
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
+from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
 
@@ -38,16 +40,20 @@ class TopKC(Compressor):
     name: ClassVar[str] = "topkc"
     contractive: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 1.0
+    coding_costs: ClassVar[CostPoints] = ((10, 2.77, 3.53), (100, 2.58, 1.96), (1000, 2.28, 1.81))
+    efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (2, 0.75), (10, 0.38), (100, 0.16))
 
     chunk: Annotated[int, Field(ge=1)] | None = None
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
-    def efficiency(self, cf: float, shapes: Sequence[tuple[int, ...]] = ()) -> float:
-        """That of the chunks, times that of how their values are sent."""
-        own = super().efficiency(cf, shapes)
-        return own * self.values.efficiency(self.values.finest) if isinstance(self.values, Quantize) else own
+    def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
+        """A step is worth what the chunks are, times what how their values are sent is."""
+        own = super().profile(cf)
+        if not isinstance(self.values, Quantize):
+            return own
+        return replace(own, efficiency=own.efficiency * self.values.profile(self.values.finest).efficiency)
 
-    def candidates(self, cf_range: tuple[float, float], shapes: Sequence[tuple[int, ...]]) -> Span | tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
         """Any CF."""
         return Span(*cf_range)
 

@@ -10,15 +10,25 @@ from gravac.controllers.goodput import Goodput
 from gravac.controllers.gravac import GraVAC
 from gravac.controllers.static import Static
 from gravac.controllers.warmup import Warmup
+from gravac.entry_points import Known
 
-CONTROLLERS: dict[str, Any] = {
+BUILT_IN: dict[str, Any] = {
     "accordion": Accordion,
     "goodput": Goodput,
     "gravac": GraVAC,
     "static": Static,
     "warmup": Warmup,
 }
-"""Every controller's class by its name."""
+"""Those of this package."""
+
+
+def _wrong(found: object) -> str:
+    is_controller = isinstance(found, type) and hasattr(found, "observe")
+    return "" if is_controller else "is no controller; name a class, not an object of it"
+
+
+CONTROLLERS: Known[Any] = Known("controller", "gravac.controllers", BUILT_IN, _wrong)
+"""Every controller's class by its name: those of this package, and of packages installed beside it."""
 
 __all__ = [
     "CONTROLLERS",

@@ -91,6 +91,10 @@ class Accordion(Settings):
     epoch: int | None = Field(default=None, ge=3)  # a decision holds two steps after what it is made from
     window: int = Field(default=20, ge=1)
 
+    def for_run(self, steps_per_epoch: int) -> "Accordion":
+        """Counts in the run's epochs, unless it has its own."""
+        return self if self.epoch is not None else self(epoch=steps_per_epoch)
+
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         """The ends of the range."""
         return snap(sorted(set(cf_range)), reach)

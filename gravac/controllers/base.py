@@ -115,7 +115,11 @@ StateT = TypeVar("StateT")
 
 
 class Controller(Protocol[StateT]):
-    """Decides which candidate runs. See the module's text for when each method is called."""
+    """Decides which candidate runs. See the module's text for when each method is called.
+
+    One that counts epochs may also offer ``for_run(steps_per_epoch: int)``: itself as a run of such epochs has it. It
+    is called once, before ``propose``, where the user says how long an epoch is.
+    """
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every value keeps 0.64 of the
 energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Here a
 candidate carries its *worth*, the share of a dense step's progress that one of its steps makes, from committed
-measurements (``gravac.compressors.efficiency``); throughput is measured while training.
+measurements (``gravac.compressors.profile``); throughput is measured while training.
 
 The search starts, among those whose worth is near dense's, at what is expected to code and exchange fastest by what the
 link was probed at (``gravac.exchange.link_probe``); where that is not known, at the highest wire ratio, which is fast

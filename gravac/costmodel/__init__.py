@@ -3,12 +3,11 @@
 """A model of a step's time: ``step.py`` has the formula."""
 
 from gravac.costmodel.fitting import Fit, Observation, fit
-from gravac.costmodel.machine import COSTS, Costs, Machine
+from gravac.costmodel.machine import Costs, Machine
 from gravac.costmodel.network import Network, collective_seconds
 from gravac.costmodel.step import Format, Load, Prediction, break_even, load, predict
 
 __all__ = [
-    "COSTS",
     "Costs",
     "Fit",
     "Format",

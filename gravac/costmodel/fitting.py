@@ -95,7 +95,7 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
         observations: of more than one rank, at least three of each link; to tell the constants apart they must differ
             in bytes, in buckets or ranks, and in what they compress, and some must be partly hidden.
         machine: its costs in copies are taken as they are, its speed and start where nothing was compressed; default:
-            what ``COSTS`` was measured on.
+            what the compressors' costs were measured on.
 
     Raises:
         ValueError: too few observations, or no bandwidth explains them.

@@ -20,9 +20,9 @@ from typing import Literal
 
 import torch
 
-from gravac.collectives import AllGather, Kind, Traffic
+from gravac.collectives import AllGather, Kind
 from gravac.compressors import Compressor, Dense
-from gravac.costmodel.machine import SIXTEEN_BIT_COPIES, Machine
+from gravac.costmodel.machine import Machine
 from gravac.costmodel.network import Network, check, messages_of
 
 Shape = tuple[int, ...]
@@ -124,23 +124,18 @@ def load(
     check("buckets", buckets, buckets >= 1, "1 or more")
     if dense not in ("float32", "float16", "bfloat16"):
         raise ValueError(f"dense: {dense!r} is no number format; use float32, float16 or bfloat16")
-    if isinstance(compressor, Dense):
-        dense = compressor.dtype
-        compressor = None
     number_format = Dense(dtype=dense)
     payloads: dict[tuple[int, Kind], int] = {}
     copied, rounds = 0.0, 0
     for shape in shapes:
         size = math.prod(shape)
-        if compressor is None or len(shape) < 2 or size < dense_below:
-            traffic: tuple[Traffic, ...] = number_format.traffic(shape, number_format.cf, torch.float32, world)
-            copies = 0.0 if dense == "float32" else SIXTEEN_BIT_COPIES
-        else:
-            traffic = compressor.traffic(shape, cf, torch.float32, world)
-            gathered = any(sent.kind is AllGather for sent in traffic)
-            copies = machine.copies(compressor.name, cf, world, gathered)
+        small = compressor is None or (compressor.compresses and (len(shape) < 2 or size < dense_below))
+        sender, at = (number_format, number_format.cf) if compressor is None or small else (compressor, cf)
+        traffic = sender.traffic(shape, at, torch.float32, world)
+        gathered = any(sent.kind is AllGather for sent in traffic)
+        copied += 4 * size * machine.copies(sender, at, world, gathered)
+        if sender.compresses:
             rounds = max(rounds, len(traffic))
-        copied += 4 * size * copies
         for turn, sent in enumerate(traffic):
             payloads[turn, sent.kind] = payloads.get((turn, sent.kind), 0) + sent.payload_bytes
     messages = sum(messages_of(kind, 0, world)[0] for _, kind in payloads)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from gravac.candidate import Candidate
-from gravac.compressors import Compressor, Dense
+from gravac.compressors import Compressor
 from gravac.policy import Policy
 from gravac.replay.recording import between
 from gravac.replay.trace import same
@@ -32,11 +32,11 @@ def admit_recorded(run: RunRecord, policy: Policy) -> Admission:
         it = next((one for one in ours if same(one.cf, cf)), Candidate(compressor.name, cf, math.nan, math.nan))
         ratio, efficiency = it.wire_ratio, it.efficiency
         if not (math.isfinite(ratio) and ratio > 0):
-            ratio = cf if isinstance(compressor, Dense) else _ratio_at([(one.cf, one.wire_ratio) for one in ours], cf)
-        if not math.isfinite(efficiency):
-            efficiency = compressor.efficiency(cf)
-        family, by_gain = compressor.family(cf), compressor.efficiency_by_gain(cf)
-        return Candidate(compressor.name, cf, ratio, efficiency, family, by_gain, it.coding_s, it.exchange_s)
+            ratio = _ratio_at([(one.cf, one.wire_ratio) for one in ours], cf) if compressor.compresses else cf
+        profile = compressor.profile(cf)
+        known = efficiency if math.isfinite(efficiency) else profile.efficiency
+        by_gain = profile.efficiency_by_gain
+        return Candidate(compressor.name, cf, ratio, known, profile.family, by_gain, it.coding_s, it.exchange_s)
 
     def stays(one: Candidate) -> bool:
         then = (it for it in run.candidates if it.compressor == one.compressor and not it.dense)

@@ -11,8 +11,8 @@ from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate, Dropped
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.compressors import Compressor, Dense
-from gravac.costmodel import COSTS, Machine, Network, predict
+from gravac.compressors import Compressor
+from gravac.costmodel import Machine, Network, predict
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
 
@@ -56,10 +56,10 @@ def admit(policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkP
 
     def predicted(compressor: Compressor, cf: float) -> Candidate:
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
-        worth = round(compressor.efficiency(cf, compressed), 4)
+        profile = compressor.profile(cf, world=world, shapes=compressed)
+        efficiency, by_gain = round(profile.efficiency, 4), profile.efficiency_by_gain
         coding, exchange = seconds(compressor, cf) or (None, None)
-        by_gain = compressor.efficiency_by_gain(cf)
-        return Candidate(compressor.name, cf, ratio, worth, compressor.family(cf), by_gain, coding, exchange)
+        return Candidate(compressor.name, cf, ratio, efficiency, profile.family, by_gain, coding, exchange)
 
     return admitted(policy, predicted)
 
@@ -78,9 +78,9 @@ def admitted(
         stays: whether a candidate is admitted whatever it sends.
     """
     dense, *sixteen = (predicted(form, form.cf) for form in policy.dense_formats)
-    if isinstance(policy.base, Dense):
+    if not policy.base.compresses:
         return Admission((dense,))
-    reach = policy.base.candidates(policy.cf_range, ())
+    reach = policy.base.candidates(policy.cf_range)
     wanted = [predicted(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, reach)]
     if policy.controller.keeps_all:
         return Admission((dense, *wanted))
@@ -115,7 +115,7 @@ def expected(link: LinkProbe | None, shapes: Sequence[tuple[int, ...]], policy: 
     dense, below = policy.dense_format.dtype, policy.dense_below
 
     def seconds(compressor: Compressor, cf: float) -> tuple[float, float] | None:
-        if not isinstance(compressor, Dense) and compressor.name not in COSTS:
+        if machine.coding(compressor, cf) is None:
             return None
         step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
         return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")

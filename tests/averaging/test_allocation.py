@@ -131,7 +131,7 @@ def test_a_tensor_whose_gradient_was_not_finite_has_no_curve() -> None:
 def test_levels_are_doubled_in_a_span_and_all_of_a_list() -> None:
     assert Policy(base=topk, cf_range=(5, 100)).levels == ()
     assert Policy(base=topk, cf_range=(5, 100), allocation="by_gain").levels == (5, 10, 20, 40, 80, 100)
-    assert Policy(base=quantize, cf_range=(1, 32), allocation="by_gain").levels == quantize.candidates((1, 32), ())
+    assert Policy(base=quantize, cf_range=(1, 32), allocation="by_gain").levels == quantize.candidates((1, 32))
 
 
 @pytest.mark.parametrize(

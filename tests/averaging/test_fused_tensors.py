@@ -115,7 +115,7 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
     sizes = [10, LARGEST + 1, 20, 30]
     pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
-    coded, whole = Choice(quantize(4), 8.0), Choice(dense, 1.0)
+    coded, whole = (Choice(one, cf, one.profile(cf)) for one, cf in ((quantize(4), 8.0), (dense, 1.0)))
     choices = {"0": coded, "1": coded, "2": whole, "3": coded}
     found = fuse_small(pieces, lambda piece: choices[piece.name], lambda _: 8)
     assert [[piece.name for piece in bundle.pieces] for bundle in found] == [["0", "3"], ["1"], ["2"]]

@@ -89,7 +89,7 @@ class Grows(Compressor):
     name: ClassVar[str] = "grows"
     contractive: ClassVar[bool] = True
 
-    def candidates(self, cf_range: tuple[float, float], shapes: object) -> tuple[float, ...]:
+    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         return (1.0,)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
@@ -106,6 +106,13 @@ class Shrinks(Grows):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         total = yield AllReduce(x / 2)
         return Reduced(total / ctx.world, x / 2, 1.0)
+
+
+class PilesUp(Grows):
+    """Keeps what it does not send, which grows."""
+
+    contractive: ClassVar[bool] = False
+    error_feedback: ClassVar[float] = 1.0
 
 
 class Remembers(TopK):
@@ -129,6 +136,7 @@ class Remembers(TopK):
         (conformance.errors_foresee_what_is_lost, SendsTooMuch()),
         (conformance.traffic_is_predicted, Understates()),
         (conformance.one_round_is_kept, LooksAtItsData()),
+        (conformance.its_profile_is_possible, PilesUp()),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )

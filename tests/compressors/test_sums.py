@@ -165,20 +165,20 @@ def test_a_ladder_serves_each_ratio_by_its_first_member_that_reaches_it() -> Non
         assert member.name == name
         assert getattr(member, "bits", None) == bits
         assert wire_ratio(member, cf) >= wanted * 0.998
-    assert steps.candidates((5, 70), ()) == pytest.approx((7.757, 15.058, 30.117, 60.235), rel=1e-3)
-    assert steps.feedback_at(7) == quantize.error_feedback
-    assert steps.feedback_at(60) == topkc.error_feedback
+    assert steps.candidates((5, 70)) == pytest.approx((7.757, 15.058, 30.117, 60.235), rel=1e-3)
+    assert steps.profile(7).error_feedback == quantize.error_feedback
+    assert steps.profile(60).error_feedback == topkc.error_feedback
 
 
 def test_each_member_of_a_ladder_has_rungs_of_its_own() -> None:
     steps = ladder(quantize(4), topkc, powersgd(4))
-    rungs = steps.candidates((1.0, 1000.0), ())
+    rungs = steps.candidates((1.0, 1000.0))
     assert list(rungs) == sorted(set(rungs))
     served = [steps.at(ratio)[0].name for ratio in rungs]
     assert set(served) == {"quantize", "topkc", "powersgd"}
     at = served.index("powersgd")
     assert steps.at(rungs[at] * 0.99)[0].name == "topkc"  # asked for any other ratio, the first that reaches it
-    assert steps.family(rungs[at]) == "powersgd"
+    assert steps.profile(rungs[at]).family == "powersgd"
 
 
 def test_a_ladder_refuses_what_cannot_keep_its_errors() -> None:

@@ -3,6 +3,8 @@
 """Buckets that wait for each other on real gloo: fewer collectives, the same sums, nothing that waits in vain."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, quantize
-from gravac.compressors import Context, Quantize, Rounds
+from gravac.compressors import Context, Profile, Quantize, Rounds
 from gravac.exchange.link_probe import LinkProbe
 from gravac.stepping.coalescing import PARTS
 from tests.distributed.training import batch, parallel, sgd, train, weights
@@ -20,8 +22,8 @@ from tests.ranks import processes
 class Breaks(Quantize):
     """Fails on every rank in the third step, at a tensor in the middle of the model."""
 
-    def pad_multiple(self, cf: float, world: int) -> int:
-        return 0
+    def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
+        return replace(super().profile(cf, world=world), pad_multiple=0)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         if ctx.step == 2 and ctx.name == "6.weight":

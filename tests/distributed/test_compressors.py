@@ -30,7 +30,7 @@ VARIANTS = (
 
 
 def cf_of(compressor: Compressor) -> float:
-    reach = compressor.candidates((1.0, 1000.0), ())
+    reach = compressor.candidates((1.0, 1000.0))
     return 10.0 if isinstance(reach, Span) else reach[-1]
 
 

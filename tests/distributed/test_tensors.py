@@ -205,7 +205,7 @@ def of_any(
 
 def test_any_base_may_be_allocated_under_any_controller() -> None:
     bases = [topk, topkc, randomk, artopk, quantize, powersgd, ladder]
-    lists = [base.candidates((2, 64), ()) for base in bases]
+    lists = [base.candidates((2, 64)) for base in bases]
     controllers: list[Any] = [Static(cf=12.0 if isinstance(it, Span) else it[len(it) // 2]) for it in lists]
     bases += [topk, topkc, topkc]
     controllers += [GraVAC(window=3, warmup=0, shadow_every=2), Goodput(), Accordion(epoch=3, every=1)]

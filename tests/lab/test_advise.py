@@ -15,6 +15,7 @@ import torch
 from gravac.collectives import AllReduce
 from gravac.commands import advise as advise_command
 from gravac.commands import calibrate as calibrate_command
+from gravac.compressors import Quantize
 from gravac.costmodel import Machine, Network, collective_seconds
 from gravac.lab import calibrate
 from gravac.lab.advise import Advice, advise, shapes_of
@@ -86,14 +87,8 @@ def test_on_a_fast_network_it_says_to_stay_with_bf16() -> None:
 
 
 def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gravac.lab.advise.choices.worth_of", lambda compressor, cf: 0.01)
+    monkeypatch.setattr(Quantize, "efficiency_points", ((1.0, 0.01),))
     assert advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"]).verdict.startswith("stay with bf16: quantize")
-
-
-def test_without_a_known_worth_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gravac.lab.advise.choices.worth_of", lambda compressor, cf: None)
-    advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"])
-    assert advice.verdict.startswith("try quantize") and "not known" in advice.verdict
 
 
 def test_a_live_module_and_its_shapes_give_the_same() -> None:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gravac.compressors import Compressor, majority, powersgd, quantize, signsgd, topk
-from gravac.costmodel import COSTS, Costs, Load, Machine, Network, load
+from gravac.costmodel import Costs, Load, Machine, Network, load
 from gravac.lab.shapes import MODELS
 from tests.measure.results import write
 
@@ -111,9 +111,7 @@ def count(costs: str, gpu: GPU, model: str) -> list[dict[str, Any]]:
     """Over all numbers of ranks, at each bandwidth."""
     shapes, seconds = MODELS[model](), gpu.seconds(model)
     machine = (
-        Machine(gpu.copy, OVERLAP, published(), per_rank=False)
-        if costs == "published"
-        else Machine(gpu.copy, OVERLAP, COSTS)
+        Machine(gpu.copy, OVERLAP, published(), per_rank=False) if costs == "published" else Machine(gpu.copy, OVERLAP)
     )
     coding = replace(machine, overlap=0.0) if costs == "published" else machine
     loads: dict[int, tuple[Load, Load, list[Load]]] = {
@@ -134,7 +132,7 @@ def count(costs: str, gpu: GPU, model: str) -> list[dict[str, Any]]:
         for ranks, (single, sixteen, others) in loads.items():
             full, half = (dense.over(network, machine).step_s for dense in (single, sixteen))
             steps = [other.over(network, coding).step_s for other in others]
-            worths = [compressor.efficiency(cf) for compressor, cf in CANDIDATES]
+            worths = [compressor.profile(cf).efficiency for compressor, cf in CANDIDATES]
             papers = min(s for s, (compressor, _) in zip(steps, CANDIDATES, strict=True) if compressor.name in PAPERS)
             row["papers_wins"] += half / papers > MARGIN
             row["papers_wins_over_float32"] += full / papers > MARGIN

@@ -59,10 +59,11 @@ def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
 
 def test_low_rank_is_worth_what_its_rank_is_whatever_the_cf() -> None:
     small, large = ([(side, side)] for side in (128, 2048))
-    assert (
-        powersgd(4).efficiency(128.0, small) == powersgd(4).efficiency(128.0, large) == powersgd.efficiency(16.0, small)
-    )
-    assert powersgd(1).efficiency(512.0, small) < powersgd(8).efficiency(64.0, small) < 1
+    four, by_cf = powersgd(4), powersgd.profile(16.0, shapes=small)
+    assert four.profile(128.0, shapes=small).efficiency == four.profile(128.0, shapes=large).efficiency
+    assert four.profile(128.0, shapes=small).efficiency == by_cf.efficiency
+    one, eight = powersgd(1).profile(512.0, shapes=small), powersgd(8).profile(64.0, shapes=small)
+    assert one.efficiency < eight.efficiency < 1
 
 
 def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
@@ -75,7 +76,7 @@ def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
 
 
 def test_a_gain_that_was_measured_corrects_the_worth() -> None:
-    points = quantize.efficiency_by_gain(32.0)
+    points = quantize.profile(32.0).efficiency_by_gain
     one = Candidate("quantize", 32.0, 28.0, 0.81, "quantize", points)
     assert one.efficiency_at(1.0) == 1.0
     assert one.efficiency_at(0.39) < one.efficiency_at(0.64) < one.efficiency_at(0.88)

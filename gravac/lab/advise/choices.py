@@ -11,18 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.compressors import COMPRESSORS, Compressor, Dense
+from gravac.compressors import COMPRESSORS, Compressor
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
 from gravac.lab.shapes import MODELS, Shape
-
-if TYPE_CHECKING:
-    pass
 
 MARGIN = 1.05
 """A prediction is not so exact that less than 5 % means anything."""
@@ -37,7 +33,7 @@ LATENCY = 50e-6
 """Seconds of a message where nothing was calibrated: TCP in one data centre."""
 
 COPY = 14e9
-"""Bytes per second of a copy where nothing was calibrated: one core of the CPU that ``COSTS`` was measured on."""
+"""Bytes per second of a copy where nothing was calibrated: one core of the CPU that coding costs were measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class Choice:
         wire_ratio: wire bytes of dense float32 over these.
         break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
             for what is itself dense.
-        efficiency: share of a dense step's progress that one of its steps is expected to make; ``None`` when not known.
+        efficiency: share of a dense step's progress that one of its steps is expected to make.
         cost: of 1000 steps, in the price's currency; ``None`` without a price.
     """
 
@@ -66,13 +62,13 @@ class Choice:
     speed_up: float
     wire_ratio: float
     break_even: float | None
-    efficiency: float | None
+    efficiency: float
     cost: float | None
 
     @property
     def progress(self) -> float:
-        """Speed-up in progress per second, as far as known: where its efficiency is not known, in steps per second."""
-        return self.speed_up * (1.0 if self.efficiency is None else self.efficiency)
+        """Speed-up in progress per second."""
+        return self.speed_up * self.efficiency
 
     def __str__(self) -> str:
         return f"{self.compressor} {self.cf:.4g}x"
@@ -121,7 +117,7 @@ def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
 
 
 def candidates(
-    names: Sequence[str] | None, cfs: Sequence[float] | None, shapes: Sequence[Shape], machine: Machine
+    names: Sequence[str] | None, cfs: Sequence[float] | None, machine: Machine
 ) -> list[tuple[Compressor, float]]:
     """The compressors and CFs to predict.
 
@@ -129,25 +125,25 @@ def candidates(
         names: of compressors; ``None`` for all whose cost the machine knows.
         cfs: wanted; a compressor that has but a few CFs takes part with those within a tenth of a wanted one. ``None``
             for ``TRIED``, or for all that it has.
-        shapes: of the model.
         machine: knows the costs.
 
     Raises:
         ValueError: a compressor is unknown, a CF below 1, or no compressor does any of the CFs.
     """
+    measured = {name: one for name, one in COMPRESSORS.items() if one.compresses and machine.coding(one, 1.0)}
     for name in names or ():
-        if name not in COMPRESSORS or name not in machine.costs:
-            known = ", ".join(known for known in COMPRESSORS if known in machine.costs)
+        if COMPRESSORS.get(name) is None or name not in measured:
+            known = ", ".join(measured)
             raise ValueError(f"compressors: {name!r} is unknown or its cost was never measured; known: {known}")
     for cf in cfs or ():
         if not (math.isfinite(cf) and cf >= 1):
             raise ValueError(f"cf: {cf!r} is no compression factor; give 1 or more, such as 10")
     chosen: list[tuple[Compressor, float]] = []
-    for name, compressor in COMPRESSORS.items():
-        if isinstance(compressor, Dense) or name not in (names or machine.costs):
+    for name, compressor in measured.items():
+        if name not in (names or measured):
             continue
         low, high = min(REACH[0], *(cfs or REACH)), max(REACH[1], *(cfs or REACH))
-        reach = compressor.candidates((low, high), shapes)
+        reach = compressor.candidates((low, high))
         if isinstance(reach, Span):
             chosen += [(compressor, cf) for cf in sorted(cfs or TRIED) if reach.low <= cf <= reach.high]
         else:
@@ -198,7 +194,7 @@ def advise(
     sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense).over(network, machine)
 
     def choice(
-        name: str, cf: float, predicted: Prediction, even: float | None = None, efficiency: float | None = None
+        name: str, cf: float, predicted: Prediction, even: float | None = None, efficiency: float = 1.0
     ) -> Choice:
         hours = 1000 * predicted.step_s / 3600 * workers
         return Choice(
@@ -215,26 +211,15 @@ def advise(
         )
 
     single = load(shapes, None, 1, batch_s, workers, machine, dense="float32").over(network, machine)
-    choices = [choice("dense", 1.0, single, efficiency=1.0), choice("dense", 2.0, sixteen, efficiency=1.0)]
-    for compressor, cf in candidates(compressors, cfs, shapes, machine):
+    choices = [choice("dense", 1.0, single), choice("dense", 2.0, sixteen)]
+    for compressor, cf in candidates(compressors, cfs, machine):
         predicted = load(shapes, compressor, cf, batch_s, workers, machine, dense=dense).over(network, machine)
         even = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
         if even is None:
             even = math.inf if predicted.step_s < sixteen.step_s else 0.0
-        choices.append(choice(compressor.name, cf, predicted, even, efficiency_of(compressor, cf)))
+        choices.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
     verdict = _verdict(choices[2:], dense)
     return Advice(tuple(choices), verdict, workers, network, machine, batch_s, elements)
-
-
-def efficiency_of(compressor: Compressor, cf: float) -> float | None:
-    """Give the expected efficiency of a step, where the compressor says one."""
-    known = getattr(compressor, "efficiency", None)
-    if known is None:
-        return None
-    try:
-        return float(known(cf))
-    except (KeyError, ValueError):
-        return None
 
 
 def _verdict(choices: Sequence[Choice], dense: Format) -> str:
@@ -253,12 +238,7 @@ def _verdict(choices: Sequence[Choice], dense: Format) -> str:
             f"{best}, {best.progress:.2f} times"
         )
     words = f"try {best}: steps {best.speed_up:.2f} times as fast as {short}"
-    if best.efficiency is None:
-        words += "; what its steps lose in progress is not known, so measure it"
-    else:
-        words += (
-            f", each expected to be worth {best.efficiency:.0%} of a dense one: {best.progress:.2f} times the progress"
-        )
+    words += f", each expected to be worth {best.efficiency:.0%} of a dense one: {best.progress:.2f} times the progress"
     mild = min((c for c in choices if c.progress >= 0.95 * best.progress), key=lambda choice: choice.cf)
     if mild.cf < 0.8 * best.cf:
         words += f"; {mild}, which is milder, comes within 5 % of that"

@@ -60,7 +60,7 @@ def show(advice: Advice, console: Console | None = None) -> None:
             f"{choice.speed_up:.2f}",
             f"{choice.wire_ratio:.2f}",
             _even(choice.break_even),
-            "-" if choice.efficiency is None else f"{choice.efficiency:.2f}",
+            f"{choice.efficiency:.2f}",
             *([f"{choice.cost:.2f}"] if choice.cost is not None else []),
         ]
         style = "bold green" if choice.break_even is not None and choice.speed_up > MARGIN else None

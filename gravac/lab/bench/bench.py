@@ -114,12 +114,14 @@ def _check(argument: str, name: str) -> None:
         compressor(name)
     except ValueError as error:
         known = ", ".join(map(repr, (*COMPRESSORS, *TORCH)))
+        if name in COMPRESSORS:
+            raise ValueError(f"{argument}: {error}") from None
         why = f": {error}" if "(" in name else ""
         raise ValueError(f"{argument}: {name!r} is unknown{why}; known: {known}") from None
 
 
 def _cfs(compressor: Compressor, bench: Bench) -> tuple[float, ...]:
-    reach = compressor.candidates((1.0, MOST_CF), bench.shapes)
+    reach = compressor.candidates((1.0, MOST_CF))
     if isinstance(reach, Span):
         return tuple(cf for cf in bench.cfs if reach.low <= cf <= reach.high)
     if len(reach) <= MOST_LISTED:

@@ -37,13 +37,13 @@ def controller(text: str) -> Any:
     Raises:
         ValueError: no such controller, or a setting it does not have.
     """
-    known = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
         raise ValueError(f"{text!r} is no controller; use its name, such as gravac, or gravac(epsilon=0.9)") from None
     called = node.func if isinstance(node, ast.Call) else node
     if not isinstance(called, ast.Name) or called.id not in CONTROLLERS or called.id == "static":
+        known = ", ".join(sorted(set(CONTROLLERS) - {"static"}))
         raise ValueError(f"there is no controller {ast.unparse(called)!r}; there are {known}")
     if not isinstance(node, ast.Call):
         return called.id

@@ -135,7 +135,7 @@ class Method:
 
 
 def _only_cf(base: Compressor) -> float:
-    reach = base.candidates((1.0, math.inf), ())
+    reach = base.candidates((1.0, math.inf))
     if isinstance(reach, Span):
         raise ValueError(f"{base.name} can do any compression factor; say which, such as {base.name}@10")
     if len(reach) != 1:

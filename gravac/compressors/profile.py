@@ -1,0 +1,137 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a compressor before it has run: what its coding costs, what its steps are worth, how it may travel.
+
+The numbers stand in each compressor's own file, as points at some compression factors (CFs); here is how a value is
+read off between them, and where the numbers come from.
+
+**Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
+``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json); interpolated in log CF,
+beyond the points the nearest. What a GPU takes in copies of its own may differ much: ``gravac.costmodel.Machine`` can
+bring costs of its own.
+
+**Efficiency** is the share of a dense step's progress that a compressed step makes: the steps that dense training
+needs to a target over those that the compressor needs, each with its own error feedback. Points are ``(CF,
+efficiency)``, or ``(rank, efficiency)`` of low rank: geometric means over the three tasks of an older state of
+``docs/measurements/tta.json``, of 468 runs (``docs/results.md`` says what today's would be, and which order that would
+change); where that had no run (PowerSGD by CF, low CFs, 3 bits), put between by the losses in
+``docs/measurements/worth.json``. It is what is expected before training, from small models. Gain, which is measured
+while training, ranks compressors about as well, and is no measure of progress: 0.07 of the energy (top-k at 100x) makes
+a third of a dense step's.
+"""
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CostPoints = Sequence[tuple[float, float, float]]
+"""(CF, encode, decode at ``MEASURED_WORLD`` ranks), ascending by CF, in copies of the tensor."""
+
+EfficiencyPoints = tuple[tuple[float, float], ...]
+"""(CF, rank or gain; efficiency), ascending."""
+
+MEASURED_WORLD = 2
+"""Ranks at which coding costs are measured."""
+
+UNKNOWN: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
+"""By CF, of a compressor that was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """What coding a tensor costs, in copies of it: seconds over those that copying it takes.
+
+    Attributes:
+        encode: from the gradient to the first collective.
+        decode: all the rest, at ``MEASURED_WORLD`` ranks.
+        fixed: the part of ``decode`` that does not grow with the ranks where each decodes what all have sent.
+    """
+
+    encode: float
+    decode: float
+    fixed: float = 0.0
+
+    def copies(self, world: int = MEASURED_WORLD, gathered: bool = False) -> float:
+        """Encode and decode, in copies of the tensor.
+
+        Args:
+            world: ranks.
+            gathered: whether every rank decodes what all ranks have sent.
+        """
+        if not gathered:
+            return self.encode + self.decode
+        return self.encode + self.fixed + (self.decode - self.fixed) * world / MEASURED_WORLD
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What is known of a compressor at one CF, over so many ranks, on tensors of such shapes; made by ``profile``.
+
+    Attributes:
+        family: what at other CFs of the same name codes as cheaply: a controller compares step times within it.
+        coding: what encode and decode cost; ``None`` where that was not measured (at every CF, then): a start that
+            needs it is not made, and ``gravac advise`` leaves the compressor out.
+        efficiency: share of a dense step's progress that a step is expected to make, in (0, 1].
+        efficiency_by_gain: what a gain measured while training makes of that: ``(gain, efficiency)``, ascending; empty
+            where gain says nothing.
+        one_round: ``rounds`` yields once, for every tensor: the next tensors' may start while this one's travels.
+        error_feedback: share of what is not sent that is kept, unless the user says otherwise.
+        pad_multiple: multiple of elements that tensors must be padded to before they may be laid side by side; 0:
+            never. Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked
+            for.
+    """
+
+    family: str
+    coding: Coding | None = None
+    efficiency: float = 1.0
+    efficiency_by_gain: EfficiencyPoints = ()
+    one_round: bool = False
+    error_feedback: float = 0.0
+    pad_multiple: int = 0
+
+
+def coding_at(points: CostPoints, cf: float) -> Coding | None:
+    """The coding cost at a CF; ``None`` without points.
+
+    Of what all ranks have sent, at most a copy and a half of the decode is fixed: what it costs at the highest CF
+    measured, where hardly anything is left to decode.
+
+    Example:
+        >>> points = ((10, 9.0, 7.0), (1000, 3.0, 1.0))
+        >>> coding_at(points, 1000)
+        Coding(encode=3.0, decode=1.0, fixed=1.0)
+        >>> round(coding_at(points, 100).copies(), 6)
+        10.0
+    """
+    if not points:
+        return None
+    encode, decode = (_between([(point[0], point[part]) for point in points], cf) for part in (1, 2))
+    return Coding(encode, decode, min(1.5, points[-1][2], decode))
+
+
+def efficiency_at(points: EfficiencyPoints, x: float) -> float:
+    """The efficiency at a CF (or rank): between and beyond points a power of x; at most 1.
+
+    Before the first point it is what is there, and so it is everywhere of a single one.
+
+    Example:
+        >>> round(efficiency_at(((1, 1.0), (10, 0.72), (100, 0.3)), 30), 2)
+        0.47
+    """
+    if len(points) == 1 or x <= points[0][0]:
+        return points[0][1]
+    low, high = next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])
+    slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
+    return float(min(1.0, low[1] * (x / low[0]) ** slope))
+
+
+def _between(points: Sequence[tuple[float, float]], cf: float) -> float:
+    """Linear in log CF between points; the nearest point's beyond them."""
+    after = bisect_right([at for at, _ in points], cf)
+    if after in (0, len(points)):
+        return float(points[max(0, after - 1)][1])
+    (low, left), (high, right) = points[after - 1], points[after]
+    slope = (right - left) / (math.log(high) - math.log(low))
+    return slope * (math.log(cf) - math.log(low)) + left
