@@ -231,15 +231,7 @@ class State:
         return cleared.enter(seconds)
 
     def goodput(self, entry: Entry) -> float:
-        """Return the goodput of a measured candidate: steps per second, each counted by its statistical efficiency.
-
-        Example:
-            >>> from gravac.candidate import Candidate
-            >>> dense = Candidate("dense", 1.0, 1.0)
-            >>> state = State((dense,), SEARCH, 0, 0, Window(dense))
-            >>> state.goodput(Entry(0, seconds=0.1, window=0, efficiency=0.9))
-            9.0
-        """
+        """Return the goodput of a measured candidate: steps per second, each counted by its statistical efficiency."""
         return entry.efficiency / entry.seconds
 
     def slowest(self, position: int) -> float:
@@ -263,7 +255,8 @@ class State:
         after twice as many. Of a step that was measured, sending less saves the time it waited at most; another family
         may save its coding too, and takes its own. Step time is convex in the bytes sent: flat while the exchange hides
         behind backward, then linear. So a slope measured between two amounts of bytes is a lower bound of that above
-        them, and an upper bound of that below. """
+        them, and an upper bound of that below.
+        """
         mine = self.candidates[position]
         own = self.entry(position)
         if own is not None:

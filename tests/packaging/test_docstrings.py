@@ -42,7 +42,8 @@ PREPOSITION = re.compile(
 ENTRY = re.compile(r"^(?P<indent> *)(?P<names>[\w*]+(?:, [\w*]+)*)(?: \([^)]*\))?: (?P<said>.*)$")
 
 SHAPE = re.compile(
-    r"shape|``\([^`]*\)``|scalar|element|flat|one[- ]dimensional|1-D|2-D|matri|vector|\bn\b.*(long|numbers)", re.IGNORECASE
+    r"shape|``\([^`]*\)``|scalar|element|flat|one[- ]dimensional|1-D|2-D|matri|vector|\bn\b.*(long|numbers)",
+    re.IGNORECASE,
 )
 """What counts as telling a shape: the word, a tuple in code, or a name that fixes the number of dimensions."""
 
