@@ -15,21 +15,43 @@ from gravac.compressors.base import Reduced, Rounds
 
 Requests = list[Collective]
 Fused = Generator[Requests, list[Any], list[Reduced] | None]
-"""Yields the collectives of a round, is resumed with their results; returns None when any rank raised the flag."""
+"""Generator that yields the collectives of a round and is resumed with their results; it returns what each tensor's
+rounds returned, or ``None`` when any rank raised the flag."""
 
 ALIGNMENT = 8
-"""Bytes a gathered row is padded to, so that every element type can be viewed in it."""
+"""Bytes of which the size of a gathered row is a multiple, so that every element type can be viewed in it."""
 
 
 def fuse(rounds: Sequence[Rounds], finite: bool) -> Fused:
     """Run several tensors' rounds together.
 
+    1. Advance every tensor's rounds to its next collective.
+    2. Fuse these into one collective per kind and dtype; in the first round, put the flag into the first of them.
+    3. Yield the fused collectives, and be resumed with their results.
+    4. Stop when the flag was raised; else split the results, answer every tensor's rounds, and go on with 1.
+
     Args:
-        rounds: of each tensor; the same number, in the same order, on every rank.
-        finite: False raises the flag on all ranks.
+        rounds: rounds of each tensor; the same number, in the same order, on every rank.
+        finite: whether this rank's gradients are; ``False`` raises the flag on all ranks.
 
     Returns:
-        What each tensor's rounds returned, or None when the flag was up on any rank.
+        What each tensor's rounds returned, or ``None`` when the flag was up on any rank.
+
+    Example:
+        >>> from gravac.collectives import Ledger
+        >>> from gravac.compressors import Context, topk
+        >>> from gravac.exchange import memory
+        >>> def ranks(finite):
+        ...     x = [torch.ones(20), torch.ones(30)]
+        ...     rounds = [[topk.rounds(one, 10, Context(rank=r, world=2)) for one in x] for r in range(2)]
+        ...     return [fuse(rounds[0], True), fuse(rounds[1], finite)]
+        >>> ledgers = [Ledger(2), Ledger(2)]
+        >>> len(memory.run(ranks(finite=True), ledgers)[0])  # two tensors, in a single gather
+        2
+        >>> ledgers[0].calls
+        {'AllGather': 1}
+        >>> memory.run(ranks(finite=False))  # one rank's gradients were not finite: nothing is decoded on any
+        [None, None]
     """
     reduced: dict[int, Reduced] = {}
     asked: dict[int, Collective] = {}
@@ -67,7 +89,7 @@ def fuse(rounds: Sequence[Rounds], finite: bool) -> Fused:
 
 
 class _Sums:
-    """All-reduces of one dtype as one."""
+    """All-reduces of one dtype, run as one."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, torch.Tensor]] = []
@@ -82,7 +104,7 @@ class _Sums:
         return bool(answer[-1] != 0)
 
     def finite(self) -> bool:
-        """Whether narrow floats overflowed on the way to the wire."""
+        """Tell whether all narrow floats are finite: casts to them may have overflowed on the way to the wire."""
         return all(
             tensor.element_size() > 2 or not tensor.is_floating_point() or bool(tensor.isfinite().all())
             for _, tensor in self.parts
@@ -98,7 +120,7 @@ class _Sums:
 
 
 class _Rows:
-    """All-gathers, or all-to-alls, of any dtypes as one of bytes: the widest element types first, so all lie aligned.
+    """All-gathers, or all-to-alls, of any dtypes, run as one of bytes: widest element types first, so all lie aligned.
 
     A gather sends one row to everyone, an all-to-all row r to rank r; both bring one row from every rank.
     """
@@ -167,7 +189,7 @@ class _Rows:
 
 
 class _Broadcasts:
-    """Broadcasts from one root as one, of bytes."""
+    """Broadcasts from one root, run as one of bytes."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, Broadcast]] = []
@@ -193,7 +215,7 @@ _Batch = _Sums | _Rows | _Broadcasts
 
 
 def _batches(asked: dict[int, Collective]) -> list[_Batch]:
-    """One batch per kind, and dtype or root: sums, then gathers, all-to-alls and broadcasts."""
+    """Sort collectives into a batch per kind, and dtype or root: sums, then gathers, all-to-alls and broadcasts."""
     sums: dict[torch.dtype, _Sums] = {}
     gathers, scatters = _Rows(), _Rows()
     broadcasts: dict[int, _Broadcasts] = {}

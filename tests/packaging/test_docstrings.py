@@ -8,6 +8,7 @@
 """
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ NOT_YET = (
 )
 """What is still to be written in this way. It only shrinks."""
 
-FILES = [path for path in sorted((ROOT / "gravac").rglob("*.py"))]
+FILES = sorted((ROOT / "gravac").rglob("*.py"))
 
 PREPOSITION = re.compile(
     r"(about|above|across|after|against|among|as|at|before|behind|below|beside|between|but|by|during|for|from|in|into|of|"
@@ -69,7 +70,7 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
         body = getattr(owner, "body", None)
         if not isinstance(body, list):
             continue
-        for before, after in zip(body, body[1:], strict=False):
+        for before, after in itertools.pairwise(body):
             if not isinstance(before, ast.Assign | ast.AnnAssign) or not isinstance(after, ast.Expr):
                 continue
             target = before.targets[0] if isinstance(before, ast.Assign) else before.target
