@@ -56,7 +56,7 @@ def probe_link(transport: GroupTransport) -> LinkProbe | None:
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def reduced(size: int, times: int = 1) -> float:
-        """Seconds of an all-reduce, after one that lines the ranks up and uses up what a link lets through at once."""
+        """Return the seconds of an all-reduce, after one that lines up the ranks and uses up what a link has saved."""
         tensor = torch.zeros(size // 4, device=device)
         taken = [
             _timed(lambda: transport.finish(transport.start([AllReduce(tensor)])), device) for _ in range(1 + times)

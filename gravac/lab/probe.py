@@ -24,14 +24,14 @@ from gravac.lab.simulate import Came, train
 
 
 class Probed(NamedTuple):
-    """What a candidate's steps came to.
+    """The result for one candidate.
 
     Attributes:
-        compressor: probed.
+        compressor: the compressor that was probed.
         cf: its compression factor.
         efficiency: decrease of the loss over dense's on the same batches, median over repeats; 1 is as good as dense.
-        low: of the repeats.
-        high: of the repeats.
+        low: lowest efficiency of a repeat.
+        high: highest efficiency of a repeat.
         gain: energy kept / energy, over all its steps.
         wire_ratio: wire bytes of dense float32 / its own.
     """
@@ -59,17 +59,18 @@ def probe(
     """Compare candidates by how far a few steps with each bring the model.
 
     Args:
-        model: on CPU or a device, not wrapped; as it was when this returns, also when it raises.
-        optimizer: of it; likewise.
-        loss: of ``(step, rank)``, on a batch of their own: the same for the same numbers. Steps count from 0.
-        score: the loss on data that is not trained on; lower is better.
+        model: model on CPU or a device, not wrapped by DDP; it is put back when this returns, also when it raises.
+        optimizer: optimizer of the model; it is put back too.
+        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor, on a batch of their own:
+            the same for the same numbers. Steps count from 0.
+        score: function that returns the loss on data that is not trained on; lower is better.
         candidates: compressors and compression factors.
-        ranks: stepped in memory, each with its own batch, residuals and memory.
-        steps: of each candidate in each repeat.
-        repeats: on other batches, from the same start.
+        ranks: number of ranks, in one process; each has its own batch, residuals and memory.
+        steps: number of steps of each candidate in each repeat.
+        repeats: number of repeats, each on other batches, from the same start.
 
     Returns:
-        One for each candidate, in their order.
+        One result for each candidate, in their order.
 
     Raises:
         ValueError: dense steps do not lower the score, so that nothing can be compared with them.
@@ -118,7 +119,7 @@ def probe(
 
 @contextmanager
 def _put_back(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Model, gradients, optimizer and the random numbers' state, afterwards as they were before."""
+    """Put model, gradients, optimizer and the random numbers' state back when the block ends."""
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     gradients = [parameter.grad for parameter in model.parameters()]
     memory = copy.deepcopy(optimizer.state_dict())

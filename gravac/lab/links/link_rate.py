@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a network really gives: one TCP stream from worker 1 to worker 0, payload bytes only."""
+"""The rate that a network really gives: one TCP stream from worker 1 to worker 0, payload bytes only."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Sample(NamedTuple):
 
 @contextmanager
 def stream(network: Network, seconds: float) -> Iterator[list[Sample]]:
-    """Sends for some seconds from worker 1 to worker 0, while the block runs.
+    """Send for some seconds from worker 1 to worker 0, while the block runs.
 
     Args:
-        network: entered.
-        seconds: the sender's; the block's end waits for what is still queued.
+        network: network that was entered.
+        seconds: seconds that the sender sends; the block's end waits for what is still queued.
 
     Yields:
         A list that holds the stream's samples once the block has ended.

@@ -213,7 +213,7 @@ def _past(value: float, bound: float | None) -> bool:
 
 
 def _evaluate(task: Task, model: torch.nn.Module, workers: int, rank: int, control: dist.ProcessGroup) -> float:
-    """The metric, each rank scoring its share; every rank leaves at the same time, with the same value."""
+    """Score a share of the validation data on each rank; return the metric, the same on every rank."""
     score = task.validate(model, rank, workers)
     summed = torch.tensor([score.total, score.count], dtype=torch.float64)
     if workers > 1:
@@ -234,7 +234,7 @@ def _split(laps: list[Lap], exchange: Exchange | None) -> dict[str, float | None
 
 
 def _interface_bytes(spec: Spec) -> int:
-    """Bytes this rank's network interface sent so far, headers included; 0 without one."""
+    """Return the bytes that this rank's network interface sent so far, headers included; 0 without one."""
     if spec.interface is None:
         return 0
     for line in Path("/proc/net/dev").read_text().splitlines():
@@ -245,7 +245,7 @@ def _interface_bytes(spec: Spec) -> int:
 
 
 def _end_with_parent() -> None:
-    """The parent holds the other end of standard input; when it is gone, so is the reason to run."""
+    """End this process when the parent, which holds the other end of standard input, is gone."""
     while os.read(0, 1):  # not through sys.stdin, whose lock would be held at the interpreter's end
         pass
     os._exit(3)
