@@ -292,8 +292,8 @@ def _averager(compressor: Compressor, rank: int, world: int, strength: float | N
     return averager
 
 
-def _lost(came: Reduced, x: torch.Tensor) -> float:
-    error = energy(x.reshape(-1) - laid_out(came.sent, x)) if came.error is None else came.error
+def _lost(reduced: Reduced, x: torch.Tensor) -> float:
+    error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
     return float(error)
 
 

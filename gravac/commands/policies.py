@@ -67,8 +67,8 @@ def _list() -> None:
     for name in policy_names():
         policy = load_policy(name)
         low, high = policy.cf_range
-        said = description(_path(name).read_text(encoding="utf-8"))
-        rows.append((name, policy.base.name, f"{low:g} to {high:g}", policy.controller.name, said))
+        summary = description(_path(name).read_text(encoding="utf-8"))
+        rows.append((name, policy.base.name, f"{low:g} to {high:g}", policy.controller.name, summary))
     print(table(rows))
 
 

@@ -79,8 +79,8 @@ def words(played: Replay, whole: bool = False) -> str:
                 left_out += 1
                 continue
             reasons = [one.reason if one else "-" for one in (then, now)]
-            said = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
-            rows.append((str(step), _choice(then), _choice(now), said))
+            reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
+            rows.append((str(step), _choice(then), _choice(now), reason))
     apart = sum(a != b for a, b in zip(played.ran, played.would, strict=True))
     lines = [
         table(rows),

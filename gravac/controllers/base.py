@@ -37,7 +37,8 @@ class Measurement:
         error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``, over the model and the ranks. Not finite when
             a gradient was not.
         energy: squared norm of what was to be sent, ``Σ‖g_ef‖²``, over the model and the ranks.
-        shadow: ``(cf, error)`` of each CF that was evaluated but not run; ``error`` as above, of the same energy.
+        shadow: ``(cf, error)`` of each CF that was evaluated but not run; ``error`` as for the CF that ran, of the same
+            energy.
         waited: seconds in which the step waited for bytes: what sending less can save at most; mean over ranks, nan
             when not known.
         coded: seconds of encode, decode and error feedback, hidden or not; mean over ranks, nan when not known.
@@ -65,7 +66,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a window (or a trigger) showed: one record of ``AdaptiveCompressor.history``.
+    """Gain and throughput of a window (or up to a trigger): one record of ``AdaptiveCompressor.history``.
 
     Attributes:
         phase: the controller's named state while it was measured.
@@ -86,7 +87,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to run from two steps after the one observed.
+    """A candidate to run from two steps after the one observed, and what to evaluate beside it.
 
     Attributes:
         candidate: candidate to run.

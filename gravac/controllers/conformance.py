@@ -197,11 +197,11 @@ def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
     for candidates, measure in _cases(controller):
         before = controller.start(candidates)[1].runs
         for at, step in enumerate(drive(controller, candidates, measure)):
-            told = step.decision
-            assert told.changed == (told.runs != before), f"step {at}: {before} to {told}"
-            said = told.changed or told.summary is not None
-            assert bool(told.reason) == said, f"step {at}: reason {told.reason!r}, changed or summary {said}"
-            before = told.runs
+            decision = step.decision
+            assert decision.changed == (decision.runs != before), f"step {at}: {before} to {decision}"
+            due = decision.changed or decision.summary is not None
+            assert bool(decision.reason) == due, f"step {at}: reason {decision.reason!r}, changed or summary {due}"
+            before = decision.runs
 
 
 def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:

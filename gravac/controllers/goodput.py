@@ -124,12 +124,12 @@ class Goodput(Settings):
         """Begin the search where the module's text says."""
         at = self._first(candidates)
         state = State(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
-        said = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].efficiency:.2f}"
+        reason = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].efficiency:.2f}"
         if (ahead := _ahead(candidates[at])) is not None:
-            said = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
+            reason = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
         if len(candidates) == 1:
-            said = "no candidate sends less than dense: dense for good"
-        return state, Decision(candidates[at], changed=True, reason=said)
+            reason = "no candidate sends less than dense: dense for good"
+        return state, Decision(candidates[at], changed=True, reason=reason)
 
     def observe(self, state: State, measurement: Measurement) -> tuple[State, Decision]:
         """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
@@ -145,14 +145,14 @@ class Goodput(Settings):
         summary = window.summary(state.phase)
         state = replace(state, windows=state.windows + 1)
         if window.t_system is None or not 0 < window.t_system < math.inf:
-            said = f"no step of {before} could be timed: it goes on"
+            reason = f"no step of {before} could be timed: it goes on"
         elif state.phase == SEARCH:
-            state, said = self._tried(state, window.samples / window.t_system, given_up)
+            state, reason = self._tried(state, window.samples / window.t_system, given_up)
         else:
-            state, said = self._held(state, window.samples / window.t_system)
+            state, reason = self._held(state, window.samples / window.t_system)
         changed = state.running != before
         state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
-        return state, Decision(state.running, (), changed, said, summary)
+        return state, Decision(state.running, (), changed, reason, summary)
 
     def dump(self, state: State) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
@@ -203,8 +203,8 @@ class Goodput(Settings):
         before = state.entry(state.position)
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         state = state.enter(seconds, share)
-        said = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.efficiency(state.position):.2f}"
-        return self._go_on(state, f"{said}: given up early" if given_up else said)
+        reason = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.efficiency(state.position):.2f}"
+        return self._go_on(state, f"{reason}: given up early" if given_up else reason)
 
     def _held(self, state: State, seconds: float) -> tuple[State, str]:
         """Enter what a window of the chosen candidate measured; search again if the link or the machine changed."""
@@ -212,36 +212,36 @@ class Goodput(Settings):
         if entry is None:
             return self._go_on(state.enter(seconds), f"{1000 * seconds:.4g} ms a step at {state.running}")
         moved, freed = abs(seconds - entry.seconds) / entry.seconds, state.freed
-        said = f"{1000 * seconds:.4g} ms a step at {state.running}"
+        reason = f"{1000 * seconds:.4g} ms a step at {state.running}"
         if moved > self.change or freed:
             state = replace(state, off=state.off + 1)
-            said += f", not the {1000 * entry.seconds:.4g} it was" if moved > self.change else ""
-            said += ", its exchange in less than half the time" if freed else ""
+            reason += f", not the {1000 * entry.seconds:.4g} it was" if moved > self.change else ""
+            reason += ", its exchange in less than half the time" if freed else ""
             if state.off < 2 and moved <= 2 * self.change:
-                return state, f"{said}: wait for another window"
+                return state, f"{reason}: wait for another window"
             if freed:
-                return self._anew(state.changed(min(seconds, entry.seconds)), f"{said}: the link became faster")
+                return self._anew(state.changed(min(seconds, entry.seconds)), f"{reason}: the link became faster")
             if state.same_link(self.change):
-                return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{said}: the machine changed")
-            return self._anew(state.changed(seconds), f"{said}: the link or the machine changed")
-        return self._go_on(replace(state, off=0).drift(seconds), f"{said} holds")
+                return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{reason}: the machine changed")
+            return self._anew(state.changed(seconds), f"{reason}: the link or the machine changed")
+        return self._go_on(replace(state, off=0).drift(seconds), f"{reason} holds")
 
-    def _anew(self, state: State, said: str) -> tuple[State, str]:
+    def _anew(self, state: State, reason: str) -> tuple[State, str]:
         """Search again after a change, from where a run starts, when that is another candidate and may be better."""
         first = self._first(state.candidates, moved=True)
         promise = state.efficiency(first) / state.fastest(first, self.expire)
         held = state.entry(state.position)
         assert held is not None
         if first == state.position or promise <= self._to_beat(state, held, first):
-            return self._go_on(state, said)
+            return self._go_on(state, reason)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
-        return state, f"{said}; search again from {state.running}"
+        return state, f"{reason}; search again from {state.running}"
 
-    def _go_on(self, state: State, said: str) -> tuple[State, str]:
+    def _go_on(self, state: State, reason: str) -> tuple[State, str]:
         """Try a candidate that could still be better, or hold the best."""
         best = self._best(state)
         state = replace(state, best=best.position)
-        own, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
+        goodput, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
         promising = [
             (state.efficiency(at) / state.fastest(at, self.expire), at)
             for at in range(len(state.candidates))
@@ -252,11 +252,11 @@ class Goodput(Settings):
             harmless = [one for one in better if state.efficiency(one[1]) >= HARMLESS]
             promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
             state = replace(state, phase=SEARCH, position=at)
-            return state, f"{said}; try {state.running}, which may be up to {promise / own:.2f} times as good"
+            return state, f"{reason}; try {state.running}, which may be up to {promise / goodput:.2f} times as good"
         state = replace(state, phase=HOLD, position=best.position)
         return (
             state,
-            f"{said}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}",
+            f"{reason}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}",
         )
 
     def _best(self, state: State) -> Entry:

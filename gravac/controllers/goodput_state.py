@@ -103,7 +103,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the search stands.
+    """The state of a search.
 
     Attributes:
         candidates: candidates to choose from: dense first, then ascending by wire ratio.
@@ -204,8 +204,8 @@ class State:
 
     def efficiency(self, position: int) -> float:
         """Return the statistical efficiency of a candidate's steps: as measured, or as expected before it ran."""
-        own = self.entry(position)
-        return own.efficiency if own else self.candidates[position].efficiency
+        measured = self.entry(position)
+        return measured.efficiency if measured else self.candidates[position].efficiency
 
     def changed(self, seconds: float) -> State:
         """Return the state after the link changed: measurements are forgotten, but for bounds that follow from them.
@@ -240,13 +240,13 @@ class State:
         Where the time of exchange is not known, all of the step is taken for it.
         """
         mine = self.candidates[position].wire_ratio
-        own = self.entry(position)
+        measured = self.entry(position)
 
         def most(entry: Entry) -> float:
             _, _, exchanged = entry.saved or (entry.seconds,) * 3
             return entry.seconds + exchanged * max(0.0, self.candidates[entry.position].wire_ratio / mine - 1)
 
-        return min((most(entry) for entry in ((own,) if own else self.entries)), default=0.0)
+        return min((most(entry) for entry in ((measured,) if measured else self.entries)), default=0.0)
 
     def fastest(self, position: int, expire: int) -> float:
         """Return the least seconds that a step of a candidate may take, by what is measured: a lower bound.
@@ -258,10 +258,10 @@ class State:
         them, and an upper bound of that below.
         """
         mine = self.candidates[position]
-        own = self.entry(position)
-        if own is not None:
-            least = max(own.seconds / 2, own.seconds - DOUBTS * own.doubt)
-            return least * 0.5 ** ((self.windows - own.window) // expire)
+        measured = self.entry(position)
+        if measured is not None:
+            least = max(measured.seconds / 2, measured.seconds - DOUBTS * measured.doubt)
+            return least * 0.5 ** ((self.windows - measured.window) // expire)
         bounds = [floor for at, floor in self.floors if at == position]
         bounds.append(self._foreseen(mine))
         for entry in self.entries:
@@ -318,8 +318,8 @@ class State:
             if share >= here if above else share <= here:
                 coded = entry.saved[1] if entry.saved else 0.0
                 points.setdefault(candidate.family, []).append((share, entry.seconds, coded))
-        for own in points.values():
-            (least, quick, light), (most, slow, heavy) = min(own), max(own)
+        for family in points.values():
+            (least, quick, light), (most, slow, heavy) = min(family), max(family)
             if most > least:
                 doubt = NOISE * max(slow, quick) * (1 if above else -1)
                 grown = slow - quick - (0.0 if above else max(0.0, heavy - light))  # coding more is not sending more

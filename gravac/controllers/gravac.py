@@ -171,24 +171,24 @@ class GraVAC(Settings):
         if gain < threshold:
             down = state.rest(self.dwell)
             return down, f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}: {down.running}"
-        said = f"gain {gain:.3g} at {lowest}"
+        reason = f"gain {gain:.3g} at {lowest}"
         if self.epsilon_mode == "calibrated":
-            said += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
-        return self._go_on(self._enter(state), said)
+            reason += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
+        return self._go_on(self._enter(state), reason)
 
     def _judge_candidate(self, state: State) -> tuple[State, str]:
         """Tell whether the candidate that ran for its window is eligible, or refused."""
         gain, ran = state.window.gain, state.running
         if gain < state.threshold:
-            said = f"gain {gain:.3g} at {ran} is below ε {state.threshold:.3g}: refused, and so is what is higher"
-            return self._settle(replace(state, queue=()), said)
+            reason = f"gain {gain:.3g} at {ran} is below ε {state.threshold:.3g}: refused, and so is what is higher"
+            return self._settle(replace(state, queue=()), reason)
         floor_gain = next((e.gain for e in state.entries if e.position == state.floor), None)
         state = self._enter(state)
-        said = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
+        reason = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
         if not ran.dense and floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
-            said += f", and within ω of that at {state.candidates[state.floor]}: θ_min rises to it"
+            reason += f", and within ω of that at {state.candidates[state.floor]}: θ_min rises to it"
             state = replace(state, floor=state.position)
-        return self._go_on(state, said)
+        return self._go_on(state, reason)
 
     def _enter(self, state: State) -> State:
         """Enter what the window measured, over an older entry of the same candidate; forget what has expired."""
@@ -198,20 +198,20 @@ class GraVAC(Settings):
         fresh = [e for e in state.entries if state.windows - e.window < self.expire and e.position != state.position]
         return replace(state, entries=(*fresh, entry))
 
-    def _go_on(self, state: State, said: str) -> tuple[State, str]:
+    def _go_on(self, state: State, reason: str) -> tuple[State, str]:
         """Settle where throughput saturates; else try the next candidate, unless its shadow gain is below ε."""
         pair = self._saturated(state)
         if pair is not None or not state.queue:
-            return self._settle(replace(state, queue=()), said)
+            return self._settle(replace(state, queue=()), reason)
         following = state.queue[0]
         candidate = state.candidates[following]
         shadow = state.window.shadow_gain(candidate.cf)
         if shadow is not None and shadow < state.threshold:
-            said += (
+            reason += (
                 f"; shadow gain {shadow:.3g} at {candidate} is below ε: refused without a run, and so is what is higher"
             )
-            return self._settle(replace(state, queue=()), said)
-        return replace(state, position=following, queue=state.queue[1:]), f"{said}; try {candidate}"
+            return self._settle(replace(state, queue=()), reason)
+        return replace(state, position=following, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated(self, state: State) -> tuple[Entry, Entry] | None:
         """Return the two entries of best throughput when they are within ω, lower CF first; ``None`` otherwise."""
@@ -223,21 +223,21 @@ class GraVAC(Settings):
         low, high = sorted(best, key=lambda e: e.position)
         return low, high
 
-    def _settle(self, state: State, said: str) -> tuple[State, str]:
+    def _settle(self, state: State, reason: str) -> tuple[State, str]:
         """Choose among the entries and end the search."""
         pair = self._saturated(state)
         if pair is not None:
             chosen = pair[0]
             a, b = (state.candidates[e.position] for e in pair)
-            said += f"; compression throughput saturates between {a} and {b}: the lower"
+            reason += f"; compression throughput saturates between {a} and {b}: the lower"
         else:
             chosen = max(state.entries, key=lambda e: (e.t_compression, -e.position))
             at = state.candidates[chosen.position]
-            said += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
+            reason += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
         floor = max(state.lowest, min(state.floor, chosen.position))
         settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
         settled = replace(settled, speed=None, off=0, rate=None)
-        return replace(settled, rest_until=state.windows + state.dwell), said
+        return replace(settled, rest_until=state.windows + state.dwell), reason
 
     def _judge_chosen(self, state: State) -> tuple[State, str]:
         """Judge a window of the chosen candidate: hold it, scale down, come back from dense, or search again."""
@@ -247,13 +247,13 @@ class GraVAC(Settings):
             return self._judge_dense(state)
         gain, ran = state.window.gain, state.running
         if gain < state.threshold:
-            said = f"gain {gain:.3g} at {ran} fell below ε {state.threshold:.3g}"
+            reason = f"gain {gain:.3g} at {ran} fell below ε {state.threshold:.3g}"
             if state.position > state.floor:
                 return replace(
                     state, position=state.floor, reference=None
-                ), f"{said}: down to {state.candidates[state.floor]}"
+                ), f"{reason}: down to {state.candidates[state.floor]}"
             down = state.rest(self.dwell)
-            return down, f"{said}: {down.running}"
+            return down, f"{reason}: {down.running}"
         state, why = self._changed(state)
         if why:
             return self._again(state, why, state.dwell)
@@ -261,19 +261,19 @@ class GraVAC(Settings):
         moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
         if rested and (moved or ran.dense):
             if state.reference is None:
-                said = "after scaling down"
+                reason = "after scaling down"
             elif ran.dense:
-                said = f"the gain of {ran} tells nothing"
+                reason = f"the gain of {ran} tells nothing"
             else:
-                said = f"gain {gain:.3g} left its band around {state.reference:.3g}"
-            return self._again(state, said, 2 * state.dwell)
+                reason = f"gain {gain:.3g} left its band around {state.reference:.3g}"
+            return self._again(state, reason, 2 * state.dwell)
         return state, f"gain {gain:.3g} at {ran} holds"
 
-    def _again(self, state: State, said: str, dwell: int) -> tuple[State, str]:
+    def _again(self, state: State, reason: str, dwell: int) -> tuple[State, str]:
         """Search again from the lowest CF; what was measured before is no longer compared with."""
         lowest = state.lowest
         again = replace(state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.others, dwell=dwell)
-        return again, f"{said}: search again from {again.running}"
+        return again, f"{reason}: search again from {again.running}"
 
     def _changed(self, state: State) -> tuple[State, str]:
         """Say why a new search is due, throughput or learning rate having changed since the choice; else nothing."""

@@ -134,7 +134,7 @@ class Literal1:
         return gain if before is None else (1 - self.ewma) * before + self.ewma * gain
 
     def _branch(self, state: LiteralState) -> tuple[int, str]:
-        """Lines 11 to 25."""
+        """Choose what runs by which gain reaches ε (lines 11 to 25)."""
         if state.delta_c is not None and state.delta_c >= self.epsilon:
             return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {self.epsilon:g}: candidate"
         if state.delta_min is not None and state.delta_min >= self.epsilon:

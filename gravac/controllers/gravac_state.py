@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the search stands.
+    """The state of a search.
 
     Attributes:
         candidates: candidates to choose from: dense first, in 16 bit too where that is one; then ascending by wire

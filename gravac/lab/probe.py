@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from gravac.compressors import Compressor, dense
-from gravac.lab.simulate import Came, train
+from gravac.lab.simulate import Totals, train
 
 
 class Probed(NamedTuple):
@@ -83,11 +83,11 @@ def probe(
     with _put_back(model, optimizer):
         begun = score()
     won: list[list[float]] = [[] for _ in candidates]
-    came: list[list[Came]] = [[] for _ in candidates]
+    totals: list[list[Totals]] = [[] for _ in candidates]
     for repeat in range(repeats):
 
         def decrease(
-            base: Compressor, cf: float | None, into: list[Came] | None = None, first: int = repeat * steps
+            base: Compressor, cf: float | None, into: list[Totals] | None = None, first: int = repeat * steps
         ) -> float:
             with _put_back(model, optimizer):
                 made = train(model, optimizer, loss, base, cf, None, ranks, steps, first=first, ramp=1)
@@ -101,8 +101,8 @@ def probe(
                 f"steps: {steps} dense steps lower the score by {of_dense:g} from {begun:g}: nothing to compare with; "
                 "use more steps, a lower learning rate, or a score on more data"
             )
-        for (base, cf), wins, all_came in zip(candidates, won, came, strict=True):
-            wins.append(decrease(base, cf, all_came) / of_dense)
+        for (base, cf), wins, of_one in zip(candidates, won, totals, strict=True):
+            wins.append(decrease(base, cf, of_one) / of_dense)
     return [
         Probed(
             base,
@@ -110,10 +110,10 @@ def probe(
             statistics.median(wins),
             min(wins),
             max(wins),
-            statistics.fmean(made.gain for made in all_came) if all_came else math.nan,
-            all_came[0].wire_ratio,
+            statistics.fmean(made.gain for made in of_one) if of_one else math.nan,
+            of_one[0].wire_ratio,
         )
-        for (base, cf), wins, all_came in zip(candidates, won, came, strict=True)
+        for (base, cf), wins, of_one in zip(candidates, won, totals, strict=True)
     ]
 
 

@@ -111,14 +111,14 @@ def one_commit(stamps: Iterable[Stamp | None], where: str, mixed: bool = False) 
         SettingsError: there are several and ``mixed`` is false; names the file, the commits and the remedy.
     """
     counted = Counter(UNRECORDED if one is None else one.code for one in stamps)
-    told = ", ".join(f"{code} ({count})" for code, count in counted.items())
+    codes = ", ".join(f"{code} ({count})" for code, count in counted.items())
     if len(counted) > 1:
         if not mixed:
             raise SettingsError(
-                f"{where}: holds what {len(counted)} commits measured: {told}; measure all of it with one, or ask for "
+                f"{where}: holds what {len(counted)} commits measured: {codes}; measure all of it with one, or ask for "
                 "them in one table with --mixed"
             )
-        return f"runs of {len(counted)} commits: {told}"
+        return f"runs of {len(counted)} commits: {codes}"
     return "the commit of these runs was not recorded" if UNRECORDED in counted else ""
 
 
@@ -134,12 +134,12 @@ def _checkout(file: Path) -> tuple[str | None, bool | None]:
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return what git says; ``None`` when it refuses, or is not there."""
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() if said.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -20,7 +20,7 @@ BELOW = 1024
 """Number of elements below which a tensor is not compressed."""
 
 
-class Came(NamedTuple):
+class Totals(NamedTuple):
     """Gain and wire ratio of all steps together, each a ratio of sums."""
 
     gain: float
@@ -41,7 +41,7 @@ def train(
     first: int = 0,
     ramp: int = 20,
     after: Callable[[int], None] | None = None,
-) -> Came:
+) -> Totals:
     """Train a model as N ranks would, and return the gain and the wire ratio.
 
     Args:
@@ -94,7 +94,7 @@ def train(
         if after is not None:
             after(step)
     full = steps * AllReduce.wire_bytes(4 * sum(p.numel() for p in parameters.values()), ranks)
-    return Came(1 - error / whole if whole else 1.0, full / max(ledger.wire_bytes for ledger in ledgers))
+    return Totals(1 - error / whole if whole else 1.0, full / max(ledger.wire_bytes for ledger in ledgers))
 
 
 def curves(averagers: list[Averager], plan: Plan, base: Compressor) -> dict[str, Curve]:
@@ -105,5 +105,5 @@ def curves(averagers: list[Averager], plan: Plan, base: Compressor) -> dict[str,
         return sum(traffic.wire_bytes(len(averagers)) for traffic in asked)
 
     surveys = [TensorErrors.of(averager.stats, plan, 1.0, wire_bytes) for averager in averagers]
-    own = [survey for survey in surveys if survey is not None]
-    return own[0].curves(torch.stack([survey.vector() for survey in own]).sum(0))
+    surveyed = [survey for survey in surveys if survey is not None]
+    return surveyed[0].curves(torch.stack([survey.vector() for survey in surveyed]).sum(0))

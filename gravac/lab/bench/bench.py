@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What the compressor bench is asked for: sizes, factors, names, and all that is to be measured."""
+"""Settings of the compressor bench: sizes, factors, names, and all that is to be measured."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gravac.lab.shapes import MODELS
 from gravac.lab.training.expression import compressor
 
 SMALL = 1024
-"""Tensors of a model with fewer elements are left out, as those with one dimension: training sends them dense."""
+"""Number of elements below which a tensor is left out, as are those of one dimension: training sends them dense."""
 
 MOST_CF = 1e6
 
 MOST_LISTED = 8
-"""A compressor with more CFs than this is measured at those next to the ones asked for."""
+"""Number of CFs above which a compressor with a list is measured only at those next to the ones asked for."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is asked of the bench; wrong values are refused at construction.
+    """Settings of the bench; wrong values are refused at construction.
 
     Attributes:
         elements: number of elements of the tensor, which is about square; rounded down to whole rows.

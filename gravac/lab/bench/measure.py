@@ -123,8 +123,8 @@ class Gradients:
             generator = torch.Generator().manual_seed(len(self._made))
             rows = torch.randn(shape[0], 1, generator=generator).mul_(0.7).exp_().mul_(TYPICAL)
             common = _heavy_tailed(shape, generator)
-            own = (_heavy_tailed(shape, generator) for _ in range(self._workers))
-            self._made[shape] = [one.add_(common).mul_(0.5**0.5).mul_(rows).view(-1) for one in own]
+            private = (_heavy_tailed(shape, generator) for _ in range(self._workers))
+            self._made[shape] = [one.add_(common).mul_(0.5**0.5).mul_(rows).view(-1) for one in private]
         return self._made[shape]
 
 

@@ -27,12 +27,12 @@ METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "goodput:ladd
 """Methods that are compared, by the name each is shown with; see ``gravac.lab.training.methods``."""
 
 EVALUATE_SECONDS = 5.0
-"""Training time between evaluations; a short run is evaluated twice, besides before training."""
+"""Seconds of training between evaluations; a short run is evaluated twice, besides before training."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What is asked of the demo; wrong values are refused at construction.
+    """Settings of the demo; wrong values are refused at construction.
 
     Attributes:
         seconds: training time of each method.

@@ -19,7 +19,7 @@ from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
 
 MOST_TURNS = 24
-"""Changes of the compression factor that are printed; more are cut in the middle."""
+"""Number of changes of the compression factor that are printed; more are cut in the middle."""
 
 
 class Live(Shown):

@@ -187,9 +187,9 @@ class Network:
             for namespace in commands
         }
         for namespace, process in running.items():
-            said, _ = process.communicate("".join(f"{line}\n" for line in commands[namespace]), timeout=30)
+            output, _ = process.communicate("".join(f"{line}\n" for line in commands[namespace]), timeout=30)
             if process.returncode != 0:
-                raise LinkError(f"tc -n {namespace}: {'; '.join(commands[namespace])}: {said.strip()}")
+                raise LinkError(f"tc -n {namespace}: {'; '.join(commands[namespace])}: {output.strip()}")
 
     def _shaping(self, device: str, rate: float | None) -> list[str]:
         """Return what ``tc`` is told to give one direction a rate."""
@@ -307,6 +307,6 @@ def _output(*command: str) -> str:
 def _command(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
-        raise LinkError(f"{' '.join(command)}: {said}")
+        message = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+        raise LinkError(f"{' '.join(command)}: {message}")
     return done.stdout

@@ -27,8 +27,8 @@ def tables(runs: Sequence[TrainingRecord], made_with: str = "") -> str:
     for section in found:
         place = section.place
         tasks.setdefault((place.task, place.scale, place.workers), []).append(section)
-    said = [f"{made_with[0].upper()}{made_with[1:]}."] if made_with else []
-    return "\n\n".join(said + [_task(*key, group) for key, group in tasks.items()])
+    opening = [f"{made_with[0].upper()}{made_with[1:]}."] if made_with else []
+    return "\n\n".join(opening + [_task(*key, group) for key, group in tasks.items()])
 
 
 def insert(path: Path, runs: Sequence[TrainingRecord], made_with: str = "") -> None:

@@ -84,7 +84,7 @@ def _slug(text: str) -> str:
 def _page(
     found: Sequence[Section], names: Mapping[object, str], bodies: Sequence[str], count: int, made_with: str
 ) -> str:
-    said = f" ({escape(made_with)})" if made_with else ""
+    origin = f" ({escape(made_with)})" if made_with else ""
     tasks = ", ".join(dict.fromkeys(section.place.task for section in found))
     entries = "".join(f'<li><a href="#{names[section.place]}">{_place(section, found)}</a></li>' for section in found)
     return f"""<!DOCTYPE html>
@@ -97,7 +97,7 @@ def _page(
 </head>
 <body>
 <h1>Time to accuracy with compressed gradients</h1>
-<p class="pale">{count} runs of <code>gravac bench tta</code>{said}. Words such as <i>the limit</i>, <i>gain</i> and
+<p class="pale">{count} runs of <code>gravac bench tta</code>{origin}. Words such as <i>the limit</i>, <i>gain</i> and
 <i>paced</i> are <a href="#how-to-read">explained at the end</a>.</p>
 <h2 id="one-look">One look</h2>
 {_matrix(found, names)}

@@ -124,7 +124,7 @@ def _section(place: Place, runs: Sequence[TrainingRecord], places: dict[Place, l
         by_method.setdefault(run.method, []).append(run)
     dense_bytes = _middle(by_method.get("fp32", free), bytes_per_step)
     baseline = by_method.get(BASELINE, [])
-    rows = [_row(own, limit, dense_bytes, baseline) for own in by_method.values()]
+    rows = [_row(ran, limit, dense_bytes, baseline) for ran in by_method.values()]
     rows.sort(key=lambda row: (not row.tta.exact, row.tta.median, row.method))
     return Section(
         place=place,

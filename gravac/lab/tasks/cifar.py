@@ -30,7 +30,7 @@ DEVIATION = np.array([0.247, 0.243, 0.262], np.float32).reshape(3, 1, 1)
 
 
 class Layout(NamedTuple):
-    """How a data set's binary version is laid out; a record is label bytes, of which the last counts, then pixels."""
+    """Layout of a data set's binary version; a record is label bytes, of which the last counts, then pixels."""
 
     folder: str
     train: tuple[str, ...]

@@ -89,7 +89,7 @@ class Method:
 
     @property
     def ours(self) -> bool:
-        """Tell whether gravac exchanges."""
+        """Tell whether gravac, and not torch, exchanges the gradients."""
         return self.base is not None
 
     @classmethod

@@ -192,9 +192,9 @@ class Run:
     def _failed(self, rank: int, how: str) -> RunFailed:
         self._kill()
         words = [(self._folder / f"rank{r}.log").read_text(errors="replace").strip() for r in range(len(self._workers))]
-        said = words[rank] or next((text for text in words if text), "(it said nothing)")
+        message = words[rank] or next((text for text in words if text), "(it said nothing)")
         label = self._legs[self._leg].label
-        return RunFailed(f"{label}: worker {rank} {how}. Its last words:\n{said[-2000:]}")
+        return RunFailed(f"{label}: worker {rank} {how}. Its last words:\n{message[-2000:]}")
 
     def _kill(self) -> None:
         for worker in self._workers:

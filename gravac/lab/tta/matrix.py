@@ -28,7 +28,7 @@ from gravac.lab.tasks.base import Task
 from gravac.lab.training.methods import Method
 
 REFERENCE = "fp32"
-"""The method whose unthrottled run sets target and limit."""
+"""Method whose unthrottled run sets target and limit."""
 
 METHODS = ("fp32", "fp16", "quantize(8)", "quantize(2)", "topkc@10", "topk@10", "gravac:topk", "goodput:ladder@2-1000")
 """Methods that are compared when nothing else is asked for."""
@@ -36,7 +36,7 @@ METHODS = ("fp32", "fp16", "quantize(8)", "quantize(2)", "topkc@10", "topk@10", 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What is asked of ``gravac bench tta``; wrong values are refused at construction.
+    """Settings of ``gravac bench tta``; wrong values are refused at construction.
 
     Attributes:
         tasks: names of reference tasks.
