@@ -86,12 +86,12 @@ def test_on_a_fast_network_it_says_to_stay_with_bf16() -> None:
 
 
 def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gravac.lab.advise.choices.worth_of", lambda compressor, cf: 0.01)
+    monkeypatch.setattr("gravac.lab.advise.choices.efficiency_of", lambda compressor, cf: 0.01)
     assert advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"]).verdict.startswith("stay with bf16: quantize")
 
 
 def test_without_a_known_worth_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gravac.lab.advise.choices.worth_of", lambda compressor, cf: None)
+    monkeypatch.setattr("gravac.lab.advise.choices.efficiency_of", lambda compressor, cf: None)
     advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"])
     assert advice.verdict.startswith("try quantize") and "not known" in advice.verdict
 
