@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint docs tables check-tables check-wheel measure-multilevel measure-overhead measure-soak measure-chunks \
+.PHONY: help demo test test-long test-loaded golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
+	measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
 	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size
@@ -19,8 +20,22 @@ help:  ## what there is
 demo: $(VENV)/.lab  ## a model on real text over a slow link, compressed adaptively (ARGS="--seconds 30")
 	$(BIN)/gravac demo $(ARGS)
 
-test: $(VENV)/.test  ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+SEED ?= $(shell $(PYTHON) -c 'import random; print(random.randrange(10000))')
+
+test: $(VENV)/.test  ## all tests (ARGS="-k topk", "-n 0" for one process)
+	$(PYTEST) $(ARGS)
+
+test-long: $(VENV)/.test  ## all tests, laws tried 500 times each instead of 30
+	$(PYTEST) --hypothesis-profile long --timeout 3600 $(ARGS)
+
+test-loaded: $(VENV)/.test  ## all tests in random order (SEED=...) beside two busy processes
+	@for one in 1 2; do $(BIN)/python -c 'while True: pass' & busy="$$busy $$!"; done; \
+	trap 'kill $$busy' EXIT; trap 'exit 130' INT TERM; \
+	$(PYTEST) --shuffle $(SEED) $(ARGS)
+
+golden: $(VENV)/.test  ## whether five runs are the same as with an earlier commit, bit for bit: make golden BEFORE=<commit> (3 minutes)
+	$(BIN)/python -m tests.golden against $(BEFORE)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
 	$(BIN)/ruff check .

@@ -1,8 +1,45 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for all tests: how long a property takes is no property."""
+"""What holds for all tests: time is no property, processes share the cores, and any order will do."""
 
-from hypothesis import settings
+import os
+import random
+from collections import defaultdict
+from pathlib import Path
 
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+import pytest
+from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other, and many start ranks of their own
+
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("short", UNTIMED, max_examples=30)
+settings.register_profile("long", UNTIMED, max_examples=500)
+settings.load_profile("short")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="modules, and tests in each, in the order of this seed"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--shuffle")
+    return None if seed is None else f"in random order: --shuffle {seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A module's tests stay together, since they share what is dear to make."""
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        return
+    chance = random.Random(seed)
+    modules: dict[Path, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        modules[item.path].append(item)
+    shuffled = list(modules.values())
+    chance.shuffle(shuffled)
+    for tests in shuffled:
+        chance.shuffle(tests)
+    items[:] = [item for tests in shuffled for item in tests]

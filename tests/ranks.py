@@ -15,17 +15,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 Rank = Callable[..., Any]
 
+PRELOADED = ["pytest", "torch._dynamo", "gravac", "tests.distributed.training"]
+"""Imported once, where ranks are forked from. An optimizer's first step imports dynamo, a second of processor time."""
 
-def processes(function: Rank, world: int, *args: Any, timeout: float = 100) -> list[Any]:
+
+def processes(function: Rank, world: int, *args: Any, timeout: float = 200) -> list[Any]:
     """Run ``function(rank, world, *args)`` in a process per rank, with gloo set up; what each returned.
 
     Fails with a rank's traceback, or with all stacks when a rank hangs.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "gravac"])
+    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "arguments").write_bytes(pickle.dumps(args))
@@ -63,7 +67,7 @@ def _process(function: Rank, rank: int, world: int, folder: Path, timeout: float
     dist.destroy_process_group()
 
 
-def threads(function: Rank, world: int, *args: Any, timeout: float = 90) -> list[Any]:
+def threads(function: Rank, world: int, *args: Any, timeout: float = 200) -> list[Any]:
     """Run ``function(rank, world, *args)`` in a thread per rank of one process, over torch's threaded group."""
     from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
@@ -93,3 +97,6 @@ def threads(function: Rank, world: int, *args: Any, timeout: float = 90) -> list
     finally:
         _uninstall_threaded_pg()
         isolation(False)
+        # Whose forward runs is one attribute for all threads, each of which restores what it found: another's model
+        # stays, and dynamo takes all that is compiled later for a part of it.
+        DistributedDataParallel._active_ddp_module = None

@@ -8,7 +8,7 @@ import math
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gravac import AdaptiveCompressor, Policy, SettingsError, Static, quantize, topk
 from gravac.averaging.allocation import Curve, Point, allocate, hull, spend
@@ -46,7 +46,6 @@ def total(chosen: dict[str, Point]) -> tuple[float, int]:
     return math.fsum(point.error for point in chosen.values()), sum(point.wire_bytes for point in chosen.values())
 
 
-@settings(max_examples=300)
 @given(curves=CURVES, cf=st.sampled_from(CFS))
 def test_no_more_is_sent_than_by_one_cf_and_no_more_is_lost(curves: dict[str, Curve], cf: float) -> None:
     chosen = {name: next(p for p in curves[name].points if p.cf == at) for name, at in allocate(curves, cf).items()}
@@ -57,7 +56,6 @@ def test_no_more_is_sent_than_by_one_cf_and_no_more_is_lost(curves: dict[str, Cu
     assert error <= its_error
 
 
-@settings(max_examples=300)
 @given(curves=CURVES, more=st.integers(0, 3000))
 def test_the_budget_is_kept_and_more_of_it_is_never_worse_than_the_least(curves: dict[str, Curve], more: int) -> None:
     least = sum(min(point.wire_bytes for point in it.points) for it in curves.values())
@@ -68,7 +66,6 @@ def test_the_budget_is_kept_and_more_of_it_is_never_worse_than_the_least(curves:
         spend(curves, least - 1)
 
 
-@settings(max_examples=100, deadline=None)
 @given(curves=st.dictionaries(st.sampled_from("abc"), convex(), min_size=1), share=st.floats(0, 1))
 def test_what_is_left_over_is_less_than_a_step(curves: dict[str, Curve], share: float) -> None:
     """The best of all choices saves no more than the one step that did not fit would have."""

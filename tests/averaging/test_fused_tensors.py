@@ -5,7 +5,7 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
@@ -76,7 +76,6 @@ def test_tensors_side_by_side_come_out_as_each_alone(
     bits=st.sampled_from([8, 4, 3, 2, 1]),
     ranks=st.integers(1, 4),
 )
-@settings(max_examples=30)
 def test_what_travels_is_what_is_foretold(shapes: list[Shape], bits: int, ranks: int) -> None:
     _, averagers, ledgers = average(quantize(bits), 32 / bits, shapes, ranks, by_itself=False)
     forms = [(shape, torch.float32) for shape in shapes]

@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.compressors import rotation
@@ -49,7 +49,6 @@ def on_threshold(x: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
     return nearest(x, bits, kind, -1e-5) != nearest(x, bits, kind, 1e-5)
 
 
-@settings(max_examples=60)
 @given(st.sampled_from([2, 3, 4]), st.sampled_from(KINDS), st.integers(0, 10**6), st.floats(-15, 15))
 def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int, exponent: float) -> None:
     """Against float64; only numbers within rounding of a threshold may differ."""
@@ -66,7 +65,6 @@ def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int
     assert torch.equal(mean([coded], bits, kind, torch.empty_like(x)), out)
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from(WIDTHS),
     st.sampled_from(KINDS),
@@ -143,7 +141,6 @@ def test_fitted_levels_are_those_of_least_error(bits: int) -> None:
     st.sampled_from([16, 64, 1024, 4096]),
     st.integers(0, 10**6),
 )
-@settings(max_examples=40)
 def test_rotation_keeps_the_norm_and_turns_back(elements: int, block: int, seed: int) -> None:
     x = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
     turned = rotation.turn(x, torch.Generator().manual_seed(5), block)

@@ -31,7 +31,6 @@ def blocks() -> torch.Tensor:
     return x
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_what_compiled_ranks_send_is_what_eager_ones_decode() -> None:
     x = blocks()

@@ -5,7 +5,7 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gravac import SettingsError, conformance, hard_threshold, topk
 from gravac.averaging.average import Averager
@@ -29,7 +29,6 @@ def gradient(elements: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=60)
 @given(
     elements=st.integers(0, 500),
     threshold=st.floats(0.01, 4),

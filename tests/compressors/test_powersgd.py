@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -261,7 +261,6 @@ def test_where_low_rank_is_no_saving_it_is_dense(shape: tuple[int, ...]) -> None
         assert compressor.plan(shape, 2.0) is None
 
 
-@settings(max_examples=60)
 @given(
     n=st.integers(2, 40),
     m=st.integers(2, 40),

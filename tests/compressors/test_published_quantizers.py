@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import conformance
@@ -147,7 +147,6 @@ def test_natural_rounds_what_is_out_of_its_range_to_zero_or_the_smallest() -> No
     assert {row[3] for row in seen} == {0.0} == {row[4] for row in seen}
 
 
-@settings(max_examples=60)
 @given(st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=40))
 def test_natural_second_moment(values: list[float]) -> None:
     x = torch.tensor([v if abs(v) > 1e-30 else 0.0 for v in values], dtype=torch.float64)
@@ -176,7 +175,6 @@ def test_signsgd_by_hand(block: int, elements: int) -> None:
     assert torch.allclose(sent(signsgd(block=block), x), torch.tensor(expected, dtype=torch.float64), rtol=1e-12)
 
 
-@settings(max_examples=60)
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=50), st.integers(0, 9))
 def test_signsgd_contracts(values: list[float], block: int) -> None:
     x = torch.tensor(values, dtype=torch.float64)
@@ -265,7 +263,6 @@ def test_lanes_grow_with_the_world() -> None:
     assert [integer_limit(8, world) for world in (1, 2, 64, 127)] == [127, 63, 1, 1]
 
 
-@settings(max_examples=60)
 @given(st.lists(st.integers(-4681, 4681), max_size=9), st.integers(1, 7))
 def test_pairs_of_16_bit_survive_the_sum(values: list[int], world: int) -> None:
     integers = torch.tensor(values, dtype=torch.int32)

@@ -5,7 +5,7 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gravac.collectives import AllGather
 from gravac.compressors import multilevel, topk
@@ -36,7 +36,6 @@ def gradient(kind: str, elements: int, seed: int) -> torch.Tensor:
     return x
 
 
-@settings(max_examples=150)
 @given(
     kind=st.sampled_from(KINDS),
     elements=st.one_of(st.integers(1, 400), st.sampled_from([50_000, 131_073])),
@@ -59,7 +58,6 @@ def test_selection_takes_every_float_type(dtype: torch.dtype) -> None:
     assert torch.equal(x[largest(x, 700)].abs().sort().values, x.abs().topk(700).values.sort().values)
 
 
-@settings(max_examples=60)
 @given(
     elements=st.integers(1, 200_000),
     cfs=st.lists(st.sampled_from([1.5, 4.0, 10.0, 20.0, 40.0, 160.0, 1000.0]), min_size=1, max_size=5, unique=True),
@@ -87,7 +85,6 @@ def test_a_selection_made_for_a_shadow_is_used_for_the_real_one() -> None:
     assert gathered.tensors[0].data_ptr() == remembered.values.data_ptr()
 
 
-@settings(max_examples=40)
 @given(elements=st.integers(1, 5000), cf=st.floats(1, 2000), seed=st.integers(0, 3))
 def test_gain_of_topk_is_at_least_one_over_cf(elements: int, cf: float, seed: int) -> None:
     x = gradient("normal", elements, seed)
@@ -95,7 +92,6 @@ def test_gain_of_topk_is_at_least_one_over_cf(elements: int, cf: float, seed: in
     assert 1 - float(error) / float(energy(x)) >= 1 / cf - 1e-5
 
 
-@settings(max_examples=100)
 @given(elements=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 1000))
 def test_draws_are_without_replacement_and_of_the_right_number(elements: int, share: float, seed: int) -> None:
     k = round(share * elements)

@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import SettingsError, artopk, ladder, powersgd, qsgd, quantize, randomk, thc, topk, topkc
@@ -21,7 +21,6 @@ def normal(ranks: int, *shape: int, seed: int = 0) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=torch.Generator().manual_seed(100 * seed + rank)) for rank in range(ranks)]
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 700), st.sampled_from([1, 3, 8, 64]), st.floats(1, 80), st.integers(0, 10**6))
 def test_topkc_contracts_the_stacked_vector(ranks: int, elements: int, chunk: int, cf: float, seed: int) -> None:
     """By the share of coordinates that travel in whole chunks, summed over the ranks (Han et al. 2024)."""
@@ -42,7 +41,6 @@ def test_topkc_takes_the_same_chunks_on_all_ranks() -> None:
         assert laid_out(came.mean, xs[0]).nonzero().flatten().tolist() == list(range(64, 128))
 
 
-@settings(max_examples=30)
 @given(st.floats(1, 300), st.integers(1, 3000), st.sampled_from([1, 16, 64]))
 def test_block_random_k_sends_as_many_as_asked_for(cf: float, elements: int, block: int) -> None:
     (x,) = normal(1, elements)

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gravac import conformance
 from gravac.collectives import AllGather
@@ -81,7 +81,6 @@ def test_an_exact_count_achieves_the_cf(compressor: ThresholdK, kind: str) -> No
         assert conformance.exchange(compressor, [x], cf)[0].cf == pytest.approx(cf, rel=0.02)
 
 
-@settings(max_examples=60)
 @given(
     compressor=st.sampled_from(EXACT),
     kind=st.sampled_from(KINDS),
@@ -101,7 +100,6 @@ def test_an_exact_count_keeps_the_largest(
     assert torch.equal(chosen.values, x[chosen.indices])
 
 
-@settings(max_examples=60)
 @given(
     compressor=st.sampled_from(AS_PUBLISHED),
     kind=st.sampled_from(KINDS),

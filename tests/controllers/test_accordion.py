@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gravac.candidate import Candidate, Span
 from gravac.controllers import Accordion, Decision, Measurement, conformance
@@ -82,7 +82,6 @@ def test_obeys(controller: Accordion, law: conformance.Law) -> None:
     law(controller)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     norms=st.lists(st.tuples(*[st.sampled_from([0.0, 1e-3, 0.4, 0.75, 1.0, 1.2, 1.5, 4.0])] * 3), min_size=1),
     falls=st.lists(st.sampled_from([1.0, 1.0, 1.0, 0.5, 2.0]), min_size=30, max_size=30),

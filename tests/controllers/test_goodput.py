@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput
@@ -127,7 +127,6 @@ def test_it_ends_at_the_best_goodput_on_any_link(dense: float, jitter: float, bo
     coding=st.fixed_dictionaries({family: st.floats(0.0, 0.3) for family in CODING}),
     booked=st.booleans(),
 )
-@settings(max_examples=150)
 def test_a_search_without_noise_ends_near_the_best(
     compute: float, dense: float, hidden: float, coding: dict[str, float], booked: bool
 ) -> None:
@@ -146,7 +145,6 @@ def test_a_search_without_noise_ends_near_the_best(
     expected=st.tuples(st.floats(0.2, 1.2), st.floats(0.2, 1.2)),
     booked=st.booleans(),
 )
-@settings(max_examples=150)
 def test_what_was_foreseen_never_keeps_a_search_from_the_best(
     compute: float, dense: float, hidden: float, coding: dict[str, float], expected: tuple[float, float], booked: bool
 ) -> None:
@@ -327,7 +325,6 @@ def test_on_a_slower_link_what_sends_more_is_not_tried_again() -> None:
     hidden=st.floats(0.0, 0.7),
     held=st.integers(0, len(LADDER) - 1),
 )
-@settings(max_examples=200)
 def test_what_follows_from_a_change_is_true(
     compute: float, before: float, after: float, hidden: float, held: int
 ) -> None:

@@ -3,7 +3,7 @@
 """What holds for any gains and times, and the recorded trace of one run."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.candidate import DENSE, Candidate, Span
@@ -48,7 +48,6 @@ def any_script(levels: list[float], times: list[float], optimism: float) -> Scri
 SCRIPTS = st.builds(any_script, LEVELS, TIMES, st.sampled_from([1.0, 3.0]))
 
 
-@settings(max_examples=60)
 @given(CONTROLLERS, SCRIPTS, RANGES, st.sampled_from([1.0, 2.0]))
 def test_the_cf_is_1_or_2_or_in_the_range(
     controller: GraVAC, script: Script, cf_range: tuple[float, float], dense_cf: float
@@ -71,7 +70,6 @@ def longest_search(played: Played) -> int:
     return longest
 
 
-@settings(max_examples=60)
 @given(CONTROLLERS, SCRIPTS, RANGES)
 def test_every_search_ends(controller: GraVAC, script: Script, cf_range: tuple[float, float]) -> None:
     searching = controller(paper_literal=False)
@@ -82,7 +80,6 @@ def test_every_search_ends(controller: GraVAC, script: Script, cf_range: tuple[f
     assert longest_search(played) <= (len(cfs) + 1) * WINDOW + LATENCY * len(candidates)
 
 
-@settings(max_examples=40)
 @given(CONTROLLERS, SCRIPTS)
 def test_equal_measurements_give_equal_decisions(controller: GraVAC, script: Script) -> None:
     first, second = (play(each, script, 150) for each in (controller, controller()))

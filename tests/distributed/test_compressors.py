@@ -75,10 +75,9 @@ def every(rank: int, world: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def ran() -> list[list[Any]]:
-    return processes(every, WORLD, timeout=280)
+    return processes(every, WORLD, timeout=250)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("position", range(len(VARIANTS)), ids=[repr(c) for c in VARIANTS])
 def test_three_processes_agree_with_three_ranks_in_memory(ran: list[list[Any]], position: int) -> None:
     expected = exchange(VARIANTS[position], gradients(), cf_of(VARIANTS[position]))

@@ -3,9 +3,11 @@
 """The whole thing on real gloo: replicas, decisions, ledger, resume, errors."""
 
 import io
+import itertools
 import json
 import time
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac import AdaptiveCompressor, GraVAC, Static, dense, merge_states, randomk, topk
+from gravac import AdaptiveCompressor, GraVAC, Static, clock, dense, merge_states, randomk, topk
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from gravac.compressors import Compressor, artopk, quantize, topkc
+from gravac.integrations import ddp as adapter
 from tests.distributed.training import FEATURES, TwoRounds, batch, jitter, network, parallel, sgd, train, weights
 from tests.ranks import processes, threads
 
@@ -64,12 +67,19 @@ def test_sixteen_ranks_stay_bitwise_equal(base: Compressor) -> None:
     assert all(ran[0][1] == other[1] for other in ran)
 
 
+def ticking(each: float) -> Any:
+    """A clock that goes on by so many seconds whenever it is looked at."""
+    looks = itertools.count()
+    return SimpleNamespace(perf_counter=lambda: each * next(looks))
+
+
 def decide(rank: int, world: int) -> list[Any]:
+    clock.time = adapter.time = ticking(0.02 if rank == 1 else 0.005)
     ddp = parallel()
     optimizer = sgd(ddp)
     with quick(topk) as compressor:
         compressor.attach(ddp, optimizer)
-        train(ddp, optimizer, rank, range(60), lambda step: time.sleep(0.02 if rank == 1 else 0))
+        train(ddp, optimizer, rank, range(60))
         return [compressor.history, compressor.cf]
 
 
@@ -418,7 +428,7 @@ def failing_sink(rank: int, world: int) -> tuple[int, torch.Tensor]:
 
     ddp = parallel()
     with pytest.warns(UserWarning, match="disk full") if rank == 0 else nullcontext():
-        with AdaptiveCompressor(topk, sinks=[breaks, records.append]) as compressor:
+        with AdaptiveCompressor(topk, controller=Static(cf=10), sinks=[breaks, records.append]) as compressor:
             compressor.attach(ddp)
             train(ddp, sgd(ddp), rank, range(5))
         return len(records), weights(ddp)

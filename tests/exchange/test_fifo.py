@@ -3,8 +3,8 @@
 """The exchange thread: one order of collectives, encoding ahead, failures that reach everyone."""
 
 import threading
-import time
 from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,33 +15,45 @@ from gravac.exchange.fifo import DEPTH, Fifo
 
 CPU = torch.device("cpu")
 
+HUNG = 120.0
+"""Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
+
 
 class Wire:
-    """Stands in for a transport: answers when told to, and keeps the order of what was started."""
+    """Stands in for a transport: keeps the order of events, and lets nothing land while its gate is shut."""
 
     def __init__(self, open_: bool = True) -> None:
         self.events: list[str] = []
         self.gate = threading.Event()
-        self.started = threading.Event()
+        self._news = threading.Condition()
         if open_:
             self.gate.set()
 
     def start(self, requests: list[Collective]) -> list[Collective]:
-        self.events += [f"start {int(r.tensor[0])}" for r in requests if isinstance(r, AllReduce)]
-        self.started.set()
+        self.note(*(f"start {int(r.tensor[0])}" for r in requests if isinstance(r, AllReduce)))
         return requests
 
     def finish(self, pending: list[Collective]) -> list[Any]:
-        assert self.gate.wait(20)
-        self.events += [f"finish {int(r.tensor[0])}" for r in pending if isinstance(r, AllReduce)]
+        assert self.gate.wait(HUNG)
+        self.note(*(f"finish {int(r.tensor[0])}" for r in pending if isinstance(r, AllReduce)))
         return [r.tensor for r in pending if isinstance(r, AllReduce)]
+
+    def note(self, *events: str) -> None:
+        with self._news:
+            self.events += events
+            self._news.notify_all()
+
+    def until(self, event: str) -> None:
+        """Wait until it has happened."""
+        with self._news:
+            assert self._news.wait_for(lambda: event in self.events, HUNG), f"no {event!r} in {self.events}"
 
 
 def job(wire: Wire, number: int, rounds: int = 1) -> Generator[list[Collective], list[Any], None]:
-    wire.events.append(f"encode {number}")
+    wire.note(f"encode {number}")
     for turn in range(rounds):
         yield [AllReduce(torch.tensor([10 * number + turn]))]
-    wire.events.append(f"decode {number}")
+    wire.note(f"decode {number}")
 
 
 def several() -> bool:
@@ -70,16 +82,9 @@ def test_a_jobs_collectives_all_come_before_the_next_jobs() -> None:
 def test_the_next_job_is_encoded_while_the_first_travels() -> None:
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    hold = threading.Event()
-
-    def wait() -> None:
-        hold.wait(20)
-
-    fifo.call(wait, never)
     fifo.exchange(job(wire, 1), never, CPU, several)
     fifo.exchange(job(wire, 2), never, CPU, several)
-    hold.set()
-    assert wire.started.wait(20)
+    wire.until("encode 2")
     wire.gate.set()
     fifo.drain()
     assert wire.events.index("encode 2") < wire.events.index("finish 10")
@@ -89,28 +94,21 @@ def test_the_next_job_is_encoded_while_the_first_travels() -> None:
 def test_a_job_of_one_round_lets_the_next_start_while_it_travels() -> None:
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    hold = threading.Event()
-
-    def wait() -> None:
-        hold.wait(20)
-
-    fifo.call(wait, never)
     for number in range(1, 7):
         fifo.exchange(job(wire, number), never, CPU, one)
     fifo.exchange(job(wire, 7, rounds=2), never, CPU, several)
     fifo.exchange(job(wire, 8), never, CPU, one)
-    hold.set()
-    assert wire.started.wait(20)
+    wire.until(f"encode {DEPTH + 2}")  # which nothing but the depth keeps from starting
     wire.gate.set()
     fifo.drain()
     starts = [event for event in wire.events if event.startswith("start")]
     assert starts == [f"start {n}" for n in (10, 20, 30, 40, 50, 60, 70, 71, 80)]
-    assert wire.events.index("start 20") < wire.events.index("finish 10")
+    assert wire.events.index(f"start {DEPTH + 1}0") < wire.events.index("finish 10")
     under_way = [
         sum(e.startswith("start") for e in wire.events[:at]) - sum(e.startswith("finish") for e in wire.events[:at])
         for at in range(len(wire.events))
     ]
-    assert 1 < max(under_way) <= DEPTH + 1
+    assert max(under_way) == DEPTH + 1
     assert [e for e in wire.events if e.startswith("decode")] == [f"decode {n}" for n in range(1, 9)]
 
 
@@ -119,34 +117,27 @@ def test_what_arrives_while_another_travels_is_encoded_then(rounds: int) -> None
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
     fifo.exchange(job(wire, 1, rounds), never, CPU, one if rounds == 1 else several)
-    assert wire.started.wait(20)
-    wire.started.clear()
-    second = threading.Event()
-
-    def following() -> Generator[list[Collective], list[Any], None]:
-        wire.events.append("encode 2")
-        second.set()
-        yield [AllReduce(torch.tensor([20]))]
-
-    fifo.exchange(following(), never, CPU, one)
-    assert second.wait(20), "the thread waited for what travels"
-    assert wire.started.wait(20) if rounds == 1 else not wire.started.wait(0.1)
+    wire.until("start 10")
+    fifo.exchange(job(wire, 2), never, CPU, one)
+    wire.until("start 20" if rounds == 1 else "encode 2")  # nothing has landed: the gate is shut
     wire.gate.set()
     fifo.drain()
     starts = [event for event in wire.events if event.startswith("start")]
     assert starts == (["start 10", "start 20"] if rounds == 1 else ["start 10", "start 11", "start 20"])
 
 
-def test_time_under_way_is_counted_once() -> None:
+def test_time_under_way_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("gravac.exchange.fifo.time", SimpleNamespace(perf_counter=lambda: now[0]))
     wire = Wire(open_=False)
     fifo = Fifo(wire)  # type: ignore[arg-type]
-    began = time.perf_counter()
     for number in (1, 2, 3):
         fifo.exchange(job(wire, number), never, CPU, one)
-    time.sleep(0.2)
+    wire.until("start 30")
+    now[0] = 102.0
     wire.gate.set()
     fifo.drain()
-    assert 0.15 < fifo.exchange_seconds <= time.perf_counter() - began
+    assert fifo.exchange_seconds == 2.0
 
 
 def test_a_job_that_breaks_its_promise_of_one_round_fails() -> None:
@@ -162,7 +153,7 @@ def test_a_call_waits_for_the_jobs_before_it() -> None:
     wire = Wire()
     fifo = Fifo(wire)  # type: ignore[arg-type]
     fifo.exchange(job(wire, 1), never, CPU, several)
-    fifo.call(lambda: wire.events.append("call"), never)
+    fifo.call(lambda: wire.note("call"), never)
     fifo.exchange(job(wire, 2), never, CPU, several)
     fifo.drain()
     assert wire.events.index("decode 1") < wire.events.index("call") < wire.events.index("encode 2")
@@ -198,9 +189,9 @@ def test_a_collective_that_fails_is_told_to_what_travels_behind_it_too() -> None
     for number in (1, 2):
         fifo.exchange(job(wire, number), lambda failure, n=number: told.append(f"{n} {failure}"), CPU, one)  # type: ignore[misc]
     fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
-    assert wire.started.wait(20)
+    wire.until("start 10")
     wire.gate.set()
-    fifo.drain(20)
+    fifo.drain(HUNG)
     assert told == ["1 the peer is gone", "2 the peer is gone", "call the peer is gone"]
 
 
@@ -213,9 +204,9 @@ def test_after_a_failure_nobody_waits_for_what_never_lands() -> None:
     fifo = Fifo(wire)  # type: ignore[arg-type]
     told: list[str] = []
     fifo.exchange(job(wire, 1), lambda failure: told.append(f"first {failure}"), CPU, one)
-    assert wire.started.wait(20)
+    wire.until("start 10")
     fifo.exchange(breaks(), lambda failure: told.append(f"second {failure}"), CPU, one)
-    fifo.drain(20)
+    fifo.drain(HUNG)
     assert sorted(told) == ["first boom", "second boom"]
     wire.gate.set()
 
@@ -229,7 +220,7 @@ def test_draining_on_the_thread_itself_does_not_wait() -> None:
         done.set()
 
     fifo.call(drains, never)
-    assert done.wait(20)
+    assert done.wait(HUNG)
 
 
 def test_the_thread_ends_after_what_was_handed_over() -> None:
@@ -237,6 +228,6 @@ def test_the_thread_ends_after_what_was_handed_over() -> None:
     fifo = Fifo(wire)  # type: ignore[arg-type]
     fifo.exchange(job(wire, 1), never, CPU, several)
     fifo.close()
-    fifo._thread.join(20)
+    fifo._thread.join(HUNG)
     assert not fifo._thread.is_alive()
     assert "decode 1" in wire.events

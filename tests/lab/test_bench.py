@@ -20,8 +20,6 @@ from gravac.lab.bench.measure import Gradients, Row, measure
 from gravac.lab.bench.ranks import TORCH
 from gravac.lab.shapes import MODELS
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def _run(path: Path, *arguments: str) -> list[dict[str, Any]]:
     assert main(["bench", "compressors", "--repeats", "1", "--json", str(path), *arguments]) == 0

@@ -10,8 +10,6 @@ import pytest
 
 from gravac.cli import main
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize(
     ("arguments", "words"),

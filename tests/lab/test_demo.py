@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from gravac.lab.links.owner import started
 from gravac.lab.training.run import Run, RunFailed, Settings
 from gravac.lab.training.session import Leg
 
-pytestmark = pytest.mark.timeout(170)
+HUNG = 250.0
+"""Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
 
 REASON = available()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
@@ -36,9 +38,10 @@ def namespaces_of(pid: int) -> list[str]:
 
 def descendants(pid: int) -> list[int]:
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
+    with suppress(FileNotFoundError, ProcessLookupError):  # what ends meanwhile has none
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
     return found
 
 
@@ -48,7 +51,9 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     temporary.mkdir()
     command = [sys.executable, "-m", "gravac", "demo", "--json", str(tmp_path / "result.json")]
     command += ["--log-dir", str(tmp_path / "logs"), "--seconds", *(["2", "--paced"] if paced else ["3"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=160, env=environment(temporary), check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=HUNG, env=environment(temporary), check=False
+    )
     assert done.returncode == 0, done.stderr
     assert ("paced, not a real link" in done.stdout) == paced
     assert f"tensorboard --logdir {tmp_path / 'logs'}" in done.stdout.replace("\n", "")
@@ -59,7 +64,8 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     assert (result["rate"], result["workers"], result["paced"]) == (1e8, 2, paced)
     assert [run["method"] for run in result["runs"]] == METHODS
     for run in result["runs"]:
-        assert run["steps"] >= 2 and 1 <= run["seconds"] <= 8 and 0 < run["val_loss"] < 6
+        # a run ends with the step that, as long as the one before, would reach its time: half of that, at the least
+        assert run["steps"] >= 2 and run["seconds"] > (1 if paced else 1.5) and 0 < run["val_loss"] < 6
         assert run["cf_path"][0]["step"] == 0
         assert list((tmp_path / "logs" / run["method"]).glob("events.out.tfevents*"))
     fp32, fp16, _ = result["runs"]
@@ -86,12 +92,15 @@ def test_interrupt_leaves_no_process_namespace_or_file(
     for line in demo.stdout:
         if moment in line:
             break
-    while len(workers := descendants(demo.pid)) < 2:
-        time.sleep(0.05)
+    while len(workers := descendants(demo.pid)) < 2 and demo.poll() is None:
+        time.sleep(0.05)  # the system tells of no start of a process
     demo.send_signal(number)
-    time.sleep(0.05)
-    demo.send_signal(number)  # an impatient user: cleaning up is not interrupted
-    said = demo.communicate(timeout=20)[1]
+    said = ""
+    for line in demo.stderr:
+        said += line
+        if "cleaning up" in line:
+            demo.send_signal(number)  # an impatient user: cleaning up is not interrupted
+    demo.communicate(timeout=HUNG)
     assert demo.returncode == 128 + number
     assert "Traceback" not in said
     assert [pid for pid in workers if started(pid)] == []

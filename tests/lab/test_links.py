@@ -7,19 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from typing import IO, Any
 
 import pytest
 
 from gravac.lab.links import network as links
 from gravac.lab.links.link import Phase, parse_link
-from gravac.lab.links.link_rate import stream, tcp_rate
+from gravac.lab.links.link_rate import Sample, stream, tcp_rate
 from gravac.lab.links.network import LinkError, Network, available, netem_missing, remove_leftovers
 from gravac.lab.links.owner import mark, orphaned, started
-from gravac.lab.links.schedule import Schedule
 
-pytestmark = pytest.mark.timeout(60)
+HUNG = 120.0
+"""Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
 
 REASON = available()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
@@ -29,9 +31,12 @@ import socket, sys
 listener = socket.create_server((sys.argv[1], 5000))
 print("ready", flush=True)
 connection, _ = listener.accept()
-left = int(sys.argv[2])
-while left > 0:
-    left -= len(connection.recv(1 << 16))
+size, *marks = map(int, sys.argv[2:])
+came = 0
+while came < size:
+    came += len(connection.recv(1 << 16)) or sys.exit("the sender is gone")
+    while marks and came >= marks[0]:
+        print(marks.pop(0), flush=True)
 connection.sendall(b"x")
 """
 
@@ -41,7 +46,7 @@ connection = socket.create_connection((sys.argv[1], 5000))
 began = time.perf_counter()
 connection.sendall(bytes(int(sys.argv[2])))
 connection.recv(1)
-print(int(sys.argv[2]) * 8 / (time.perf_counter() - began))
+print(time.perf_counter() - began)
 """
 
 OWNER = """
@@ -57,6 +62,48 @@ with Network(2, 1e8) as network:
 def namespaces() -> list[str]:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     return [line.split()[0] for line in listed.splitlines()]
+
+
+@contextmanager
+def sending(network: Network, size: int, *marks: int) -> Iterator[tuple[IO[str], "subprocess.Popen[str]"]]:
+    """Sends so many bytes from worker 1 to worker 0; a line comes for each number of bytes in ``marks`` that arrived.
+
+    Ends when all are there. The sender prints the seconds from the first byte until it hears so: no fewer than the link
+    needs, and any more on a busy machine.
+    """
+    listening = [*network.prefix(0), sys.executable, "-c", RECEIVE, network.address(0), *map(str, (size, *marks))]
+    telling = [*network.prefix(1), sys.executable, "-c", SEND, network.address(0), str(size)]
+    with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as receiver:
+        assert receiver.stdout and receiver.stdout.readline()
+        with subprocess.Popen(telling, stdout=subprocess.PIPE, text=True) as sender:
+            try:
+                yield receiver.stdout, sender
+                assert (sender.wait(HUNG), receiver.wait(HUNG)) == (0, 0)
+            finally:
+                sender.kill()
+                receiver.kill()
+
+
+def most(network: Network, size: int) -> float:
+    """Bits per second that a stream of so many bytes came to; a busy machine makes it less, nothing makes it more."""
+    with sending(network, size) as (_, sender):
+        assert sender.stdout
+        seconds = float(sender.stdout.readline())
+    return 8 * size / seconds
+
+
+def shaping(network: Network, worker: int) -> list[dict[str, Any]]:
+    """What holds a worker's upload, and its download."""
+    places = ((network.namespace(worker), "eth0"), (network.hub, f"p{worker}"))
+    shown = [["tc", "-n", name, "-j", "qdisc", "show", "dev", device] for name, device in places]
+    return [json.loads(subprocess.run(command, capture_output=True, check=True).stdout)[0] for command in shown]
+
+
+def rates(network: Network, worker: int) -> list[float | None]:
+    """Bits per second of a worker's upload and download, as the kernel has them; ``None`` is not limited."""
+    found = shaping(network, worker)
+    assert {qdisc["kind"] for qdisc in found} <= {"tbf", "noqueue"}
+    return [8 * qdisc["options"]["rate"] if qdisc["kind"] == "tbf" else None for qdisc in found]
 
 
 def runs(pid: int) -> bool:
@@ -94,7 +141,7 @@ def test_network_is_removed_when_its_block_raises_with_a_process_inside() -> Non
     with pytest.raises(KeyboardInterrupt), Network(2, 1e8) as network:
         inside = subprocess.Popen([*network.prefix(1), "sleep", "600"])
         raise KeyboardInterrupt
-    assert inside.wait(timeout=5) == -signal.SIGKILL
+    assert inside.wait(HUNG) == -signal.SIGKILL
     assert not any(name in namespaces() for name in (network.hub, network.namespace(0), network.namespace(1)))
 
 
@@ -113,10 +160,10 @@ def test_half_made_network_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_namespaces
 def test_leftovers_of_a_killed_owner_are_removed_at_the_next_start(owner: "subprocess.Popen[str]") -> None:
     names, inside = names_and_pid(owner)
-    owner.kill()  # SIGKILL: it cannot clean up
-    owner.wait()
     assert set(names) <= set(namespaces())
     assert runs(inside)
+    owner.kill()  # SIGKILL: it cannot clean up
+    owner.wait()
     with Network(2, 1e8):
         assert not set(names) & set(namespaces())
         assert not runs(inside)
@@ -132,17 +179,11 @@ def test_network_of_a_living_owner_is_left_alone(owner: "subprocess.Popen[str]")
 
 @needs_namespaces
 @pytest.mark.parametrize("rate", [20e6, 100e6, 1000e6])
-def test_tcp_reaches_the_rate_within_a_tenth(rate: float) -> None:
-    size = str(int(rate / 8))  # a second's worth
+def test_no_stream_is_faster_than_its_link(rate: float) -> None:
+    """How close it comes is measured (``make measure-links``): the machine has its part in that."""
     with Network(2, rate) as network:
-        receiver = subprocess.Popen(
-            [*network.prefix(0), sys.executable, "-c", RECEIVE, network.address(0), size], stdout=subprocess.PIPE
-        )
-        with receiver:
-            assert receiver.stdout and receiver.stdout.readline()
-            sender = [*network.prefix(1), sys.executable, "-c", SEND, network.address(0), size]
-            reached = float(subprocess.run(sender, capture_output=True, text=True, check=True, timeout=30).stdout)
-    assert 0.9 * rate <= reached <= rate
+        assert rates(network, 0) == rates(network, 1) == [rate, rate]
+        assert most(network, int(rate / 8 / 4)) <= rate
 
 
 @needs_namespaces
@@ -150,126 +191,86 @@ def test_tcp_reaches_the_rate_within_a_tenth(rate: float) -> None:
 def test_each_direction_has_its_own_rate(words: str, rate: float) -> None:
     """A worker's upload meets another's download: the slower of the two holds, whichever it is."""
     with Network(2, parse_link(words)) as network:
-        assert 0.9 * rate <= tcp_rate(network, 0.7) <= rate
+        assert most(network, 400_000) <= rate
         network.apply(Phase(0, 40e6, 40e6))
-        assert 0.9 * 40e6 <= tcp_rate(network, 0.7) <= 40e6
+        assert rates(network, 0) == rates(network, 1) == [40e6, 40e6]
 
 
 @needs_namespaces
 def test_upload_is_on_the_worker_and_download_on_the_hub() -> None:
     with Network(2, parse_link("40mbit/15mbit")) as network:
-        shown = [
-            json.loads(
-                subprocess.run(["tc", "-n", name, "-j", "qdisc", "show", "dev", device], capture_output=True).stdout
-            )
-            for name, device in ((network.namespace(1), "eth0"), (network.hub, "p1"))
-        ]
-    assert [qdisc[0]["options"]["rate"] * 8 for qdisc in shown] == [15e6, 40e6]
+        assert [rates(network, worker) for worker in range(2)] == [[15e6, 40e6]] * 2
 
 
 @needs_namespaces
-def test_unthrottled_is_faster_than_any_bucket_here_and_can_be_throttled_and_freed() -> None:
+def test_unthrottled_has_no_bucket_and_can_be_throttled_and_freed() -> None:
     with Network(2, parse_link("unthrottled")) as network:
-        free = tcp_rate(network, 0.4)
+        assert rates(network, 0) == rates(network, 1) == [None, None]
         network.set_rate(1, 20e6)
-        slow = tcp_rate(network, 0.4)
+        assert rates(network, 0) == [None, None] and rates(network, 1) == [20e6, 20e6]
+        assert most(network, 500_000) <= 20e6
         network.apply(network.link.phases[0])
-        assert slow <= 20e6 < 10 * slow < min(free, tcp_rate(network, 0.4))
+        assert rates(network, 0) == rates(network, 1) == [None, None]
+        assert most(network, 500_000) > 0
 
 
 @needs_namespaces
-def test_schedule_is_applied_in_time_and_traffic_follows() -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["phases of the link", "unforeseen"])
+def test_a_stream_goes_on_when_rates_fall_and_rise(known: bool) -> None:
     """From a rate whose segments are larger than the next rate's bucket: none may stay stuck in the queue."""
-    with Network(2, parse_link("400mbit,1s:20mbit,2.5s:400mbit")) as network, Schedule(network) as schedule:
-        with stream(network, 4.5) as samples:
-            time.sleep(0.5)
-            began = time.monotonic()
-            schedule.start()
-        changes = schedule.changes
-    assert [change.asked for change in changes] == [1, 2.5]
-    assert all(0 <= change.applied - change.asked <= 0.2 for change in changes)
-
-    def rate(start: float, end: float) -> float:
-        within = [sample for sample in samples if began + start <= sample.at <= began + end]
-        return (within[-1].received - within[0].received) * 8 / (within[-1].at - within[0].at)
-
-    assert rate(0, 1) > 100e6
-    assert 10e6 < rate(1.5, 2.5) < 25e6
-    assert rate(3, 4) > 100e6
+    link = parse_link("400mbit,1s:20mbit,2s:400mbit" if known else "400mbit")
+    with Network(2, link) as network, sending(network, 3_000_000, 250_000, 1_000_000) as (arrived, _):
+        for rate in (20e6, 400e6):
+            assert arrived.readline()
+            network.apply(Phase(0, rate, rate))
+            assert rates(network, 0) == rates(network, 1) == [rate, rate]
 
 
 @needs_namespaces
-def test_rate_may_fall_while_traffic_flows_without_a_schedule() -> None:
-    with Network(2, 400e6) as network, stream(network, 2) as samples:
-        time.sleep(0.5)
-        for worker in range(2):
-            network.set_rate(worker, 40e6)
-        fell = time.monotonic()
-    after = [sample for sample in samples if sample.at > fell + 0.5]
-    assert (after[-1].received - after[0].received) * 8 / (after[-1].at - after[0].at) < 45e6
+def test_a_rate_that_fell_while_traffic_flowed_holds() -> None:
+    with Network(2, 400e6) as network:
+        with sending(network, 1_000_000, 250_000) as (arrived, _):
+            assert arrived.readline()
+            for worker in range(2):
+                network.set_rate(worker, 40e6)
+        assert most(network, 1_000_000) <= 40e6
 
 
-class Recorder(Network):
-    """A network that only notes what it is asked for."""
-
-    def __init__(self, words: str, failing: bool = False) -> None:
-        super().__init__(2, parse_link(words))
-        self.asked: list[Phase] = []
-        self.failing = failing
-
-    def apply(self, phase: Phase) -> None:
-        if self.failing and self.asked:
-            raise LinkError("the link is gone")
-        self.asked.append(phase)
+@needs_namespaces
+def test_a_stream_tells_how_far_it_came() -> None:
+    with Network(2, 100e6) as network, stream(network, 0.3) as samples:
+        assert not samples
+    assert samples
+    assert all(later.at > one.at and later.received > one.received for one, later in pairwise(samples))
 
 
-def test_schedule_begins_anew_with_each_run_and_ends_with_it() -> None:
-    network = Recorder("1gbit,0.5s:50mbit,3600s:1gbit")
-    for _ in range(2):
-        with Schedule(network) as schedule:
-            schedule.start()
-            time.sleep(0.8)
-            schedule.start()  # no second time
-        assert len(schedule.changes) == 1
-    assert network.asked == [*network.link.phases[:2]] * 2
-
-
-def test_schedule_that_was_never_started_applies_the_first_phase_only() -> None:
-    network = Recorder("1gbit,0.5s:50mbit")
-    with Schedule(network) as schedule:
-        time.sleep(0.6)
-    assert network.asked == [network.link.phases[0]]
-    assert not schedule.changes
-
-
-def test_error_in_a_schedule_is_raised_where_its_block_ends_but_hides_no_other() -> None:
-    with pytest.raises(LinkError, match="the link is gone"), Schedule(Recorder("1gbit,0.5s:50mbit", True)) as schedule:
-        schedule.start()
-        time.sleep(0.7)
-    with pytest.raises(KeyboardInterrupt), Schedule(Recorder("1gbit,0.5s:50mbit", True)) as schedule:
-        schedule.start()
-        time.sleep(0.7)
-        raise KeyboardInterrupt
+def test_a_rate_is_taken_once_the_stream_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [Sample(100.0, 1), Sample(100.2, 2), Sample(100.4, 1000), Sample(100.9, 501_000)]
+    monkeypatch.setattr("gravac.lab.links.link_rate.stream", lambda network, seconds: nullcontext(told))
+    assert tcp_rate(Network(2, 1e8)) == pytest.approx(8e6)
+    del told[2:]
+    with pytest.raises(LinkError, match="brought nothing to measure"):
+        tcp_rate(Network(2, 1e8))
 
 
 @needs_namespaces
 def test_interface_counters_grow_by_what_is_sent() -> None:
+    size = 500_000  # which the queue holds: nothing is dropped and sent again
     with Network(2, 100e6) as network:
         before = [network.interface_bytes(worker) for worker in range(2)]
-        with stream(network, 0.5) as samples:
+        with sending(network, size):
             pass
         after = [network.interface_bytes(worker) for worker in range(2)]
         (_, received), (sent, _) = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(before, after, strict=True)]
         assert network.interface_counters(1).sent_packets > 0
-    assert received == pytest.approx(sent, rel=0.01)  # they are not read at the same moment
-    assert 1 < sent / samples[-1].received < 1.1
+    assert size < received < 1.1 * size  # a bucket may cut segments on their way: more headers arrive than left
+    assert size < sent < 1.1 * size
 
 
 @needs_namespaces
 def test_netem_is_tried_without_a_trace() -> None:
-    before = namespaces()
     reason = netem_missing()
-    assert namespaces() == before
+    assert not [name for name in namespaces() if name.startswith(f"{mark()}-")]
     assert reason is None or "netem" in reason
 
 

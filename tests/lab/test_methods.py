@@ -85,7 +85,6 @@ def alone(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("text", ["fp32", "fp16", "bf16", "torch-powersgd(2)", "topk@10", "gravac:topkc", "dgc@10"])
 def test_every_kind_of_method_trains(text: str) -> None:

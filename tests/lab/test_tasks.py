@@ -19,8 +19,6 @@ from gravac.lab.tasks.cifar import Cifar
 from gravac.lab.tasks.denoise import photographs
 from gravac.lab.tasks.text import VOCABULARY, library_text
 
-pytestmark = pytest.mark.timeout(60)
-
 IMPROVEMENT = {"charlm": 1.0, "lstm": 0.8, "denoise": 2.0, "digits": 0.01}
 """What 60 dense steps of each task that needs no data gain at least."""
 

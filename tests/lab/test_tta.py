@@ -4,18 +4,18 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from gravac.lab.links.network import available
-from gravac.lab.training.run import RunFailed
+from gravac.lab.training.run import RunFailed, Settings
 from gravac.lab.training.session import ALONE, Leg, Spec
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import factored, refactored
@@ -23,7 +23,8 @@ from gravac.lab.tta.matrix import Matrix
 from gravac.lab.tta.record import Point, TrainingRecord, first_reached
 from gravac.lab.tta.runner import run_matrix, target_of
 
-pytestmark = pytest.mark.timeout(170)
+HUNG = 250.0
+"""Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
 
 REASON = available()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
@@ -58,17 +59,6 @@ class Notes:
         self.failures.append(leg.method)
 
 
-def workers_of(pid: int) -> list[int]:
-    children = [
-        int(child)
-        for thread in Path(f"/proc/{pid}/task").iterdir()
-        for child in (thread / "children").read_text().split()
-    ]
-    return sorted(
-        child for child in children if b"gravac.lab.training.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
-    )
-
-
 def matrix(tmp_path: Path, **changes: object) -> Matrix:
     settings: dict[str, object] = {
         "tasks": ("digits",),
@@ -80,6 +70,33 @@ def matrix(tmp_path: Path, **changes: object) -> Matrix:
         "json": tmp_path / "runs.json",
     }
     return Matrix(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+class Scripted:
+    """Stands in for ``Run``: reports of each leg what workers would; those of ``to_fail`` are killed once."""
+
+    to_fail: ClassVar[list[str]] = []
+
+    def __init__(self, legs: Sequence[Leg], settings: Settings, network: object) -> None:
+        self.legs = legs
+
+    def __enter__(self) -> "Scripted":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def events(self) -> Iterator[dict[str, object]]:
+        split = {"compute": 0.1, "compress": None, "exchange": None, "exposed": 0.0, "input_wait": 0.0}
+        said = {"wire_bytes": 1, "interface_bytes": None, "cpu_seconds": 1.0, "gain": None, "turns": [], "split": split}
+        for at, leg in enumerate(self.legs):
+            yield {"event": "start", "leg": at, "parameters": 9, "samples_per_step": 8, "batch_size": 4}
+            for step in range(0, 21, 5):
+                yield {"event": "evaluation", "leg": at, "step": step, "seconds": step / 10, "metric": 3.0 - step / 10}
+                if leg.method in self.to_fail:
+                    self.to_fail.remove(leg.method)
+                    raise RunFailed(f"{leg.method}: worker 1 was killed by signal 9")
+            yield {"event": "end", "leg": at, "step": 20, "seconds": 2.0, "step_s": 0.1, **said}
 
 
 @needs_namespaces
@@ -110,8 +127,9 @@ def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
     assert again.plan == (5, 5) and again.made == [] and again.started == []
 
 
-def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path) -> None:
-    two = matrix(tmp_path, methods=("fp16", "topk@10"), links=("unthrottled",), seeds=(0, 1), paced=True)
+def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gravac.lab.tta.runner.Run", Scripted)
+    two = matrix(tmp_path, methods=("fp16", "topk@10"), links=("unthrottled",), seeds=(0, 1), paced=True, budget=20)
     runs = run_matrix(two, Notes())
     assert {run.seed for run in runs} == {0, 1}
     steady = {"fp16": (1.0, 1.05), "topk@10": (1.0, 1.2), "fp32": (1.0, 1.0)}
@@ -128,7 +146,7 @@ def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path) -> N
 def test_without_rights_a_matrix_is_paced_and_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gravac", "bench", "tta", "--task", "digits", "--scale", "0.2", "--budget", "20"]
     command += ["--methods", "fp16", "topk@10", "--seeds", "1", "--paced", "--json", str(tmp_path / "runs.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=160, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, check=False)
     assert done.returncode == 0, done.stderr
     assert "paced, not a real link" in done.stdout
     rows = json.loads((tmp_path / "runs.json").read_text())
@@ -171,29 +189,20 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         if ": fp16: " in line and " steps of " in line:
             break
     running.send_signal(signal.SIGINT)
-    said = running.communicate(timeout=30)[1]
+    said = running.communicate(timeout=HUNG)[1]
     assert running.returncode == 128 + signal.SIGINT and "Traceback" not in said
     assert len(record.read([tmp_path / "runs.json"])) >= 2
     assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
 
 
 def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(Scripted, "to_fail", ["topk@10"])
+    monkeypatch.setattr("gravac.lab.tta.runner.Run", Scripted)
     notes = Notes()
-    unfit = matrix(tmp_path, paced=True, methods=("fp16", "topk@10", "topkc@10"), budget=60, scale=2.0)
-    killed: list[str] = []
-    original = Notes.event
-
-    def kill_once(self: Notes, cell: str, leg: Leg, event: dict[str, object]) -> None:
-        if leg.method == "topk@10" and not killed:
-            killed.append(leg.method)
-            os.kill(workers_of(os.getpid())[-1], signal.SIGKILL)
-        original(self, cell, leg, event)
-
-    monkeypatch.setattr(Notes, "event", kill_once)
-    runs = run_matrix(unfit, notes)
+    runs = run_matrix(matrix(tmp_path, paced=True, methods=("fp16", "topk@10", "topkc@10"), budget=20), notes)
     assert notes.failures == ["topk@10"]
     assert [run.method for run in runs] == ["fp32", "fp16", "topkc@10"]
+    assert notes.started == [ALONE, "fp16", "topkc@10"], "the leg after it began a session of its own"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ from gravac.settings import SettingsError
 from gravac.telemetry import DecisionRecord, EndRecord, JSONLSink, Record, RunRecord, StepRecord, read_jsonl
 from tests.telemetry.made_up import make_run, make_step
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(name="run")
 def _run() -> list[Record]:

@@ -44,7 +44,9 @@ class Schedule:
     def start(self) -> None:
         """Begin the schedule: training begins now. May be called again, without effect."""
         if self._thread is None and not self._over.is_set():
-            self._thread = threading.Thread(target=self._follow, args=(time.monotonic(),), daemon=True)
+            self._thread = threading.Thread(
+                target=self._follow, args=(time.monotonic(),), name="gravac-schedule", daemon=True
+            )
             self._thread.start()
 
     def __enter__(self) -> Schedule:

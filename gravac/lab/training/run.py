@@ -179,11 +179,11 @@ class Run:
             self._patience = PATIENCE + 10 * self._settings.workers * dense_step
 
     def _check(self, over: bool, stuck: bool) -> None:
-        for rank, worker in enumerate(self._workers):
-            code = worker.poll()
-            if code:
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-                raise self._failed(rank, how)
+        codes = {rank: code for rank, worker in enumerate(self._workers) if (code := worker.poll())}
+        if codes:
+            rank = min(codes, key=lambda rank: codes[rank] > 0)  # a killed one takes the others with it
+            code = codes[rank]
+            raise self._failed(rank, f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}")
         if over:
             raise self._failed(0, "ended without a result")
         if stuck:

@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Whether two recordings are the same: every tensor bit for bit, every plain value through a written mapping."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.golden.runs import CASES
+
+RENAMED: Mapping[str, str] = {"worth": "efficiency"}
+"""Keys of before, wherever they stand in a checkpoint, by what they are called now."""
+
+MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 2}
+"""By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
+
+GONE: frozenset[str] = frozenset()
+"""Paths of a checkpoint of before that have no counterpart now."""
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Every path at which two recordings differ, with what stands there."""
+    where = re.sub(r"^(checkpoint|end)\.", "", path)
+    if where in MAPPING:
+        before = MAPPING[where](before)
+    if isinstance(before, torch.Tensor):
+        same = (
+            isinstance(after, torch.Tensor) and before.dtype == after.dtype and torch.equal(_bits(before), _bits(after))
+        )
+        return [] if same else [f"{path}: tensors differ"]
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        before = {RENAMED.get(key, key): one for key, one in before.items()}
+        keys = sorted({*before, *after}, key=str)
+        found = []
+        for key in keys:
+            at = f"{path}.{key}" if path else str(key)
+            if key not in after or key not in before:
+                found += (
+                    []
+                    if re.sub(r"^(checkpoint|end)\.", "", at) in GONE
+                    else [f"{at}: only {'before' if key in before else 'after'}"]
+                )
+            else:
+                found += differences(before[key], after[key], at)
+        return found
+    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
+        if len(before) != len(after):
+            return [f"{path}: {len(before)} entries before, {len(after)} after"]
+        pairs = enumerate(zip(before, after, strict=True))
+        return [line for at, (one, other) in pairs for line in differences(one, other, f"{path}[{at}]")]
+    same = before == after or (before != before and after != after)
+    return [] if same else [f"{path}: {before!r} before, {after!r} after"]
+
+
+def compare(before: Path, after: Path) -> int:
+    """Print what differs; the number of differences."""
+    found = 0
+    for case in CASES:
+        ranks = zip(torch.load(before / f"{case}.pt"), torch.load(after / f"{case}.pt"), strict=True)
+        lines = [f"rank {rank}: {line}" for rank, (one, other) in enumerate(ranks) for line in differences(one, other)]
+        print(f"{case}: {'the same, bit for bit' if not lines else f'{len(lines)} differences'}")
+        for line in lines[:20]:
+            print(f"  {line}")
+        found += len(lines)
+    return found
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1)
