@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-
 	measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp
+	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -66,6 +66,13 @@ measure-multilevel: $(VENV)/.test  ## multi-level compression against direct, re
 
 measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (2 minutes)
 	$(BIN)/python -m tests.measure.overhead --json docs/measurements/overhead.json
+
+measure-before-after: $(VENV)/.test  ## a step at BEFORE=<commit> against HEAD, in turns (10 minutes)
+	@test -n "$(BEFORE)" || { echo "measure-before-after: name a commit, such as BEFORE=HEAD~3"; exit 2; }
+	$(BIN)/python -m tests.measure.before_after $(BEFORE) --json docs/measurements/before_after.json $(ARGS)
+
+measure-size: $(VENV)/.test  ## lines of code by folder (ARGS="--against COMMIT")
+	$(BIN)/python -m tests.measure.size $(ARGS)
 
 measure-steps: $(VENV)/.lab $(VENV)/.test  ## a step of each method where the link is free; needs root (6 minutes)
 	$(BIN)/python -m tests.measure.step_times --json docs/measurements/step_times.json

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 DENSE = "dense"
+"""Name that a candidate has where nothing is compressed but the number format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +17,19 @@ class Candidate:
 
     Attributes:
         compressor: name of the compressor; ``"dense"`` for no compression.
-        cf: compression factor. Sparse: dense elements / sent elements. 16 bit: 2. Dense float32: 1.
+        cf: compression factor: dense elements / sent elements where sparse, 2 for 16 bit, 1 for dense float32.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model over those of this candidate.
         efficiency: statistical efficiency: the share of a dense step's progress that one of its steps makes, expected
             before training.
-        family: candidates of one family differ in what they send and not in how they code.
-        by_gain: what a gain measured while training makes of it: ``(gain, efficiency)``, ascending; empty: nothing.
+        family: name of its family; candidates of one family differ in what they send and not in how they code.
+        by_gain: ``(gain, efficiency)``, ascending: the efficiency that a gain measured while training stands for;
+            empty where gain does not tell.
         coding_s: seconds that coding of a step was expected to take by itself, before the first; ``None``: not known.
-        exchange_s: the same of its exchange.
+        exchange_s: seconds that the exchange of a step was expected to take; ``None``: not known.
+
+    Example:
+        >>> str(Candidate("topk", 10.0, 6.4))
+        'topk 10x'
     """
 
     compressor: str
@@ -37,11 +43,19 @@ class Candidate:
 
     @property
     def dense(self) -> bool:
-        """Whether nothing is compressed but the number format."""
+        """Tell whether nothing is compressed but the number format."""
         return self.compressor == DENSE
 
     def efficiency_at(self, gain: float) -> float:
-        """Give a step's efficiency, now that its gain is known: between the points of ``by_gain``, if there are any."""
+        """Return a step's statistical efficiency for the gain that was measured, between the points of ``by_gain``.
+
+        Example:
+            >>> candidate = Candidate("topk", 10.0, 6.4, efficiency=0.9, by_gain=((0.2, 0.5), (0.6, 0.9)))
+            >>> round(candidate.efficiency_at(0.4), 3)
+            0.7
+            >>> Candidate("quantize", 16.0, 13.5, efficiency=0.9).efficiency_at(0.4)  # its gain does not tell
+            0.9
+        """
         if not self.by_gain or not math.isfinite(gain):
             return self.efficiency
         gains = [at for at, _ in self.by_gain]
@@ -77,7 +91,12 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Every CF from ``low`` to ``high``: the reach of a compressor that can do any."""
+    """Every CF from ``low`` to ``high``: the reach of a compressor that can do any.
+
+    Attributes:
+        low: lowest compression factor.
+        high: highest compression factor.
+    """
 
     low: float
     high: float

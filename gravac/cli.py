@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac``."""
+"""The command ``gravac``: reads the command line and runs one of its commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gravac.commands import advise, bench, calibrate, demo, policies, replay, re
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, 1 (it failed), 2 (wrong use), 128 + signal (interrupted)."""
+    """Run one command; return its exit status: 0, 1 (it failed), 2 (wrong use), 128 + signal (interrupted)."""
     parser = argparse.ArgumentParser(prog="gravac", description="Adaptive gradient compression for PyTorch.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (demo, bench, report, advise, calibrate, policies, replay):
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Unwinds the stack once; what is cleaned up on the way is not interrupted again."""
+    """Unwind the stack once; what is cleaned up on the way is not interrupted again."""
     for later in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(later, signal.SIG_IGN)
     print(f"\ngravac: stopped by {signal.Signals(number).name}, cleaning up", file=sys.stderr, flush=True)

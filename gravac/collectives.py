@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives a compressor may ask for, what each puts on the wire, and the ledger that books it."""
+"""The collectives a compressor may ask for, what each puts on the wire, and the ledger that adds it up."""
 
 from dataclasses import dataclass, field
 
@@ -9,9 +9,18 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum over ranks. Resumed with the sum, same shape and dtype as ``tensor``.
+    """Sum a tensor over ranks. The generator is resumed with the sum, of the shape and dtype of ``tensor``.
 
     A driver may sum in place: only ``fuse``'s fresh buffers, and tensors that the sum may overwrite, reach one.
+
+    Attributes:
+        tensor: this rank's addend, of any shape; of the same shape and dtype on every rank.
+
+    Example:
+        >>> AllReduce(torch.zeros(1000)).payload_bytes
+        4000
+        >>> AllReduce.wire_bytes(4000, world=4)  # each rank sends all but its own quarter, twice
+        6000
     """
 
     tensor: torch.Tensor
@@ -23,15 +32,22 @@ class AllReduce:
 
     @staticmethod
     def wire_bytes(payload_bytes: int, world: int) -> int:
-        """Bytes one rank sends: ring all-reduce, ``2(N-1)/N * B``."""
+        """Return the bytes that one rank sends in a ring all-reduce over N ranks, ``2(N-1)/N * B``."""
         return round(2 * (world - 1) / world * payload_bytes)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class AllGather:
-    """Everyone's tensors, side by side. Resumed with a tuple: each tensor as ``[world, *shape]``, by rank.
+    """Bring every rank's tensors to every rank. The generator is resumed with a tuple: ``[world, *shape]`` of each.
 
-    The tensors must have the same shapes and dtypes on every rank.
+    Attributes:
+        tensors: this rank's tensors, of any shapes; of the same shapes and dtypes on every rank.
+
+    Example:
+        >>> AllGather(torch.zeros(10), torch.zeros(10, dtype=torch.int32)).payload_bytes
+        80
+        >>> AllGather.wire_bytes(80, world=4)  # to each of three others
+        240
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -46,45 +62,61 @@ class AllGather:
 
     @staticmethod
     def wire_bytes(payload_bytes: int, world: int) -> int:
-        """Bytes one rank sends: ``(N-1) * B``."""
+        """Return the bytes that one rank sends to N-1 others, ``(N-1) * B``."""
         return (world - 1) * payload_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Row r goes to rank r. Resumed with ``[world, *shape]``: row r is what rank r had for this one.
+    """Send row r to rank r. The generator is resumed with ``[world, *shape]``: row r is what rank r had for this one.
 
-    ``tensor`` is ``[world, *shape]``, of the same shape and dtype on every rank.
+    Attributes:
+        tensor: rows for the ranks, ``[world, *shape]``; of the same shape and dtype on every rank.
+
+    Example:
+        >>> AllToAll(torch.zeros(4, 10)).payload_bytes
+        160
+        >>> AllToAll.wire_bytes(160, world=4)  # the row for itself stays
+        120
     """
 
     tensor: torch.Tensor
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes this rank hands over, the row it keeps included."""
+        """Bytes that this rank hands over, the row it keeps included."""
         return self.tensor.numel() * self.tensor.element_size()
 
     @staticmethod
     def wire_bytes(payload_bytes: int, world: int) -> int:
-        """Bytes one rank sends: ``(N-1)/N * B``."""
+        """Return the bytes that one rank sends: all rows but its own, ``(N-1)/N * B``."""
         return round((world - 1) / world * payload_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Rank ``root``'s tensor, for all. Resumed with it; the others' ``tensor`` gives shape and dtype only."""
+    """Bring one rank's tensor to all ranks. The generator is resumed with that tensor.
+
+    Attributes:
+        tensor: the root's tensor, of any shape; those of other ranks give shape and dtype only.
+        root: the rank that sends.
+
+    Example:
+        >>> Broadcast.wire_bytes(1000, world=8)  # three rounds of a binomial tree
+        3000
+    """
 
     tensor: torch.Tensor
     root: int
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes the root hands over."""
+        """Bytes that the root hands over."""
         return self.tensor.numel() * self.tensor.element_size()
 
     @staticmethod
     def wire_bytes(payload_bytes: int, world: int) -> int:
-        """Bytes the root sends down a binomial tree, ``ceil(log2 N) * B``; no rank sends more."""
+        """Return the bytes that the root sends down a binomial tree, ``ceil(log2 N) * B``; no rank sends more."""
         return (world - 1).bit_length() * payload_bytes
 
 
@@ -100,30 +132,46 @@ class Traffic:
     Attributes:
         kind: the collective's class.
         payload_bytes: bytes one rank hands over.
+
+    Example:
+        >>> Traffic(AllGather, 100).wire_bytes(world=3)
+        200
     """
 
     kind: Kind
     payload_bytes: int
 
     def wire_bytes(self, world: int) -> int:
-        """Bytes one rank sends over ``world`` ranks."""
+        """Return the bytes that one rank sends when ``world`` ranks take part."""
         return self.kind.wire_bytes(self.payload_bytes, world)
 
 
 def wire_ratio(dense: float, sent: float) -> float:
-    """Wire bytes of a dense float32 all-reduce over those sent; 1 where nothing was."""
+    """Return the ratio of wire bytes of a dense float32 all-reduce to those sent; 1 where nothing was sent.
+
+    Example:
+        >>> wire_ratio(dense=4000, sent=250)
+        16.0
+    """
     return dense / sent if sent else 1.0
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What one rank handed to collectives, and what that makes on the wire.
+    """The sum of what one rank handed to collectives, and of what that makes on the wire.
 
     Attributes:
-        world: ranks.
-        payload_bytes: sum of what was handed over.
-        wire_bytes: sum of what was sent, by each collective's formula.
+        world: number of ranks.
+        payload_bytes: bytes handed over.
+        wire_bytes: bytes sent, by each collective's formula.
         calls: number of collectives by kind.
+
+    Example:
+        >>> ledger = Ledger(world=2)
+        >>> ledger.book(AllReduce(torch.zeros(1000)))
+        4000
+        >>> ledger.calls
+        {'AllReduce': 1}
     """
 
     world: int = 1
@@ -132,7 +180,7 @@ class Ledger:
     calls: dict[str, int] = field(default_factory=dict)
 
     def book(self, collective: Collective) -> int:
-        """Enter one collective; returns its wire bytes."""
+        """Add one collective; return its wire bytes."""
         payload = collective.payload_bytes
         wire = collective.wire_bytes(payload, self.world)
         self.payload_bytes += payload

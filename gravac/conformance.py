@@ -35,15 +35,22 @@ Law = Callable[[Compressor], None]
 def exchange(
     compressor: Compressor, xs: Sequence[torch.Tensor], cf: float, *, step: int = 0, seed: int = 0, name: str = "w"
 ) -> list[Reduced]:
-    """Compress and average one tensor over ``len(xs)`` ranks in this process; what each rank got.
+    """Compress and average one tensor over ``len(xs)`` ranks in this process; return what each rank got.
 
     Args:
-        compressor: to run.
-        xs: one tensor per rank, of one shape; float32 or float64.
+        compressor: compressor to run.
+        xs: one tensor per rank, all of one shape, float32 or float64.
         cf: compression factor.
-        step: for the generator's seed.
-        seed: likewise.
-        name: likewise.
+        step: number of the step; seeds the random numbers, with the next two.
+        seed: seed of the run.
+        name: name of the tensor.
+
+    Example:
+        >>> from gravac import topk
+        >>> xs = [torch.tensor([4.0, 0.0, 1.0, 0.0]), torch.tensor([2.0, 0.0, 0.0, 1.0])]
+        >>> first, second = exchange(topk, xs, cf=4)  # each sends one of four
+        >>> laid_out(first.mean, xs[0]).tolist()
+        [3.0, 0.0, 0.0, 0.0]
     """
 
     def context(rank: int) -> Context:
@@ -58,13 +65,19 @@ def exchange(
 
 
 def cfs_of(compressor: Compressor) -> tuple[float, ...]:
-    """CFs to test at: some of a span, all of a list."""
+    """Return the CFs to test a compressor at: some of a span, all of a list.
+
+    Example:
+        >>> from gravac import quantize
+        >>> cfs_of(quantize)  # 8, 4, 3, 2 and 1 bit
+        (4.0, 8.0, 10.666666666666666, 16.0, 32.0)
+    """
     reach = compressor.candidates((1.0, 1000.0))
     return (1.0, 2.0, 10.0, 250.0) if isinstance(reach, Span) else reach
 
 
 def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
-    """Mean over ranks of ``sent`` equals ``mean``, within (N+2) roundings, and some of the largest value in float32."""
+    """Check that ``mean`` is the mean of ``sent`` over N ranks, within N + 2 roundings and float32's of the largest."""
     for world, shape, cf in _cases(compressor):
         xs = _gradients(world, shape)
         got = exchange(compressor, xs, cf)
@@ -76,7 +89,7 @@ def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
 
 
 def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
-    """``mean`` is bitwise equal on all ranks."""
+    """Check that ``mean`` is bitwise equal on all ranks."""
     for world, shape, cf in _cases(compressor):
         xs = _gradients(world, shape)
         means = [laid_out(r.mean, x) for r, x in zip(exchange(compressor, xs, cf), xs, strict=True)]
@@ -84,7 +97,7 @@ def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
 
 
 def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
-    """Two runs with the same seed, name and step agree; nothing is remembered outside the context."""
+    """Check that two runs with the same seed, name and step agree: nothing is remembered outside the context."""
     for world, shape, cf in _cases(compressor):
         xs = _gradients(world, shape)
         first, again = exchange(compressor, xs, cf), exchange(compressor, xs, cf)
@@ -94,7 +107,7 @@ def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
 
 
 def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
-    """``Σ‖x - sent‖² <= Σ‖x‖²`` over the ranks, so that gain is in [0, 1]."""
+    """Check that ``Σ‖x - sent‖² <= Σ‖x‖²`` over the ranks, so that gain is in [0, 1]."""
     if not compressor.contractive:
         return
     for world, shape, cf in _cases(compressor):
@@ -106,7 +119,7 @@ def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
 
 
 def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> None:
-    """Mean of ``sent`` over many steps comes close to x, as fast as independent errors do."""
+    """Check that the mean of ``sent`` over many steps comes close to x, as fast as independent errors let it."""
     if not compressor.unbiased:
         return
     (x,) = _gradients(1, (16, 16))
@@ -121,7 +134,7 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
 
 
 def zeros_stay_zeros(compressor: Compressor) -> None:
-    """All-zero gradients give an all-zero mean and send zeros."""
+    """Check that gradients of zeros give a mean of zeros, and that zeros are sent."""
     for world, shape, cf in _cases(compressor):
         xs = [torch.zeros(shape) for _ in range(world)]
         for x, r in zip(xs, exchange(compressor, xs, cf), strict=True):
@@ -130,7 +143,7 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
-    """One rank has zeros and another outliers: both still ask for the same collectives (the driver checks)."""
+    """Check that ranks ask for the same collectives, one with zeros and another with outliers (the driver compares)."""
     for world, shape, cf in _cases(compressor):
         xs = _gradients(world, shape)
         xs[0].zero_()
@@ -166,7 +179,7 @@ def its_profile_is_possible(compressor: Compressor) -> None:
 
 
 def traffic_is_predicted(compressor: Compressor) -> None:
-    """``traffic`` says what is handed to collectives, but for the flag and padding."""
+    """Check that ``traffic`` predicts the bytes handed to collectives, but for the flag and padding."""
     for world, shape, cf in _cases(compressor):
         predicted = sum(t.payload_bytes for t in compressor.traffic(shape, cf, torch.float32, world))
         for ledger in _ledgers(compressor, cf, world, shape):
@@ -177,7 +190,7 @@ def traffic_is_predicted(compressor: Compressor) -> None:
 
 
 def errors_foresee_what_is_lost(compressor: Compressor) -> None:
-    """``errors`` equals what a run loses, on average over steps (exactly, where nothing is random)."""
+    """Check that ``errors`` equals what a run loses, on average over steps (exactly, where nothing is random)."""
     (x,) = _gradients(1, (64, 64))
     cfs = cfs_of(compressor)
     foreseen = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
@@ -190,7 +203,7 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
 
 
 def cf_is_what_was_asked_for(compressor: Compressor) -> None:
-    """The achieved CF of a large tensor is within 2 % of the CF asked for."""
+    """Check that the achieved CF of a large tensor is within 2 % of the CF asked for."""
     if not compressor.exact_cf:
         return
     (x,) = _gradients(1, (256, 256))
@@ -200,7 +213,7 @@ def cf_is_what_was_asked_for(compressor: Compressor) -> None:
 
 
 def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
-    """NaN or inf on one rank: every rank gets NaN, no residual moves, and the next step works."""
+    """Check that with NaN or inf on one rank every rank gets NaN, no residual moves, and the next step works."""
     for bad in (float("nan"), float("inf")):
         for cf in cfs_of(compressor):
             ranks = [_averager(compressor, rank, 3) for rank in range(3)]
@@ -218,7 +231,7 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
 
 
 def nothing_is_lost(compressor: Compressor) -> None:
-    """With full error feedback: applied, plus the mean residual, equals the sum of mean gradients."""
+    """Check that what was applied, plus the mean residual, is the sum of mean gradients, with full error feedback."""
     if not compressor.contractive:
         return
     for dtype in (torch.float32, torch.float64):
@@ -237,7 +250,7 @@ def nothing_is_lost(compressor: Compressor) -> None:
 
 
 def gradients_of_any_dtype_work(compressor: Compressor) -> None:
-    """float16, bfloat16 and float64 gradients come back in their dtype, and close to what float32 gives."""
+    """Check that float16, bfloat16 and float64 gradients come back in their dtype, close to what float32 gives."""
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         for cf in cfs_of(compressor):
             xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
@@ -267,7 +280,7 @@ LAWS: tuple[Law, ...] = (
     nothing_is_lost,
     gradients_of_any_dtype_work,
 )
-"""Every law, in the order worth reading."""
+"""All laws for compressors, in the order worth reading."""
 
 
 def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
@@ -275,13 +288,13 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
 
 
 def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
-    """Heavy-tailed, different on every rank."""
+    """Make up heavy-tailed gradients of a shape, different on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
 
 
 def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
-    """What each rank hands to collectives for one tensor."""
+    """Add up what each rank hands to collectives for one tensor."""
     ledgers = [Ledger(world) for _ in range(world)]
     ranks = [
         fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
@@ -297,20 +310,20 @@ def _averager(compressor: Compressor, rank: int, world: int, strength: float | N
     return averager
 
 
-def _lost(came: Reduced, x: torch.Tensor) -> float:
-    error = energy(x.reshape(-1) - laid_out(came.sent, x)) if came.error is None else came.error
+def _lost(reduced: Reduced, x: torch.Tensor) -> float:
+    error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
     return float(error)
 
 
 def _kept(averager: Averager, elements: int) -> torch.Tensor:
-    """The residual, and what the compressor keeps itself."""
+    """Return the residual, with what the compressor keeps itself; ``(elements,)``, float64."""
     residual = averager.feedback.residual.get("w", torch.zeros(elements)).double()
     aside = averager.kept_aside("w")
     return residual if aside is None else residual + aside.double()
 
 
 def _average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:
-    """One step of the core operation on all ranks; what each gets."""
+    """Run one step of the core operation on all ranks; return what each gets."""
     outs = [x.clone() for x in xs]
     plan = ranks[0].plan(step, cf)
     for averager in ranks:

@@ -38,12 +38,22 @@ class Settings(BaseModel):
             raise SettingsError(explain(error, type(self))) from None
 
     def __call__(self, **changes: Any) -> Self:
-        """The same settings but for ``changes``."""
+        """Return the same settings but for ``changes``."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line per fault: field, what is wrong, the value given; for an unknown field, the known ones."""
+    """Tell each fault with its field, what is wrong and the value given; for an unknown field, the known ones.
+
+    Example:
+        >>> class Size(Settings):
+        ...     elements: int = 8
+        >>> try:
+        ...     Size(bytes=4)
+        ... except SettingsError as error:
+        ...     print(error)
+        bytes: unknown setting (value 4); known settings: elements
+    """
     lines = []
     for fault in error.errors(include_url=False):
         field = ".".join(str(part) for part in fault["loc"]) or model.__name__

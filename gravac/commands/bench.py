@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Adds the command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser("bench", help="measure a part on this machine", description="Measures one part.")
     benches = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
     _add_compressors(benches)

@@ -19,7 +19,7 @@ FAILED = 1
 
 
 def rate(text: str) -> float:
-    """An argument that is a link's rate, bits per second."""
+    """Read an argument that is a link's rate; return bits per second."""
     from gravac.lab.links.rates import parse_rate
 
     try:
@@ -29,7 +29,7 @@ def rate(text: str) -> float:
 
 
 def has_extra(extra: str, *modules: str) -> bool:
-    """Whether an extra's modules are installed; says which to install when they are not."""
+    """Tell whether an extra's modules are installed; say which to install when they are not."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         print(f"gravac: {', '.join(missing)} is not installed; pip install 'gravac[{extra}]'", file=sys.stderr)
@@ -37,6 +37,6 @@ def has_extra(extra: str, *modules: str) -> bool:
 
 
 def complain(command: str, error: Exception, status: int) -> int:
-    """Says what went wrong on standard error, and returns the status."""
+    """Say what went wrong on standard error, and return the status."""
     print(f"gravac {command}: {error}", file=sys.stderr)
     return status

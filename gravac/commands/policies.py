@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac policies``."""
+"""The command ``gravac policies``: the policies that come with gravac, and what is in one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Adds the command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "policies",
         help="what policies there are, and what one sets",
@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def description(text: str) -> str:
-    """The first line of comment in a policy's file that says something, its licence aside."""
+    """Return the first line of comment in a policy's file that says something, its licence aside."""
     lines = (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in lines if line and not line.startswith("SPDX-")), "")
 
@@ -67,8 +67,8 @@ def _list() -> None:
     for name in policy_names():
         policy = load_policy(name)
         low, high = policy.cf_range
-        said = description(_path(name).read_text(encoding="utf-8"))
-        rows.append((name, policy.base.name, f"{low:g} to {high:g}", policy.controller.name, said))
+        summary = description(_path(name).read_text(encoding="utf-8"))
+        rows.append((name, policy.base.name, f"{low:g} to {high:g}", policy.controller.name, summary))
     print(table(rows))
 
 

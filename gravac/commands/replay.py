@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac replay``."""
+"""The command ``gravac replay``: what another policy would have decided on a recorded run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    """Adds the command and its arguments."""
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "replay",
         help="what another policy would have decided in a recorded run",
@@ -61,11 +61,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def words(played: Replay, whole: bool = False) -> str:
-    """Recorded and replayed decisions side by side, by step; then what the replay rests on.
+    """Return recorded and replayed decisions side by side, by step; then what the replay rests on.
 
     Args:
-        played: the replay.
-        whole: also those that change neither's candidate.
+        played: replay of a recorded run.
+        whole: whether to list decisions that change neither's candidate, too.
     """
     from gravac.telemetry.words import dropped_words
 
@@ -81,8 +81,8 @@ def words(played: Replay, whole: bool = False) -> str:
                 left_out += 1
                 continue
             reasons = [one.reason if one else "-" for one in (then, now)]
-            said = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
-            rows.append((str(step), _choice(then), _choice(now), said))
+            reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
+            rows.append((str(step), _choice(then), _choice(now), reason))
     apart = sum(a != b for a, b in zip(played.ran, played.would, strict=True))
     lines = [
         table(rows),
@@ -98,7 +98,7 @@ def words(played: Replay, whole: bool = False) -> str:
 
 
 def draw(played: Replay, path: Path, policy: str) -> None:
-    """Both CFs over steps, as a PNG; steps that rest on estimates are shaded. Needs matplotlib."""
+    """Draw both CFs over steps, as a PNG; steps that rest on estimates are shaded. Needs matplotlib."""
     from matplotlib.figure import Figure  # without pyplot: a PNG is drawn by Agg, whatever the display
 
     figure = Figure(figsize=(8, 4), layout="constrained")

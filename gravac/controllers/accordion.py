@@ -22,7 +22,7 @@ from gravac.controllers.window import SETTLING, Window
 from gravac.settings import Settings
 
 EPOCH = 1000
-"""Steps of an epoch where nobody says."""
+"""Number of steps taken for an epoch where neither the controller nor the run says how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class AccordionState:
     """Where an Accordion run is.
 
     Attributes:
-        low: what runs in a critical regime.
-        high: what runs otherwise.
+        low: candidate of tensors in a critical regime.
+        high: candidate of all other tensors.
         window: the window under way.
-        step: of the last measurement.
+        step: number of the last step measured; -1 before the first.
         calm: names of the tensors that are not in a critical regime, ascending.
-        norms: of the epoch last looked at, by name.
+        norms: norm of each tensor's gradient sum in the epoch last looked at, by name.
         learning_rate: the last one known; ``None`` before.
     """
 
@@ -49,14 +49,14 @@ class AccordionState:
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
-        """The candidate, and that of the tensors that run another."""
+        """The candidate of the model, and ``(name, candidate)`` of the tensors that run another."""
         if self.phase == "calm" or self.low == self.high:
             return self.high, ()
         return self.low, tuple((name, self.high) for name in self.calm)
 
     @property
     def phase(self) -> str:
-        """Of the model: its tensors may be in different ones."""
+        """Name of the model's regime: ``"mixed"`` where some of its tensors are critical and others are not."""
         if not self.calm:
             return "critical"
         return "calm" if len(self.calm) == len(self.norms) else "mixed"
@@ -72,8 +72,8 @@ class Accordion(Settings):
     dense, dense takes its place.
 
     Attributes:
-        eta: relative change of a norm from which on a tensor is critical. The code's: 0.5.
-        every: epochs between two looks. The code's: 10 for CNNs, 5 for an LSTM.
+        eta: smallest relative change of a norm at which a tensor is critical. The published code's: 0.5.
+        every: epochs between two comparisons of norms. The published code's: 10 for CNNs, 5 for an LSTM.
         epoch: steps of an epoch; ``None`` is ``steps_per_epoch`` of ``AdaptiveCompressor``, 1000 without it.
         window: steps between records.
 
@@ -96,18 +96,18 @@ class Accordion(Settings):
         return self if self.epoch is not None else self(epoch=steps_per_epoch)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """The ends of the range."""
+        """Return the ends of the range, or what the compressor can do nearest to them."""
         return snap(sorted(set(cf_range)), reach)
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[AccordionState, Decision]:
-        """All tensors at the low CF."""
+        """Begin with all tensors at the low CF."""
         low, high = _ends(candidates)
         state = AccordionState(low, high, Window(low))
         reason = f"accordion: {low} in critical regimes, {high} otherwise; epochs of {self._steps} steps"
         return state, replace(self._decide(state), reason=reason)
 
     def observe(self, state: AccordionState, measurement: Measurement) -> tuple[AccordionState, Decision]:
-        """Looks at the norms when they come, and at the learning rate always."""
+        """Compare the norms when they come, and the learning rate at every step."""
         now = replace(state, step=measurement.step, window=state.window.add(measurement))
         why = ""
         if measurement.norms and self._sums(measurement.step) == "report":
@@ -127,7 +127,7 @@ class Accordion(Settings):
         return now, replace(self._decide(now), reason=reason, summary=summary)
 
     def dump(self, state: AccordionState) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values, for a checkpoint."""
         return {
             "running": [state.window.candidate.compressor, state.window.candidate.cf],
             "window": state.window.dump(),
@@ -138,7 +138,10 @@ class Accordion(Settings):
         }
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AccordionState, Decision]:
-        """The inverse of ``dump``; the same tensors are critical, the window goes on when its candidate still runs."""
+        """Return the state that ``dump`` made plain, and the decision in force.
+
+        The same tensors are critical. The window goes on when its candidate still runs.
+        """
         low, high = _ends(candidates)
         state = AccordionState(
             low, high, Window(low), plain["step"], tuple(plain["calm"]), plain["norms"], plain["learning_rate"]
@@ -150,18 +153,18 @@ class Accordion(Settings):
 
     @property
     def _steps(self) -> int:
-        """Of an epoch."""
+        """Number of steps of an epoch."""
         return self.epoch or EPOCH
 
     def _sums(self, step: int) -> Sums:
-        """What becomes of gradients in a step: those of epochs that are looked at are added up."""
+        """Tell what becomes of gradients in a step: those of epochs that are looked at are added up."""
         epoch, at = divmod(step, self._steps)
         if epoch % self.every:
             return "none"
         return "report" if at == self._steps - 1 else "add"
 
     def _look(self, state: AccordionState, norms: Sequence[tuple[str, float]]) -> AccordionState:
-        """The end of an epoch: which tensors are calm."""
+        """Find, at the end of an epoch, the tensors that are calm."""
 
         def calm(before: float, now: float) -> bool:
             return before > 0 and abs(before - now) / before < self.eta
@@ -170,16 +173,16 @@ class Accordion(Settings):
         return replace(state, calm=names, norms={name: norm if math.isfinite(norm) else 0.0 for name, norm in norms})
 
     def _decide(self, state: AccordionState) -> Decision:
-        """What runs two steps after the last measurement."""
+        """Decide what runs two steps after the last measurement."""
         candidate, tensors = state.runs
         return Decision(candidate, tensors=tensors, sums=self._sums(state.step + 2))
 
 
 def _ends(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
-    """The low and the high candidate; dense for the low one where that was not admitted."""
+    """Return the low and the high candidate; dense for the low one where that was not admitted."""
     return candidates[-2] if len(candidates) > 2 else candidates[0], candidates[-1]
 
 
 def _below(rate: float, before: float) -> bool:
-    """Whether a learning rate is lower than before, by more than the rounding of a mean."""
+    """Tell whether a learning rate is lower than before, by more than the rounding of a mean."""
     return rate < before and not math.isclose(rate, before)

@@ -22,7 +22,7 @@ SHADOWS = 5
 
 
 Sums = Literal["none", "add", "report"]
-"""What becomes of each tensor's gradients, see ``Decision``."""
+"""Values of ``Decision.sums``: what becomes of each tensor's gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,22 @@ class Measurement:
     """One step as all ranks agreed on it: every field has the same value on every rank.
 
     Attributes:
-        step: which step was measured, counted from 0.
-        candidate: what ran in it.
+        step: number of the step that was measured, counted from 0.
+        candidate: candidate that ran in it.
         seconds: end-to-end step time, mean over ranks.
         samples: samples processed in it, over all ranks.
         error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``, over the model and the ranks. Not finite when
             a gradient was not.
         energy: squared norm of what was to be sent, ``Σ‖g_ef‖²``, over the model and the ranks.
-        shadow: for CFs that were evaluated but not run, ``(cf, error)`` pairs; ``error`` as above, of the same energy.
+        shadow: ``(cf, error)`` of each CF that was evaluated but not run; ``error`` as for the CF that ran, of the same
+            energy.
         waited: seconds in which the step waited for bytes: what sending less can save at most; mean over ranks, nan
             when not known.
-        coded: seconds of encode, decode and error feedback, hidden or not; as above.
-        exchanged: seconds in which collectives were under way, hidden or not: what grows with bytes at most; as above.
-        learning_rate: the optimizer's, the highest of its parameter groups, mean over ranks; nan when no optimizer was
-            given to ``attach``.
+        coded: seconds of encode, decode and error feedback, hidden or not; mean over ranks, nan when not known.
+        exchanged: seconds in which collectives were under way, hidden or not: at most this part of a step grows with
+            bytes; mean over ranks, nan when not known.
+        learning_rate: learning rate of the optimizer, the highest of its parameter groups, mean over ranks; nan when
+            not known (no optimizer was given to ``attach``).
         norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, where the decision said
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
     """
@@ -64,7 +66,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a window (or a trigger) showed: one record of ``AdaptiveCompressor.history``.
+    """Gain and throughput of a window (or up to a trigger): one record of ``AdaptiveCompressor.history``.
 
     Attributes:
         phase: the controller's named state while it was measured.
@@ -72,7 +74,7 @@ class Summary:
         gain_low: lowest gain of a single step in the window.
         gain_high: highest gain of a single step in the window.
         t_system: samples per second over all ranks, from the median step time; ``None`` when no step was clean.
-        t_compression: ``t_system * max(gain, 0)`` ("compression throughput"); ``None`` as above.
+        t_compression: ``t_system * max(gain, 0)`` ("compression throughput"); ``None`` when no step was clean.
     """
 
     phase: str
@@ -85,10 +87,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to run from two steps after the one observed.
+    """A candidate to run from two steps after the one observed, and what to evaluate beside it.
 
     Attributes:
-        candidate: what to run.
+        candidate: candidate to run.
         shadow: CFs of the base compressor to evaluate without sending, ascending, at most ``SHADOWS``.
         reason: why, in words; empty in the middle of a window.
         summary: set at the end of a window or at a trigger, also when nothing changes; ``None`` otherwise.
@@ -107,7 +109,7 @@ class Decision:
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
-        """What runs, of the model and of single tensors; a decision is a change where this differs from before."""
+        """The model's candidate, and ``(name, candidate)`` of tensors that run another; where it differs is a change."""
         return self.candidate, self.tensors
 
 
@@ -123,21 +125,21 @@ class Controller(Protocol[StateT]):
 
     @property
     def name(self) -> str:
-        """What policies and traces call it."""
+        """Name of the controller in policies and traces."""
         ...
 
     @property
     def keeps_all(self) -> bool:
-        """Whether its candidates are admitted even when they would send no less than dense (a static choice)."""
+        """Tell whether its candidates are admitted even when they would send no less than dense (a static choice)."""
         ...
 
     @property
     def sixteen_bit(self) -> bool:
-        """Whether 16 bit of everything may be the second of its candidates, dense too."""
+        """Tell whether its second candidate may be dense in 16 bit, besides dense in float32."""
         ...
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """The CFs it wants to choose from, ascending.
+        """Return the CFs it wants to choose from, ascending.
 
         Args:
             cf_range: lowest and highest CF the user allows.
@@ -146,7 +148,7 @@ class Controller(Protocol[StateT]):
         ...
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
-        """The first decision.
+        """Return the state before the first step, and the decision for it.
 
         Args:
             candidates: what may be chosen, ascending by wire ratio; the first is dense, and so may be the second, in
@@ -155,16 +157,16 @@ class Controller(Protocol[StateT]):
         ...
 
     def observe(self, state: StateT, measurement: Measurement) -> tuple[StateT, Decision]:
-        """Take in one step's measurement; called once per step, in order. Returns the new state and a decision."""
+        """Take in one step's measurement and return the new state and a decision; called once per step, in order."""
         ...
 
     def dump(self, state: StateT) -> dict[str, Any]:
-        """The state as plain values (dict, list, str, int, float, bool, None) for a checkpoint."""
+        """Return the state as plain values (dict, list, str, int, float, bool, None), for a checkpoint."""
         ...
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
-        """The inverse of ``dump``, and the decision then in force.
+        """Return the state that ``dump`` made plain, and the decision that was in force.
 
-        The candidates may be others than then (another number of ranks): the decision is one of the present ones.
+        The candidates may be others than at the dump (another number of ranks): the decision is one of those present.
         """
         ...

@@ -23,7 +23,7 @@ from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers.base import SHADOWS, Controller, Decision, Measurement
 
 STEPS = 400
-"""Steps a controller is driven for: 20 windows of 20."""
+"""Number of steps that a law drives a controller for: 20 windows of 20."""
 
 RANGES = ((1.0, 1000.0), (10.0, 1000.0), (10.0, 10.0), (64.0, 100.0))
 REACH = (1.5, 4.0, 32.0, 70.0, 256.0)
@@ -31,7 +31,7 @@ TENSORS = ("blocks.0.weight", "blocks.1.weight", "head.weight")
 
 Law = Callable[[Controller[Any]], None]
 Measure = Callable[[int, Decision], Measurement]
-"""What a step comes to, given which step it is and the decision that holds in it."""
+"""A made-up measurement of a step, given the step's number and the decision that holds in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Step:
     """One step of a drive.
 
     Attributes:
-        ran: the decision that held in it.
-        measured: what it came to.
-        state: of the controller, after observing it.
-        decision: from observing it; holds two steps later.
+        ran: decision that held in the step.
+        measured: measurement of the step.
+        state: state of the controller after observing the measurement.
+        decision: decision made from the measurement; it holds two steps later.
     """
 
     ran: Decision
@@ -62,11 +62,21 @@ def drive(
     """Run a controller over made-up measurements, with training's latency.
 
     Args:
-        controller: to drive.
-        candidates: what may be chosen; the first is dense.
-        measure: makes up what a step comes to.
-        steps: how many.
-        reload: dump and restore, through JSON, after every step.
+        controller: controller to drive.
+        candidates: candidates that may be chosen; the first is dense.
+        measure: makes up the measurement of a step.
+        steps: number of steps.
+        reload: whether to dump and restore the state, through JSON, after every step.
+
+    Yields:
+        Each step, with the decision that held in it and the one made from it.
+
+    Example:
+        >>> from gravac.controllers.static import Static
+        >>> static = Static(cf=10)
+        >>> steps = list(drive(static, candidates_of(static), turbulent, 3))
+        >>> [str(step.decision.candidate) for step in steps]
+        ['any 10x', 'any 10x', 'any 10x']
     """
     state, coming = controller.start(candidates)
     holds = coming
@@ -83,15 +93,22 @@ def drive(
 
 
 def candidates_of(controller: Controller[Any], cf_range: tuple[float, float] = (10.0, 1000.0)) -> tuple[Candidate, ...]:
-    """Dense, and a compressor of any CF at those proposed."""
+    """Return dense, and a compressor that can do any CF at the CFs that the controller proposes.
+
+    Example:
+        >>> from gravac.controllers.static import Static
+        >>> [str(candidate) for candidate in candidates_of(Static(cf=10))]
+        ['dense 1x', 'any 10x']
+    """
     cfs = controller.propose(cf_range, Span(*cf_range))
     return (Candidate(DENSE, 1.0, 1.0), *(Candidate("any", cf, cf) for cf in cfs))
 
 
 def turbulent(step: int, holds: Decision) -> Measurement:
-    """Gain falls with CF and swings over hundreds of steps, so that all that can be decided is; times are noisy.
+    """Make up a measurement with gains that fall with CF and swing over hundreds of steps; times are noisy.
 
-    So do the norms of three tensors; the learning rate is halved now and then.
+    So every decision that can be made is made. The norms of three tensors swing too; the learning rate is halved now
+    and then.
     """
     swing = 0.55 + 0.45 * math.cos(step / 60)
     energy = 3.0 + math.sin(step)
@@ -116,7 +133,7 @@ def turbulent(step: int, holds: Decision) -> Measurement:
 
 
 def broken(step: int, holds: Decision) -> Measurement:
-    """As ``turbulent``, but two steps of three have something missing, zero, negative or not finite."""
+    """Make up a measurement like ``turbulent``'s, with a missing, zero or non-finite value in two of three steps."""
     measured = turbulent(step, holds)
     bad = (math.nan, math.inf, -math.inf)[step % 3]
     faults: tuple[dict[str, Any], ...] = (
@@ -138,7 +155,7 @@ def broken(step: int, holds: Decision) -> Measurement:
 
 
 def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -> None:
-    """Twice the same drive, one step of another in between: nothing is remembered outside the state."""
+    """Check that two equal drives decide alike, with steps of another in between: all memory is in the state."""
     candidates = candidates_of(controller)
     alone = [step.decision for step in drive(controller, candidates, turbulent)]
     between = drive(controller, candidates, broken)
@@ -148,7 +165,7 @@ def the_same_measurements_give_the_same_decisions(controller: Controller[Any]) -
 
 
 def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
-    """A state that was observed from can be observed from again, and dumps as it did."""
+    """Check that a state can be observed from twice, and dumps as before: observing does not change it."""
     candidates = candidates_of(controller)
     before = None
     for at, step in enumerate(drive(controller, candidates, turbulent)):
@@ -161,7 +178,7 @@ def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
 
 
 def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
-    """Candidates are those given to ``start``, always; tensors' too, which are named once each, ascending."""
+    """Check that all candidates decided on were given to ``start``; that tensors are named once each, ascending."""
     for candidates, measure in _cases(controller):
         decisions = [controller.start(candidates)[1]]
         decisions += [step.decision for step in drive(controller, candidates, measure)]
@@ -176,18 +193,18 @@ def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
 
 
 def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
-    """A change of what runs and a summary have a reason; else there is none."""
+    """Check that a change of what runs, and a summary, have a reason; and that there is none without."""
     for candidates, measure in _cases(controller):
         before = controller.start(candidates)[1].runs
         for at, step in enumerate(drive(controller, candidates, measure)):
-            told = step.decision
-            said = told.runs != before or told.summary is not None
-            assert bool(told.reason) == said, f"step {at}: reason {told.reason!r}, change or summary {said}"
-            before = told.runs
+            decision = step.decision
+            due = decision.runs != before or decision.summary is not None
+            assert bool(decision.reason) == due, f"step {at}: reason {decision.reason!r}, changed or summary {due}"
+            before = decision.runs
 
 
 def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
-    """Shadow CFs ascend, are at most ``SHADOWS``, and are those of candidates that are not dense."""
+    """Check that shadow CFs ascend, are at most ``SHADOWS``, and belong to candidates that are not dense."""
     for candidates, measure in _cases(controller):
         given = {candidate.cf for candidate in candidates if not candidate.dense}
         decisions = [controller.start(candidates)[1]]
@@ -200,7 +217,7 @@ def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
 
 
 def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
-    """``dump`` survives JSON unchanged, after every step, and without NaN or infinity."""
+    """Check that ``dump`` survives JSON unchanged, after every step, and holds neither NaN nor infinity."""
     for candidates, measure in _cases(controller):
         for at, step in enumerate(drive(controller, candidates, measure)):
             plain = controller.dump(step.state)
@@ -208,7 +225,7 @@ def the_state_dumps_as_plain_values(controller: Controller[Any]) -> None:
 
 
 def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
-    """Dumped and restored after every step, the decisions are those of an uninterrupted drive."""
+    """Check that a drive dumped and restored after every step decides as an uninterrupted one."""
     for candidates, measure in _cases(controller):
         straight = drive(controller, candidates, measure)
         for at, (a, b) in enumerate(zip(straight, drive(controller, candidates, measure, reload=True), strict=True)):
@@ -216,7 +233,7 @@ def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
 
 
 def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
-    """With fewer or more candidates than at the dump (another number of ranks), it decides one of the present ones."""
+    """Check that a state restored with fewer or more candidates (another number of ranks) decides for one of them."""
     most = candidates_of(controller)
     lists = (most[:1], most[:2], (most[0], *most[2:]), most)
     for then in lists:
@@ -235,7 +252,7 @@ def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
 
 
 def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
-    """Non-finite or zero energy, error or seconds, and shadows that are missing; also nothing but those."""
+    """Check that energies, errors or seconds that are zero or not finite, and missing shadows, raise nothing."""
     candidates = candidates_of(controller)
     for decided in drive(controller, candidates, broken):
         json.dumps(controller.dump(decided.state), allow_nan=False)
@@ -248,7 +265,7 @@ def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
 
 
 def dense_alone_is_enough(controller: Controller[Any]) -> None:
-    """When no candidate is admitted but dense, dense runs, in all tensors and without shadows."""
+    """Check that dense runs, in all tensors and without shadows, when no other candidate is admitted."""
     only = candidates_of(controller)[:1]
     for measure in (turbulent, broken):
         first = controller.start(only)[1]
@@ -257,7 +274,7 @@ def dense_alone_is_enough(controller: Controller[Any]) -> None:
 
 
 def proposals_are_in_reach(controller: Controller[Any]) -> None:
-    """CFs proposed ascend, are in the user's range (or 1 or 2), and in a compressor's list when it has one."""
+    """Check that proposed CFs ascend, and are in the user's range (or 1 or 2) and in the compressor's list if any."""
     for low, high in RANGES:
         listed = tuple(cf for cf in REACH if low <= cf <= high)
         for reach in (Span(low, high), listed):
@@ -282,11 +299,11 @@ LAWS: tuple[Law, ...] = (
     dense_alone_is_enough,
     proposals_are_in_reach,
 )
-"""Every law, in the order worth reading."""
+"""All laws for controllers, in the order worth reading."""
 
 
 def _cases(controller: Controller[Any]) -> list[tuple[tuple[Candidate, ...], Measure]]:
-    """Candidates of several ranges, dense in 16 bit or also in 16 bit, each with kind and with broken measurements."""
+    """Return candidates of several ranges, dense in 32, 16 bit or both, each with good and broken measurements."""
     wide, narrow = candidates_of(controller), candidates_of(controller, (1.0, 100.0))
     half = Candidate(DENSE, 2.0, 2.0)
     cases = [wide, narrow, (half, *wide[1:])]

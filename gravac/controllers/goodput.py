@@ -36,49 +36,63 @@ from gravac.controllers.window import Window
 from gravac.settings import Settings
 
 GRANT = 25.0
-"""Steps' time that trials may cost at the start of a run and after a change, whatever their share."""
+"""Cost of trials, in times of the best candidate's step, that is allowed at the start of a run and after a change of
+the link, besides the share ``explore`` of the run's time."""
 
 BESIDE = 2.0
-"""Coding beside backward, with cold caches, takes about so many times what it takes by itself."""
+"""Time of coding while backward runs, with cold caches, over the time of coding by itself; roughly."""
 
 SOON = 3
-"""Steps of a trial after which it may be given up for little; one more runs before that takes effect. Of what is held,
-steps on end that end its window when all are far too slow."""
+"""Number of steps after which a trial may be given up at little cost; one more runs before that takes effect. As many
+steps on end, all far too slow, end the window of the candidate that is held."""
 
 FAR = 3.0
-"""Times what it may take: a first step of a trial that takes longer ends it."""
+"""Largest ratio of the first step of a trial to the time that a step may take: a longer first step ends the trial."""
 
 HARMLESS = 0.4
-"""Worth below which a trial may set training back by more than its own steps: nine steps of rank 1 during the warm-up
-cost ``denoise`` 30 to 180 steps, also when their residual was dropped. So such candidates come last."""
+"""Efficiency below which a trial may set training back by more than its own steps: nine steps of rank 1 during the
+warm-up cost ``denoise`` 30 to 180 steps, also when their residual was dropped. So such candidates are tried last."""
 
 SETBACK, SETTLED = 15.0, 100
-"""Steps' progress that leaving one bit for what keeps more may cost, and steps from which on it is taken in proportion
-to them: a run is taken to last as long again. The second moments that AdamW has from one bit's steps are too small for
-others: on ``charlm`` the loss lies 0.014 to 0.024 nats above that of staying for 40 steps, 10 to 20 steps' progress
-(``docs/measurements.md``)."""
+"""Progress, in steps, that leaving one bit for a candidate of higher efficiency may cost; and the number of steps from
+which on it is taken in proportion to the steps so far: a run is taken to last as long again. The second moments that
+AdamW has from one bit's steps are too small for others: on ``charlm`` the loss lies 0.014 to 0.024 nats above that of
+staying for 40 steps, 10 to 20 steps' progress (``docs/measurements.md``)."""
 
 BROKEN = 2.0
-"""Times what they took, or may take: steps that take longer, ``SOON`` on end, are not waited out."""
+"""Ratio of a step's time to what it took, or may take, above which it is far too slow: after ``SOON`` such steps on end
+the window ends."""
 
 
 def cost(slowest: float, best: float) -> float:
-    """Most that a trial may cost, seconds: one that is far too slow runs two steps, any other a few."""
+    """Return the most that a trial may cost, in seconds: one that is far too slow runs two steps, any other a few.
+
+    Args:
+        slowest: longest time that a step of the trial may take, in seconds.
+        best: time of a step of the best candidate so far, in seconds.
+
+    Example:
+        >>> cost(slowest=0.2, best=0.1)  # four steps, each 0.1 s too long
+        0.4
+        >>> cost(slowest=2.0, best=0.1)  # two steps, each 1.9 s too long
+        3.8
+    """
     return min((SOON + 1) * (slowest - best), max(2 * (slowest - best), (SOON + 1) * (FAR - 1) * best))
 
 
 class Goodput(Settings):
-    """Maximizes throughput times the worth of a step.
+    """Maximizes goodput: throughput times the statistical efficiency of a step.
 
     Attributes:
-        window: steps between two looks at what is held.
-        trial: steps of a trial; the first three after a switch are not timed.
-        near: worth, relative to dense, from which on a candidate may be what the search starts with.
+        window: number of steps from one judgement of the candidate that is held to the next.
+        trial: number of steps of a trial; the first three after a switch are not timed.
+        near: efficiency, relative to dense, from which on the search may start with a candidate.
         hysteresis: relative gain in goodput below which nothing is tried and nothing changes.
         change: relative change of the held candidate's step time, in two windows on end, that starts a new search;
             twice as much in one window does too.
-        hopeless: a trial whose steps take this many times what they may is given up at once.
-        expire: windows after which half a measured step time of what does not run is believed, and again.
+        hopeless: ratio of a trial's step time to what it may take at most; a trial above it is given up at once.
+        expire: number of windows after which the measured step time of a candidate that does not run counts half, and
+            half again after as many more.
         explore: share of the run's time that trials may cost.
     """
 
@@ -96,24 +110,29 @@ class Goodput(Settings):
     explore: float = Field(default=0.05, ge=0, lt=1)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """All CFs of a list; of a span the lowest, doubled again and again."""
+        """Return all CFs of a list; for a span the lowest CF, doubled again and again.
+
+        Example:
+            >>> Goodput().propose((10, 100), Span(1, 1000))
+            (10, 20.0, 40.0, 80.0, 100)
+        """
         if isinstance(reach, Span):
             return snap(geometric(cf_range), reach)
         return tuple(cf for cf in sorted(set(reach)) if cf_range[0] <= cf <= cf_range[1])
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[State, Decision]:
-        """Where the search starts, see the module's text."""
+        """Begin the search where the module's text says."""
         at = self._first(candidates)
         state = State(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
-        said = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].efficiency:.2f}"
+        reason = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].efficiency:.2f}"
         if (ahead := _ahead(candidates[at])) is not None:
-            said = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
+            reason = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
         if len(candidates) == 1:
-            said = "no candidate sends less than dense: dense for good"
-        return state, Decision(candidates[at], reason=said)
+            reason = "no candidate sends less than dense: dense for good"
+        return state, Decision(candidates[at], reason=reason)
 
     def observe(self, state: State, measurement: Measurement) -> tuple[State, Decision]:
-        """See the module's text."""
+        """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
         given_up = state.phase == SEARCH and self._hopeless(state)
         broken = state.phase == HOLD and _broken(state)
@@ -126,21 +145,21 @@ class Goodput(Settings):
         summary = window.summary(state.phase)
         state = replace(state, windows=state.windows + 1)
         if window.t_system is None or not 0 < window.t_system < math.inf:
-            said = f"no step of {before} could be timed: it goes on"
+            reason = f"no step of {before} could be timed: it goes on"
         elif state.phase == SEARCH:
-            state, said = self._tried(state, window.samples / window.t_system, given_up)
+            state, reason = self._tried(state, window.samples / window.t_system, given_up)
         else:
-            state, said = self._held(state, window.samples / window.t_system)
+            state, reason = self._held(state, window.samples / window.t_system)
         changed = state.running != before
         state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
-        return state, Decision(state.running, (), said, summary)
+        return state, Decision(state.running, (), reason, summary)
 
     def dump(self, state: State) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values, for a checkpoint."""
         return {"candidates": identify(state.candidates), **state.dump()}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State, Decision]:
-        """The inverse of ``dump``; with other candidates than then, a start."""
+        """Return the state that ``dump`` made plain, and the decision in force; start anew with other candidates."""
         if plain["candidates"] != identify(candidates):
             fresh, decision = self.start(candidates)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
@@ -148,7 +167,7 @@ class Goodput(Settings):
         return state, Decision(state.running)
 
     def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:
-        """Position of where a search starts; by wire ratio once the link has changed."""
+        """Return the position where a search starts; once the link has changed, that of the highest wire ratio."""
         good = [
             at
             for at, candidate in enumerate(candidates)
@@ -160,10 +179,10 @@ class Goodput(Settings):
         return min(ahead)[1]
 
     def _hopeless(self, state: State) -> bool:
-        """Whether a trial can be given up: its best step takes clearly longer than its worth allows, or the first far.
+        """Tell whether a trial can be given up: its best step is clearly too slow for its efficiency, or its first far.
 
-        The best, for a shared machine stalls a step now and then. If its last steps are far too slow, whatever came
-        before, the link broke down.
+        Its best step counts, because a shared machine stalls a step now and then. If its last steps are far too slow,
+        whatever came before, the link broke down.
         """
         best = state.entry(state.best)
         seconds = (*state.window.rough, *state.window.seconds)
@@ -175,7 +194,7 @@ class Goodput(Settings):
         return min(seconds[1:]) > self.hopeless * allowed or _all_beyond(BROKEN * allowed, seconds)
 
     def _tried(self, state: State, seconds: float, given_up: bool) -> tuple[State, str]:
-        """A trial ended."""
+        """Enter what a trial measured, and go on; return the state and the reason, in words."""
         best, ran = state.entry(state.best), state.running
         if best is not None and state.position != state.best:
             steps = state.window.steps
@@ -184,45 +203,45 @@ class Goodput(Settings):
         before = state.entry(state.position)
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         state = state.enter(seconds, share)
-        said = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.efficiency(state.position):.2f}"
-        return self._go_on(state, f"{said}: given up early" if given_up else said)
+        reason = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.efficiency(state.position):.2f}"
+        return self._go_on(state, f"{reason}: given up early" if given_up else reason)
 
     def _held(self, state: State, seconds: float) -> tuple[State, str]:
-        """A window of what was chosen ended."""
+        """Enter what a window of the chosen candidate measured; search again if the link or the machine changed."""
         entry = state.entry(state.position)
         if entry is None:
             return self._go_on(state.enter(seconds), f"{1000 * seconds:.4g} ms a step at {state.running}")
         moved, freed = abs(seconds - entry.seconds) / entry.seconds, state.freed
-        said = f"{1000 * seconds:.4g} ms a step at {state.running}"
+        reason = f"{1000 * seconds:.4g} ms a step at {state.running}"
         if moved > self.change or freed:
             state = replace(state, off=state.off + 1)
-            said += f", not the {1000 * entry.seconds:.4g} it was" if moved > self.change else ""
-            said += ", its exchange in less than half the time" if freed else ""
+            reason += f", not the {1000 * entry.seconds:.4g} it was" if moved > self.change else ""
+            reason += ", its exchange in less than half the time" if freed else ""
             if state.off < 2 and moved <= 2 * self.change:
-                return state, f"{said}: wait for another window"
+                return state, f"{reason}: wait for another window"
             if freed:
-                return self._anew(state.changed(min(seconds, entry.seconds)), f"{said}: the link became faster")
+                return self._anew(state.changed(min(seconds, entry.seconds)), f"{reason}: the link became faster")
             if state.same_link(self.change):
-                return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{said}: the machine changed")
-            return self._anew(state.changed(seconds), f"{said}: the link or the machine changed")
-        return self._go_on(replace(state, off=0).drift(seconds), f"{said} holds")
+                return self._go_on(replace(state.drift(seconds, at_once=True), off=0), f"{reason}: the machine changed")
+            return self._anew(state.changed(seconds), f"{reason}: the link or the machine changed")
+        return self._go_on(replace(state, off=0).drift(seconds), f"{reason} holds")
 
-    def _anew(self, state: State, said: str) -> tuple[State, str]:
-        """After a change: from where a run starts, when that is elsewhere and may be better."""
+    def _anew(self, state: State, reason: str) -> tuple[State, str]:
+        """Search again after a change, from where a run starts, when that is another candidate and may be better."""
         first = self._first(state.candidates, moved=True)
         promise = state.efficiency(first) / state.fastest(first, self.expire)
         held = state.entry(state.position)
         assert held is not None
         if first == state.position or promise <= self._to_beat(state, held, first):
-            return self._go_on(state, said)
+            return self._go_on(state, reason)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
-        return state, f"{said}; search again from {state.running}"
+        return state, f"{reason}; search again from {state.running}"
 
-    def _go_on(self, state: State, said: str) -> tuple[State, str]:
-        """Try what could be better still, or hold the best."""
+    def _go_on(self, state: State, reason: str) -> tuple[State, str]:
+        """Try a candidate that could still be better, or hold the best."""
         best = self._best(state)
         state = replace(state, best=best.position)
-        own, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
+        goodput, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
         promising = [
             (state.efficiency(at) / state.fastest(at, self.expire), at)
             for at in range(len(state.candidates))
@@ -233,15 +252,15 @@ class Goodput(Settings):
             harmless = [one for one in better if state.efficiency(one[1]) >= HARMLESS]
             promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
             state = replace(state, phase=SEARCH, position=at)
-            return state, f"{said}; try {state.running}, which may be up to {promise / own:.2f} times as good"
+            return state, f"{reason}; try {state.running}, which may be up to {promise / goodput:.2f} times as good"
         state = replace(state, phase=HOLD, position=best.position)
         return (
             state,
-            f"{said}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}",
+            f"{reason}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}",
         )
 
     def _best(self, state: State) -> Entry:
-        """The entry of highest goodput; the one that was best stays so within the hysteresis."""
+        """Return the entry of highest goodput; the one that was best stays so within the hysteresis."""
         top = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
         held = state.entry(state.best)
         if held is None or state.goodput(top) > self._to_beat(state, held, top.position):
@@ -249,7 +268,7 @@ class Goodput(Settings):
         return held
 
     def _to_beat(self, state: State, held: Entry, position: int) -> float:
-        """The goodput that a candidate must exceed to take the place of the one that is held, or to be tried."""
+        """Return the goodput that a candidate must exceed to replace the one that is held, or to be tried."""
         margin = self.hysteresis
         coarse = (
             state.candidates[held.position].by_gain and held.efficiency < self.near * state.candidates[0].efficiency
@@ -260,18 +279,18 @@ class Goodput(Settings):
 
 
 def _broken(state: State) -> bool:
-    """Whether the last steps of what is held are far slower than it was."""
+    """Tell whether the last steps of the held candidate are far slower than its steps were."""
     held = state.entry(state.position)
     return held is not None and _all_beyond(BROKEN * held.seconds, state.window.seconds)
 
 
 def _all_beyond(most: float, seconds: Sequence[float]) -> bool:
-    """Whether the last ``SOON`` steps, each of them, took longer than ``most``."""
+    """Tell whether each of the last ``SOON`` steps took longer than ``most`` seconds."""
     return len(seconds) >= SOON and min(seconds[-SOON:]) > most
 
 
 def _ahead(candidate: Candidate) -> float | None:
-    """Seconds that coding and exchange were expected to add to a step in which nothing hides."""
+    """Return the seconds that coding and exchange were expected to add to a step that hides neither."""
     if candidate.coding_s is None or candidate.exchange_s is None:
         return None
     return BESIDE * candidate.coding_s + candidate.exchange_s

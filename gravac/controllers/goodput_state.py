@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What Goodput remembers, as plain data, and how fast a candidate that has not run could be at best."""
+"""The state of Goodput's search, as plain data, and how fast a candidate that has not run could be at best."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ from gravac.controllers.window import Window
 SEARCH, HOLD = "search", "hold"
 
 NOISE = 0.12
-"""Two step times that differ by less, relatively, say nothing of the link: 1 bit and 2 bits do not code alike."""
+"""Relative difference of two step times below which they say nothing of the link: 1 bit and 2 bits differ in coding."""
 
 LIGHTER = 0.5
-"""A family that codes more cheaply takes at best this share of another's step time, when both send alike."""
+"""Smallest share of another family's step time that a family which codes more cheaply takes, sending as many bytes."""
 
 SURE = 0.8
-"""Of what was foreseen before the first step, coding and exchange take at least this share."""
+"""Smallest share of the times predicted before the first step that coding and exchange really take."""
 
 AHEAD = 1 / 3
-"""Share of compute that no exchange hides behind: forward."""
+"""Share of a step's compute behind which no exchange hides: that of the forward pass."""
 
 FLOOR = 0.4
-"""Sending less shortens a step to this share at best, as long as nothing is known of the link."""
+"""Smallest share of a measured step's time that a step takes when less is sent, while the link is not known."""
 
 LEAST = 0.01
-"""And to this one whatever is known."""
+"""Smallest share of a measured step's time that a step takes when less is sent, whatever is known of the link."""
 
 PART = 0.25
-"""Share of a step from which on an exchange that gets shorter is the link's doing, and no matter of the ranks' pace."""
+"""Smallest share of a step that an exchange must take for its getting shorter to tell of a faster link; what is shorter
+than that varies with the ranks' pace."""
 
 DOUBTS = 2
-"""Standard errors by which a measured step time may be wrong."""
+"""Number of standard errors by which a measured step time may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a candidate came to when it ran.
+    """The measurement of a candidate that ran.
 
     Attributes:
-        position: in the list of candidates.
-        seconds: median of its steps.
-        window: number of the window, to let it expire.
-        efficiency: of its steps, corrected by the gain that was measured.
-        saved: seconds of a step waited, coded and exchanged, see ``Measurement``; ``None``: not known.
-        doubt: standard error of ``seconds``, by how much its steps differed.
-        times: windows that ``seconds`` is a mean of.
+        position: place in the list of candidates.
+        seconds: median time of its steps.
+        window: number of the window it was measured in, to let it expire.
+        efficiency: statistical efficiency of its steps, corrected by the gain that was measured.
+        saved: seconds that a step waited, coded and exchanged, see ``Measurement``; ``None`` when not known.
+        doubt: standard error of ``seconds``, from how much its steps differed.
+        times: number of windows that ``seconds`` is a mean of.
     """
 
     position: int
@@ -63,44 +64,60 @@ class Entry:
     times: int = 1
 
     def pooled(self, before: Entry, share: float) -> Entry:
-        """With an earlier entry of the same candidate; this one makes up a share of what comes out."""
+        """Return the mean of this entry and an earlier one of the same candidate.
+
+        Args:
+            before: the earlier entry.
+            share: weight of this entry, in [0, 1].
+
+        Example:
+            >>> old, new = Entry(1, 0.2, 3, 0.9), Entry(1, 0.1, 4, 0.9)
+            >>> round(new.pooled(old, share=0.5).seconds, 3)
+            0.15
+        """
         seconds = before.seconds + share * (self.seconds - before.seconds)
         doubt = math.hypot((1 - share) * before.doubt, share * self.doubt)
         return replace(self, seconds=seconds, doubt=doubt, times=before.times + 1)
 
     def scaled(self, ratio: float) -> Entry:
-        """As it would be on a machine that takes so many times as long."""
+        """Return the entry that a machine would measure which takes ``ratio`` times as long to compute and to code.
+
+        Example:
+            >>> entry = Entry(1, 0.3, 0, 0.9, saved=(0.1, 0.05, 0.15))  # waits 0.1 s of 0.3 s for bytes
+            >>> entry.scaled(2).seconds  # 0.2 s of work take twice as long, waiting does not
+            0.5
+        """
         saved = None if self.saved is None else (self.saved[0], ratio * self.saved[1], self.saved[2])
         waited = 0.0 if self.saved is None else self.saved[0]
         return replace(self, seconds=waited + ratio * (self.seconds - waited), saved=saved)
 
     def dump(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the entry as plain values, for a checkpoint."""
         return {**asdict(self), "saved": None if self.saved is None else list(self.saved)}
 
     @classmethod
     def restore(cls, plain: dict[str, Any]) -> Entry:
-        """The inverse of ``dump``."""
+        """Return the entry that ``dump`` made plain."""
         return cls(**{**plain, "saved": None if plain["saved"] is None else tuple(plain["saved"])})
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the search stands.
+    """The state of a search.
 
     Attributes:
-        candidates: dense first, then ascending by wire ratio.
-        phase: search or hold.
-        position: of the candidate that runs.
-        best: of the best one measured.
-        window: under way.
-        entries: what candidates came to, the newest of each.
-        windows: ended so far.
-        steps: observed.
+        candidates: candidates to choose from: dense first, then ascending by wire ratio.
+        phase: ``"search"`` or ``"hold"``.
+        position: place of the candidate that runs in ``candidates``.
+        best: place of the best candidate measured.
+        window: window under way.
+        entries: newest measurement of each candidate that ran.
+        windows: number of windows ended so far.
+        steps: number of steps observed.
         elapsed: seconds of all steps.
-        spent: seconds that probes took more than the best would have for the same progress.
-        floors: ``(position, seconds)``: what candidates measured before the link changed take at least now.
-        off: windows on end in which the chosen candidate's step time was not what it had been.
+        spent: seconds that trials took beyond what the best candidate would have taken for the same progress.
+        floors: ``(position, seconds)`` of candidates measured before the link changed: the least a step takes now.
+        off: number of windows on end in which the chosen candidate's step time was not what it had been.
         moved: whether the link changed since it was probed.
     """
 
@@ -120,24 +137,24 @@ class State:
 
     @property
     def running(self) -> Candidate:
-        """What is to run."""
+        """The candidate that runs."""
         return self.candidates[self.position]
 
     def count(self, measured: Measurement) -> State:
-        """One more step."""
+        """Return the state with one more step."""
         seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
         return replace(self, steps=self.steps + 1, elapsed=self.elapsed + seconds)
 
     def entry(self, position: int) -> Entry | None:
-        """What a candidate came to, if it ran."""
+        """Return the measurement of a candidate; ``None`` when it has not run."""
         return next((entry for entry in self.entries if entry.position == position), None)
 
     def enter(self, seconds: float, share: float = 1.0) -> State:
-        """Enter what the running candidate came to in the window that ends.
+        """Return the state with the measurement of the running candidate in the window that ends.
 
         Args:
-            seconds: of its steps.
-            share: that it makes up of the entry; the rest is what was measured before, where something was.
+            seconds: median time of its steps.
+            share: weight of this window in the entry; the rest is what was measured before, where something was.
         """
         before = self.entry(self.position)
         others = tuple(entry for entry in self.entries if entry.position != self.position)
@@ -146,13 +163,13 @@ class State:
         return replace(self, entries=(*others, entry if before is None else entry.pooled(before, share)))
 
     def same_link(self, change: float) -> bool:
-        """Whether the exchange of what is held takes about what it did, so that a change is the machine's."""
+        """Tell whether the held candidate's exchange takes as long as it did, so that a change is the machine's."""
         share = self._exchange_now(0.0)
         return share is not None and abs(share - 1) <= change
 
     @property
     def freed(self) -> bool:
-        """Whether the exchange of what is held was a good part of its steps, and takes less than half of that now.
+        """Tell whether the held candidate's exchange was a good part of its steps, and takes less than half now.
 
         Where it is hidden behind backward, step times do not tell that the link became faster.
         """
@@ -160,18 +177,18 @@ class State:
         return share is not None and share < 1 / 2
 
     def _exchange_now(self, part: float) -> float | None:
-        """What the exchange of what is held takes, over what it took; ``None``: unknown, or just a part of a step."""
+        """Return the ratio of the held candidate's exchange time to what it was; ``None``: unknown, or too small."""
         held, now = self.entry(self.position), self.window.savings
         if held is None or held.saved is None or now is None or not held.saved[2] > part * held.seconds:
             return None
         return now[2] / held.saved[2]
 
     def drift(self, seconds: float, at_once: bool = False) -> State:
-        """Enter another window of what is held; where the machine became slower or faster, so did all candidates.
+        """Return the state with another window of the held candidate; all others change as much as the machine did.
 
-        Half of it is believed, unless ``at_once``. What a step did not wait for bytes tells the machine from the link.
-        Without that a candidate measured in a better minute would look better for ever after. What lies within both
-        windows' doubt is no drift: what was held because of a lucky trial must not take the others along.
+        Half of the change is believed, unless ``at_once``. What a step did not wait for bytes tells the machine from
+        the link. Without that a candidate measured in a better minute would look better for ever after. What lies
+        within both windows' doubt is no drift: what was held because of a lucky trial must not take the others along.
         """
         before = self.entry(self.position)
         assert before is not None
@@ -186,12 +203,14 @@ class State:
         return replace(now, entries=tuple(others))
 
     def efficiency(self, position: int) -> float:
-        """Of a candidate's steps: as measured, or as expected."""
-        own = self.entry(position)
-        return own.efficiency if own else self.candidates[position].efficiency
+        """Return the statistical efficiency of a candidate's steps: as measured, or as expected before it ran."""
+        measured = self.entry(position)
+        return measured.efficiency if measured else self.candidates[position].efficiency
 
     def changed(self, seconds: float) -> State:
-        """The held candidate's step takes ``seconds`` now: forget what was measured, but for what follows from it.
+        """Return the state after the link changed: measurements are forgotten, but for bounds that follow from them.
+
+        A step of the held candidate takes ``seconds`` now.
 
         With exchange hidden behind backward up to a point, the change of a step's time over the share of dense bytes
         that it sends does not fall with that share. So when steps became slower by d where a share x is sent, where y
@@ -212,37 +231,37 @@ class State:
         return cleared.enter(seconds)
 
     def goodput(self, entry: Entry) -> float:
-        """Steps per second, each counted as what it is worth of a dense one."""
+        """Return the goodput of a measured candidate: steps per second, each counted by its statistical efficiency."""
         return entry.efficiency / entry.seconds
 
     def slowest(self, position: int) -> float:
-        """The most a step of a candidate may take, by what is measured: if all its exchange grew with bytes, seconds.
+        """Return the most seconds that a step of a candidate may take, if all exchange measured grew with bytes.
 
-        Where what exchange took is not known, all of the step is taken for it.
+        Where the time of exchange is not known, all of the step is taken for it.
         """
         mine = self.candidates[position].wire_ratio
-        own = self.entry(position)
+        measured = self.entry(position)
 
         def most(entry: Entry) -> float:
             _, _, exchanged = entry.saved or (entry.seconds,) * 3
             return entry.seconds + exchanged * max(0.0, self.candidates[entry.position].wire_ratio / mine - 1)
 
-        return min((most(entry) for entry in ((own,) if own else self.entries)), default=0.0)
+        return min((most(entry) for entry in ((measured,) if measured else self.entries)), default=0.0)
 
     def fastest(self, position: int, expire: int) -> float:
-        """The least time a step of a candidate may take, by what is measured: a lower bound, in seconds.
+        """Return the least seconds that a step of a candidate may take, by what is measured: a lower bound.
 
-        What was measured itself is believed but for its doubt, half of it after ``expire`` windows, a quarter after
-        twice as many. Of a step that was measured, sending less saves the time it waited at most; another family may
-        save its coding too, and takes its own. Step time is convex in the bytes sent: flat while the exchange hides
+        The candidate's own measurement is believed but for its doubt, half of it after ``expire`` windows, a quarter
+        after twice as many. Of a step that was measured, sending less saves the time it waited at most; another family
+        may save its coding too, and takes its own. Step time is convex in the bytes sent: flat while the exchange hides
         behind backward, then linear. So a slope measured between two amounts of bytes is a lower bound of that above
         them, and an upper bound of that below.
         """
         mine = self.candidates[position]
-        own = self.entry(position)
-        if own is not None:
-            least = max(own.seconds / 2, own.seconds - DOUBTS * own.doubt)
-            return least * 0.5 ** ((self.windows - own.window) // expire)
+        measured = self.entry(position)
+        if measured is not None:
+            least = max(measured.seconds / 2, measured.seconds - DOUBTS * measured.doubt)
+            return least * 0.5 ** ((self.windows - measured.window) // expire)
         bounds = [floor for at, floor in self.floors if at == position]
         bounds.append(self._foreseen(mine))
         for entry in self.entries:
@@ -261,7 +280,7 @@ class State:
         return max(bounds)
 
     def _foreseen(self, candidate: Candidate) -> float:
-        """The least time by what the link was probed at, and by how quick what ran turned out to be on it.
+        """Return the least seconds of a step by the link's probe, and by how quick other candidates turned out on it.
 
         No exchange hides behind forward, and no step is shorter than it would be if it neither waited nor coded what
         was measured, but coded what this one does.
@@ -285,10 +304,10 @@ class State:
     def _slope(self, position: int, *, above: Literal[True]) -> float | None: ...
 
     def _slope(self, position: int, *, above: bool) -> float | None:
-        """Seconds a step grows by with the share of dense bytes sent, measured above or below what a candidate sends.
+        """Return the seconds by which a step grows with the share of dense bytes sent, above or below a candidate's.
 
-        Above it: at most, ``None`` when not known. Below it: at least, less what coding alone took longer. Within a
-        family alone, since families differ in what coding costs.
+        Above it: at most, ``None`` when not known. Below it: at least, without what coding alone took longer. Steps are
+        compared within a family only, since families differ in what coding costs.
         """
         here = 1 / self.candidates[position].wire_ratio
         found = None if above else 0.0
@@ -299,8 +318,8 @@ class State:
             if share >= here if above else share <= here:
                 coded = entry.saved[1] if entry.saved else 0.0
                 points.setdefault(candidate.family, []).append((share, entry.seconds, coded))
-        for own in points.values():
-            (least, quick, light), (most, slow, heavy) = min(own), max(own)
+        for family in points.values():
+            (least, quick, light), (most, slow, heavy) = min(family), max(family)
             if most > least:
                 doubt = NOISE * max(slow, quick) * (1 if above else -1)
                 grown = slow - quick - (0.0 if above else max(0.0, heavy - light))  # coding more is not sending more
@@ -308,7 +327,7 @@ class State:
         return found
 
     def dump(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values, for a checkpoint."""
         plain = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
         }
@@ -317,7 +336,7 @@ class State:
 
     @classmethod
     def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> State:
-        """The inverse of ``dump``, for the same candidates."""
+        """Return the state that ``dump`` made plain, for the same candidates."""
         fields = {
             **plain,
             "candidates": tuple(candidates),

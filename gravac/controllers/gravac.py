@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""GraVAC, repaired: try one CF a window, keep the one at which compression throughput saturates.
+"""GraVAC, repaired: try one CF per window, keep the one at which compression throughput saturates.
 
 Source: Tyagi & Swany, "GraVAC", IEEE CLOUD 2023, Algorithm 1 and section III-C. What is repaired, and why, is in
 ``docs/controllers.md``; Algorithm 1 as printed is ``GraVAC(paper_literal=True)``.
@@ -35,24 +35,25 @@ class GraVAC(Settings):
     """The paper's controller, repaired.
 
     Attributes:
-        window: steps a candidate runs before it is judged. The paper's: 500 and 2000.
+        window: number of steps that a candidate runs before it is judged. The paper's: 500 and 2000.
         epsilon: gain below which a CF is refused. With ``calibrated``, relative to the gain of the lowest CF: the
             default, a half, lets top-k go to about four times the lowest CF, where measured gain has halved. The
             paper's: 0.7 and 0.9, absolute.
         epsilon_mode: ``"calibrated"``, or ``"absolute"`` as in the paper, which does not transfer between models.
         omega: relative difference under which two gains, or two throughputs, count as the same.
         step: candidates at 1, 2, 4, 16, 256 (``"exponential"``) or 1, 2, 4, 8 ... (``"geometric"``) times the lowest.
-        warmup: steps before the first window.
-        shadow_every: every so many steps, CFs that do not run are evaluated too; such a step does not time its own CF.
+        warmup: number of steps before the first window.
+        shadow_every: number of steps from one evaluation of CFs that do not run to the next; a step with such an
+            evaluation does not time its own CF.
         band: relative change of gain, from when a CF was chosen, that starts a new search.
-        change: relative change of the chosen candidate's throughput, in two windows on end, that starts one too: the
-            link changed, or the machine.
-        fall: relative fall of the learning rate, from when a CF was chosen, that starts one too: gains move then. Known
-            where ``attach`` was given the optimizer.
-        dwell: windows between two searches, and at dense before coming back; doubles every time.
-        expire: windows after which a throughput measured is no longer compared with.
-        paper_literal: Algorithm 1 as printed, instead.
-        ewma: smoothing of its gains; the paper's N/100 is 0.32 for its 32 workers.
+        change: relative change of the chosen candidate's throughput, in two windows on end, that starts a new search:
+            the link changed, or the machine.
+        fall: relative fall of the learning rate, from when a CF was chosen, that starts a new search: gains move then.
+            The rate is known where ``attach`` was given the optimizer.
+        dwell: number of windows between two searches, and at dense before coming back; doubles every time.
+        expire: number of windows after which a measured throughput is no longer compared with others.
+        paper_literal: whether to run Algorithm 1 as printed instead.
+        ewma: weight of a new gain in the smoothed gains of Algorithm 1; the paper's N/100 is 0.32 for its 32 workers.
     """
 
     name: ClassVar[str] = "gravac"
@@ -75,16 +76,16 @@ class GraVAC(Settings):
 
     @property
     def sixteen_bit(self) -> bool:
-        """Not as printed."""
+        """Tell whether dense in 16 bit may be a candidate: not in Algorithm 1 as printed."""
         return not self.paper_literal
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """The paper's candidates, as far as they can be reached."""
+        """Return the paper's candidates, as far as the compressor can do them."""
         spaced = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
         return snap(spaced, reach)
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[State | LiteralState, Decision]:
-        """Warm-up at the lowest CF; dense for good when there is nothing else."""
+        """Begin the warm-up at the lowest CF; run dense for good when there is no other candidate."""
         if self.paper_literal:
             return self._literal.start(candidates)
         state = State(tuple(candidates), EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
@@ -96,7 +97,7 @@ class GraVAC(Settings):
         return state, Decision(running, reason=reason)
 
     def observe(self, state: State | LiteralState, measurement: Measurement) -> tuple[State | LiteralState, Decision]:
-        """See the module's text."""
+        """Take in one step; at the end of a window, move between the states of the module's text."""
         if isinstance(state, LiteralState):
             return self._literal.observe(state, measurement)
         if state.phase == WARM_UP and state.steps < self.warmup:
@@ -118,11 +119,14 @@ class GraVAC(Settings):
         return state, Decision(state.running, self._shadow(state), reason, summary)
 
     def dump(self, state: State | LiteralState) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values, for a checkpoint."""
         return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **state.dump()}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State | LiteralState, Decision]:
-        """The inverse of ``dump``; with other candidates than then, or the other algorithm, a start."""
+        """Return the state that ``dump`` made plain, and the decision in force.
+
+        With other candidates than at the dump, or the other algorithm, it starts anew.
+        """
         if plain["candidates"] != identify(candidates) or plain["algorithm"] != self._algorithm:
             fresh, decision = self.start(candidates)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
@@ -142,7 +146,7 @@ class GraVAC(Settings):
         return Literal1(self.window, self.epsilon, self.omega, self.step, self.ewma)
 
     def _shadow(self, state: State) -> tuple[float, ...]:
-        """The CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
+        """Return the CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
         if (state.steps + 1) % self.shadow_every or (state.phase == WARM_UP and state.steps <= self.warmup):
             return ()
         if state.resting:
@@ -152,7 +156,7 @@ class GraVAC(Settings):
         return tuple(state.candidates[position].cf for position in ahead if position > state.lowest)[:SHADOWS]
 
     def _judge(self, state: State) -> tuple[State, str]:
-        """A window ended."""
+        """Judge the window that ended; return the state and the reason, in words."""
         if state.phase == EXPLOIT:
             return self._judge_chosen(state)
         if state.position == state.lowest:
@@ -160,31 +164,31 @@ class GraVAC(Settings):
         return self._judge_candidate(state)
 
     def _judge_lowest(self, state: State) -> tuple[State, str]:
-        """The lowest CF ran: calibrate, and go on to the next."""
+        """Calibrate ε by the lowest CF, which ran, and go on to the next candidate."""
         gain, lowest = state.window.gain, state.running
         threshold = self.epsilon * max(gain, 0.0) if self.epsilon_mode == "calibrated" else self.epsilon
         state = replace(state, phase=EXPLORE, threshold=threshold, floor=state.lowest, queue=state.others, entries=())
         if gain < threshold:
             down = state.rest(self.dwell)
             return down, f"gain {gain:.3g} at {lowest}, the lowest, is below ε {threshold:.3g}: {down.running}"
-        said = f"gain {gain:.3g} at {lowest}"
+        reason = f"gain {gain:.3g} at {lowest}"
         if self.epsilon_mode == "calibrated":
-            said += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
-        return self._go_on(self._enter(state), said)
+            reason += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
+        return self._go_on(self._enter(state), reason)
 
     def _judge_candidate(self, state: State) -> tuple[State, str]:
-        """A candidate ran for its window: eligible or refused."""
+        """Tell whether the candidate that ran for its window is eligible, or refused."""
         gain, ran = state.window.gain, state.running
         if gain < state.threshold:
-            said = f"gain {gain:.3g} at {ran} is below ε {state.threshold:.3g}: refused, and so is what is higher"
-            return self._settle(replace(state, queue=()), said)
+            reason = f"gain {gain:.3g} at {ran} is below ε {state.threshold:.3g}: refused, and so is what is higher"
+            return self._settle(replace(state, queue=()), reason)
         floor_gain = next((e.gain for e in state.entries if e.position == state.floor), None)
         state = self._enter(state)
-        said = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
+        reason = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
         if not ran.dense and floor_gain and abs(floor_gain - gain) / floor_gain <= self.omega:
-            said += f", and within ω of that at {state.candidates[state.floor]}: θ_min rises to it"
+            reason += f", and within ω of that at {state.candidates[state.floor]}: θ_min rises to it"
             state = replace(state, floor=state.position)
-        return self._go_on(state, said)
+        return self._go_on(state, reason)
 
     def _enter(self, state: State) -> State:
         """Enter what the window measured, over an older entry of the same candidate; forget what has expired."""
@@ -194,23 +198,23 @@ class GraVAC(Settings):
         fresh = [e for e in state.entries if state.windows - e.window < self.expire and e.position != state.position]
         return replace(state, entries=(*fresh, entry))
 
-    def _go_on(self, state: State, said: str) -> tuple[State, str]:
-        """Saturated? Otherwise the next candidate, unless its shadow gain tells that it is hopeless."""
+    def _go_on(self, state: State, reason: str) -> tuple[State, str]:
+        """Settle where throughput saturates; else try the next candidate, unless its shadow gain is below ε."""
         pair = self._saturated(state)
         if pair is not None or not state.queue:
-            return self._settle(replace(state, queue=()), said)
+            return self._settle(replace(state, queue=()), reason)
         following = state.queue[0]
         candidate = state.candidates[following]
         shadow = state.window.shadow_gain(candidate.cf)
         if shadow is not None and shadow < state.threshold:
-            said += (
+            reason += (
                 f"; shadow gain {shadow:.3g} at {candidate} is below ε: refused without a run, and so is what is higher"
             )
-            return self._settle(replace(state, queue=()), said)
-        return replace(state, position=following, queue=state.queue[1:]), f"{said}; try {candidate}"
+            return self._settle(replace(state, queue=()), reason)
+        return replace(state, position=following, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated(self, state: State) -> tuple[Entry, Entry] | None:
-        """The two entries of best throughput, when they are within ω: lower CF first."""
+        """Return the two entries of best throughput when they are within ω, lower CF first; ``None`` otherwise."""
         best = sorted(state.entries, key=lambda e: e.t_compression)[-2:]
         if len(best) < 2 or not best[0].t_compression:
             return None
@@ -219,37 +223,37 @@ class GraVAC(Settings):
         low, high = sorted(best, key=lambda e: e.position)
         return low, high
 
-    def _settle(self, state: State, said: str) -> tuple[State, str]:
+    def _settle(self, state: State, reason: str) -> tuple[State, str]:
         """Choose among the entries and end the search."""
         pair = self._saturated(state)
         if pair is not None:
             chosen = pair[0]
             a, b = (state.candidates[e.position] for e in pair)
-            said += f"; compression throughput saturates between {a} and {b}: the lower"
+            reason += f"; compression throughput saturates between {a} and {b}: the lower"
         else:
             chosen = max(state.entries, key=lambda e: (e.t_compression, -e.position))
             at = state.candidates[chosen.position]
-            said += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
+            reason += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
         floor = max(state.lowest, min(state.floor, chosen.position))
         settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
         settled = replace(settled, speed=None, off=0, rate=None)
-        return replace(settled, rest_until=state.windows + state.dwell), said
+        return replace(settled, rest_until=state.windows + state.dwell), reason
 
     def _judge_chosen(self, state: State) -> tuple[State, str]:
-        """Exploiting: hold, scale down, come back, or search again."""
+        """Judge a window of the chosen candidate: hold it, scale down, come back from dense, or search again."""
         if not state.compresses:
             return state, f"no candidate sends less than {state.running}"
         if state.resting:
             return self._judge_dense(state)
         gain, ran = state.window.gain, state.running
         if gain < state.threshold:
-            said = f"gain {gain:.3g} at {ran} fell below ε {state.threshold:.3g}"
+            reason = f"gain {gain:.3g} at {ran} fell below ε {state.threshold:.3g}"
             if state.position > state.floor:
                 return replace(
                     state, position=state.floor, reference=None
-                ), f"{said}: down to {state.candidates[state.floor]}"
+                ), f"{reason}: down to {state.candidates[state.floor]}"
             down = state.rest(self.dwell)
-            return down, f"{said}: {down.running}"
+            return down, f"{reason}: {down.running}"
         state, why = self._changed(state)
         if why:
             return self._again(state, why, state.dwell)
@@ -257,22 +261,22 @@ class GraVAC(Settings):
         moved = state.reference is None or abs(gain - state.reference) > self.band * abs(state.reference)
         if rested and (moved or ran.dense):
             if state.reference is None:
-                said = "after scaling down"
+                reason = "after scaling down"
             elif ran.dense:
-                said = f"the gain of {ran} tells nothing"
+                reason = f"the gain of {ran} tells nothing"
             else:
-                said = f"gain {gain:.3g} left its band around {state.reference:.3g}"
-            return self._again(state, said, 2 * state.dwell)
+                reason = f"gain {gain:.3g} left its band around {state.reference:.3g}"
+            return self._again(state, reason, 2 * state.dwell)
         return state, f"gain {gain:.3g} at {ran} holds"
 
-    def _again(self, state: State, said: str, dwell: int) -> tuple[State, str]:
-        """From the lowest CF on; what was measured before is no longer compared with."""
+    def _again(self, state: State, reason: str, dwell: int) -> tuple[State, str]:
+        """Search again from the lowest CF; what was measured before is no longer compared with."""
         lowest = state.lowest
         again = replace(state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.others, dwell=dwell)
-        return again, f"{said}: search again from {again.running}"
+        return again, f"{reason}: search again from {again.running}"
 
     def _changed(self, state: State) -> tuple[State, str]:
-        """Whether throughput or learning rate are no longer what they were in the first window of what was chosen."""
+        """Say why a new search is due, throughput or learning rate having changed since the choice; else nothing."""
         speed, rate = state.window.t_system, state.learning_rate
         if state.speed is None or speed is None:
             return replace(state, speed=speed, off=0, rate=state.rate or rate), ""
@@ -285,7 +289,7 @@ class GraVAC(Settings):
         return replace(state, rate=state.rate or rate), ""
 
     def _judge_dense(self, state: State) -> tuple[State, str]:
-        """At dense: back when the lowest CF's shadow gain, which is optimistic, allows and the rest is over."""
+        """Leave dense when the rest is over and the lowest CF's shadow gain, which is optimistic, reaches ε."""
         lowest = state.candidates[state.floor]
         shadow = state.window.shadow_gain(lowest.cf)
         if shadow is None or state.windows < state.rest_until:

@@ -23,15 +23,15 @@ class LiteralState:
     """The algorithm's variables.
 
     Attributes:
-        candidates: dense first, then ascending.
-        running: position of what runs.
-        theta_min: a CF.
-        theta_s: step relative to θ_min.
+        candidates: candidates to choose from: dense first, then ascending by CF.
+        running: position of the candidate that runs.
+        theta_min: θ_min, the lowest CF in use.
+        theta_s: θ_s, the ratio of the CF that is tried to θ_min.
         delta_min: EWMA of the gain at θ_min; ``None`` before the first.
-        delta_c: the same at θ_s θ_min.
-        throughput: T_compress by CF, the latest sample each.
-        steps: iterations.
-        window: for the record that is told, not for the algorithm.
+        delta_c: EWMA of the gain at θ_s θ_min; ``None`` before the first.
+        throughput: ``(cf, T_compress)`` of each CF that ran, its latest sample.
+        steps: number of iterations so far.
+        window: window under way; the records need it, the algorithm does not.
     """
 
     candidates: tuple[Candidate, ...]
@@ -45,22 +45,22 @@ class LiteralState:
     steps: int = 0
 
     def at(self, cf: float) -> int:
-        """Position of the candidate nearest to a CF."""
+        """Return the position of the candidate nearest to a CF."""
         positions = range(1, len(self.candidates))
         return min(positions, key=lambda p: abs(math.log(self.candidates[p].cf / cf)), default=0)
 
     @property
     def floor(self) -> int:
-        """Position of θ_min."""
+        """Position of the candidate at θ_min."""
         return self.at(self.theta_min)
 
     @property
     def candidate(self) -> int:
-        """Position of θ_s θ_min."""
+        """Position of the candidate at θ_s θ_min."""
         return self.at(self.theta_s * self.theta_min)
 
     def dump(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values, for a checkpoint."""
         plain = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "throughput")
         }
@@ -68,7 +68,7 @@ class LiteralState:
 
     @classmethod
     def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "LiteralState":
-        """The inverse of ``dump``."""
+        """Return the state that ``dump`` made plain."""
         running = min(plain["running"], len(candidates) - 1)
         fields = {**plain, "running": running, "throughput": tuple((cf, t) for cf, t in plain["throughput"])}
         fields["window"] = Window.restore(candidates[running], plain["window"])
@@ -77,7 +77,7 @@ class LiteralState:
 
 @dataclass(frozen=True, slots=True)
 class Literal1:
-    """Algorithm 1; the settings are ``GraVAC``'s."""
+    """Algorithm 1 of the paper; its settings are those of ``GraVAC``."""
 
     window: int
     epsilon: float
@@ -86,18 +86,18 @@ class Literal1:
     ewma: float
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[LiteralState, Decision]:
-        """Dense until the first gains are known."""
+        """Run dense until the first gains are known."""
         lowest = candidates[1].cf if len(candidates) > 1 else 1.0
         state = LiteralState(tuple(candidates), 0, lowest, 2.0, Window(candidates[0]))
         return state, replace(self.decide(state), reason="Algorithm 1 as printed")
 
     def decide(self, state: LiteralState) -> Decision:
-        """What runs, with both levels evaluated beside it, in every step (line 6 to 9)."""
+        """Return what runs, with both levels evaluated beside it, in every step (lines 6 to 9)."""
         levels = sorted({state.candidates[p].cf for p in (state.floor, state.candidate) if p})
         return Decision(state.candidates[state.running], tuple(levels))
 
     def observe(self, state: LiteralState, measured: Measurement) -> tuple[LiteralState, Decision]:
-        """One iteration: gains, UpdateStep, the three-way branch, CheckGraVAC."""
+        """Run one iteration: gains, UpdateStep, the three-way branch, CheckGraVAC."""
         state = self._update(replace(state, steps=state.steps + 1, window=state.window.add(measured)), measured)
         running, reason = self._branch(state)
         summary = None
@@ -134,7 +134,7 @@ class Literal1:
         return gain if before is None else (1 - self.ewma) * before + self.ewma * gain
 
     def _branch(self, state: LiteralState) -> tuple[int, str]:
-        """Lines 11 to 25."""
+        """Choose what runs by which gain reaches ε (lines 11 to 25)."""
         if state.delta_c is not None and state.delta_c >= self.epsilon:
             return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {self.epsilon:g}: candidate"
         if state.delta_min is not None and state.delta_min >= self.epsilon:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What GraVAC remembers, as plain data."""
+"""The state of GraVAC's search, as plain data."""
 
 import math
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ WARM_UP, EXPLORE, EXPLOIT = "warm-up", "explore", "exploit"
 
 
 def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
-    """Compressor and CF of each, as plain values: what positions in a dumped state refer to."""
+    """Return compressor and CF of each candidate as plain values: what positions in a dumped state refer to."""
     return [[candidate.compressor, candidate.cf] for candidate in candidates]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a candidate came to when it ran.
+    """The measurement of a candidate that ran.
 
     Attributes:
-        position: in the list of candidates.
-        gain: of its window.
-        t_compression: samples per second times gain.
-        window: number of the window, to let it expire.
+        position: place in the list of candidates.
+        gain: gain over its window.
+        t_compression: compression throughput: samples per second times gain.
+        window: number of the window it was measured in, to let it expire.
     """
 
     position: int
@@ -38,28 +38,29 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the search stands.
+    """The state of a search.
 
     Attributes:
-        candidates: dense first, in 16 bit too where that is one; then ascending by wire ratio.
-        phase: warm-up, explore or exploit.
-        position: of the candidate that runs.
-        window: under way.
+        candidates: candidates to choose from: dense first, in 16 bit too where that is one; then ascending by wire
+            ratio.
+        phase: ``"warm-up"``, ``"explore"`` or ``"exploit"``.
+        position: place of the candidate that runs in ``candidates``.
+        window: window under way.
         floor: position of θ_min.
         threshold: ε in force, as an absolute gain.
         queue: positions still to be tried, ascending.
-        entries: what eligible candidates came to.
+        entries: measurements of eligible candidates.
         reference: gain of the chosen candidate when it was chosen; ``None`` after scaling down.
-        windows: ended so far.
+        windows: number of windows ended so far.
         rest_until: window before which there is no new search, and no coming back from dense.
-        dwell: windows the next rest lasts.
-        speed: samples per second of the first window of what was chosen; ``None`` before.
-        off: windows on end in which they were others.
-        rate: learning rate then; ``None`` when not known.
-        learning_rate: the last one known.
-        steps: observed.
-        dense_steps: of them, dense for lack of gain.
-        floor_steps: of them, at θ_min.
+        dwell: number of windows that the next rest lasts.
+        speed: samples per second in the first window of the chosen candidate; ``None`` before.
+        off: number of windows on end in which samples per second differed from ``speed``.
+        rate: learning rate in the first window of the chosen candidate; ``None`` when not known.
+        learning_rate: last learning rate known; ``None`` before.
+        steps: number of steps observed.
+        dense_steps: number of steps that ran dense for lack of gain.
+        floor_steps: number of steps that ran at θ_min.
     """
 
     candidates: tuple[Candidate, ...]
@@ -84,7 +85,7 @@ class State:
 
     @property
     def running(self) -> Candidate:
-        """What is to run."""
+        """The candidate that runs."""
         return self.candidates[self.position]
 
     @property
@@ -94,26 +95,26 @@ class State:
 
     @property
     def lowest(self) -> int:
-        """Position of the lowest CF; of none, when nothing but dense may be chosen."""
+        """Position of the lowest CF; one past the last candidate, when nothing but dense may be chosen."""
         return self.home + 1
 
     @property
     def compresses(self) -> bool:
-        """Whether there is anything but dense."""
+        """Tell whether there is any candidate but dense."""
         return self.lowest < len(self.candidates)
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Positions a search tries after the lowest CF: 16 bit, then higher CFs."""
+        """Positions that a search tries after the lowest CF: 16 bit, then higher CFs."""
         return tuple(position for position in range(1, len(self.candidates)) if position != self.lowest)
 
     @property
     def resting(self) -> bool:
-        """Whether it runs dense because no gain was enough, and not because that was fastest."""
+        """Tell whether it runs dense because no gain was high enough, and not because that was fastest."""
         return self.phase == EXPLOIT and self.running.dense and self.reference is None
 
     def count(self, measured: Measurement) -> "State":
-        """One more step, booked as dense, θ_min or candidate."""
+        """Return the state with one more step, counted as dense, θ_min or candidate."""
         rate = measured.learning_rate
         return replace(
             self,
@@ -124,7 +125,7 @@ class State:
         )
 
     def rest(self, dwell: int) -> "State":
-        """Down to dense for the present dwell, or ``dwell`` if longer; the next one lasts twice as long."""
+        """Return the state at dense for the present dwell, or ``dwell`` if longer; the next rest is twice as long."""
         lasting = max(self.dwell, dwell)
         return replace(
             self,
@@ -144,7 +145,7 @@ class State:
         return {"dense": dense, "theta_min": floor, "candidate": 1 - dense - floor}
 
     def dump(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values, for a checkpoint."""
         plain = {
             name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
         }
@@ -157,7 +158,7 @@ class State:
 
     @classmethod
     def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "State":
-        """The inverse of ``dump``, for the same candidates."""
+        """Return the state that ``dump`` made plain, for the same candidates."""
         fields = {
             **plain,
             "candidates": tuple(candidates),

@@ -12,7 +12,12 @@ from gravac.candidate import Span
 
 
 def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
-    """The lowest CF times 1, 2, 4, 16, 256 ..., the last clamped: (10, 1000) gives 10, 20, 40, 160, 1000."""
+    """Return the lowest CF times 1, 2, 4, 16, 256 ..., the last clamped to the highest.
+
+    Example:
+        >>> exponential((10, 1000))
+        (10, 20.0, 40.0, 160.0, 1000)
+    """
     low, high = cf_range
     cfs, factor = [low], 2.0
     while low * factor < high:
@@ -22,7 +27,12 @@ def exponential(cf_range: tuple[float, float]) -> tuple[float, ...]:
 
 
 def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float, ...]:
-    """The lowest CF times 1, 2, 4, 8 ..., the last clamped: (10, 2000) gives 10, 20, ... 1280, 2000."""
+    """Return the lowest CF times 1, 2, 4, 8 ..., or powers of another ratio; the last is clamped to the highest.
+
+    Example:
+        >>> geometric((10, 100))
+        (10, 20.0, 40.0, 80.0, 100)
+    """
     low, high = cf_range
     cfs = [low]
     while cfs[-1] * ratio < high:
@@ -31,7 +41,14 @@ def geometric(cf_range: tuple[float, float], ratio: float = 2.0) -> tuple[float,
 
 
 def snap(wanted: Sequence[float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-    """The CFs nearest to the wanted ones (by ratio) that can be reached: ascending, without repetition."""
+    """Return the CFs nearest to the wanted ones, by ratio, that a compressor can do: ascending, without repetition.
+
+    Example:
+        >>> snap((10, 20, 40), [4, 16, 32])
+        (16, 32)
+        >>> snap((10, 20, 40), Span(16, 100))
+        (20, 40)
+    """
     if isinstance(reach, Span):
         return tuple(sorted({cf for cf in wanted if reach.low <= cf <= reach.high}))
     if not reach:

@@ -17,7 +17,7 @@ from gravac.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class StaticState:
-    """What runs, and the window under way."""
+    """The candidate that runs, and the window under way."""
 
     candidate: Candidate
     window: Window
@@ -39,18 +39,18 @@ class Static(Settings):
     window: int = Field(default=20, ge=1)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """Its CF, or the nearest one in reach; nothing when that is neither in the range nor 1 or 2 (dense)."""
+        """Return its CF, or the nearest one in reach; nothing when that is neither in the range nor 1 or 2 (dense)."""
         cfs = (self.cf,) if isinstance(reach, Span) else snap((self.cf,), reach)
         return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        """Dense when that has its CF, otherwise the first candidate that is not."""
+        """Decide for dense when that has its CF, otherwise for the first candidate that is not dense."""
         dense, *others = candidates
         chosen = dense if self.cf in (1.0, dense.cf) or not others else others[0]
         return StaticState(chosen, Window(chosen)), Decision(chosen, reason=f"static: {chosen}")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
-        """Goes on."""
+        """Stay with the candidate; report when a window is full."""
         window = state.window.add(measurement)
         if window.steps < self.window:
             return StaticState(state.candidate, window), Decision(state.candidate)
@@ -59,10 +59,10 @@ class Static(Settings):
         return StaticState(state.candidate, following), Decision(state.candidate, reason="static", summary=summary)
 
     def dump(self, state: StaticState) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values, for a checkpoint."""
         return {"window": state.window.dump()}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        """The inverse of ``dump``."""
+        """Return the state that ``dump`` made plain, and the decision in force: the candidate, whatever ran then."""
         state, decision = self.start(candidates)
         return StaticState(state.candidate, Window.restore(state.candidate, plain["window"])), decision

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A clock decides: the CF rises in stages to its final value, whatever is measured.
+"""A schedule decides: the CF rises in stages to its final value, whatever is measured.
 
 Source: Lin et al., "Deep Gradient Compression", ICLR 2018 (arXiv 1712.01887), section 3.3: sparsity 75, 93.75, 98.4375,
 99.6 and 99.9 % in the first epochs, which are CFs 4, 16, 64, 256 and 1000. The baseline that costs nothing to run.
@@ -22,7 +22,7 @@ from gravac.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class WarmupState:
-    """What may be chosen, what was decided, the window under way and how many steps were observed."""
+    """The candidates that may be chosen, the one decided on, the window under way, and the number of steps observed."""
 
     candidates: tuple[Candidate, ...]
     candidate: Candidate
@@ -39,8 +39,8 @@ class Warmup(Settings):
     Attributes:
         cf: compression factor of the last stage; the paper's is 1000.
         first: compression factor of the first stage; the paper's is 4. (``start`` is a method of every controller.)
-        factor: between stages; the paper's is 4.
-        every: steps of a stage. The paper's is one epoch, so set it to the steps of yours.
+        factor: ratio between the CFs of two stages; the paper's is 4.
+        every: number of steps of a stage. The paper's is one epoch, so set it to the steps of yours.
         window: steps between records.
 
     Example:
@@ -69,18 +69,18 @@ class Warmup(Settings):
         return (*cfs, self.cf)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
-        """The stages inside the range, the last clamped to its upper bound; none when all are below the range."""
+        """Return the stages inside the range, the last clamped to its upper bound; none when all are below it."""
         low, high = cf_range
         wanted = sorted({min(cf, high) for cf in self.stages if cf >= low})
         return snap(wanted, reach)
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
-        """The first stage."""
+        """Begin with the first stage."""
         first = self._at(0, candidates)
         return WarmupState(tuple(candidates), first, Window(first)), Decision(first, reason=self._reason(0, first))
 
     def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
-        """Counts; the decision is that of the stage two steps later, when it takes effect."""
+        """Count the step; decide for the stage of two steps later, when the decision takes effect."""
         steps = state.steps + 1
         window = state.window.add(measurement)
         chosen = self._at(steps + 1, state.candidates)
@@ -93,12 +93,15 @@ class Warmup(Settings):
         return WarmupState(state.candidates, chosen, following, steps), decision
 
     def dump(self, state: WarmupState) -> dict[str, Any]:
-        """As plain values."""
+        """Return the state as plain values, for a checkpoint."""
         running = [state.candidate.compressor, state.candidate.cf]
         return {"steps": state.steps, "running": running, "window": state.window.dump()}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
-        """The inverse of ``dump``; the schedule goes on where it was, the window too when its candidate still runs."""
+        """Return the state that ``dump`` made plain, and the decision in force.
+
+        The schedule goes on where it was; so does the window, when its candidate still runs.
+        """
         steps = plain["steps"]
         chosen = self._at(steps + 1 if steps else 0, candidates)
         same = plain["running"] == [chosen.compressor, chosen.cf]
@@ -106,11 +109,11 @@ class Warmup(Settings):
         return WarmupState(tuple(candidates), chosen, window, steps), Decision(chosen)
 
     def _stage(self, step: int) -> int:
-        """Which stage a step belongs to, counted from 0."""
+        """Return the number of the stage that a step belongs to, counted from 0."""
         return min(step // self.every, len(self.stages) - 1)
 
     def _at(self, step: int, candidates: Sequence[Candidate]) -> Candidate:
-        """What runs in a step."""
+        """Return the candidate that runs in a step."""
         dense, *others = candidates
         wanted = self.stages[self._stage(step)]
         if not others or wanted <= dense.cf:
@@ -122,7 +125,7 @@ class Warmup(Settings):
         return "warm-up" if self._stage(step) < len(self.stages) - 1 else "warmed up"
 
     def _reason(self, step: int, chosen: Candidate) -> str:
-        """Stage and candidate, and what the stage wanted where that is another."""
+        """Name stage and candidate, and the CF that the stage wanted where that is another."""
         stage, stages = self._stage(step), self.stages
         instead = "" if math.isclose(chosen.cf, stages[stage], rel_tol=1e-6) else f" for {stages[stage]:g}x"
         return f"{self._phase(step)}: stage {stage + 1} of {len(stages)}, {chosen}{instead}"

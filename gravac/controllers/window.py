@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A window: the steps of one candidate between two decisions, and what they came to."""
+"""A window: the steps of one candidate between two decisions, and the gain and throughput they had."""
 
 import math
 import statistics
@@ -11,10 +11,11 @@ from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement, Summary
 
 SETTLING = 3
-"""Steps after a switch that are left out: caches, buffers and the residual have not settled."""
+"""Number of steps left out after a switch of candidate: caches, buffers and the residual have not settled yet."""
 
 MEDIAN_ERROR = 1.2533 * 1.4826
-"""A median's standard error, times the root of how many there are, over their median deviation; of a normal law."""
+"""Factor from a sample's median absolute deviation to its median's standard error, times the root of the sample's
+size, where the sample is of a normal law."""
 
 GAP = 5.0
 """A step longer than this many medians is a gap (evaluation, a checkpoint), not a step."""
@@ -25,16 +26,16 @@ class Window:
     """Steps of one candidate; steps of another, and steps with a non-finite gradient, do not count.
 
     Attributes:
-        candidate: whose steps count.
-        settling: steps still to be left out of gain and time (when there are others).
-        seconds: of each clean step so far (no shadow step, not settling).
-        rough: of the others, used when there is no clean one.
+        candidate: the candidate whose steps count.
+        settling: number of steps still to be left out of gain and time (when there are others).
+        seconds: time of each clean step so far (no shadow step, not settling).
+        rough: time in seconds of each other step, used when there is no clean one.
         saved: ``(waited, coded, exchanged)`` of each clean step in which they are known, seconds.
-        samples: of the last step.
+        samples: samples processed in the last step, over all ranks.
         gains: ``(error, energy)`` of each settled step.
-        early: the same of settling steps, used when there is nothing else.
+        early: ``(error, energy)`` of each settling step, used when there is nothing else.
         shadow: ``(cf, Σ error, Σ energy)`` of each CF evaluated.
-        steps: that count.
+        steps: number of steps that count.
     """
 
     candidate: Candidate
@@ -49,7 +50,7 @@ class Window:
     steps: int = 0
 
     def add(self, measured: Measurement) -> "Window":
-        """This window with one more step."""
+        """Return this window with one more step."""
         if measured.candidate != self.candidate or not math.isfinite(measured.error + measured.energy):
             return self
         pair = (measured.error, measured.energy)
@@ -75,7 +76,7 @@ class Window:
         )
 
     def last(self, steps: int) -> "Window":
-        """This window, with the times of its last clean steps alone."""
+        """Return this window with the times of only its last clean steps."""
         return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:])
 
     @property
@@ -86,7 +87,7 @@ class Window:
 
     @property
     def t_system(self) -> float | None:
-        """Samples per second from the median of the clean steps' times, gaps left out; of the others without one."""
+        """Samples per second by the median clean step, gaps left out; by the other steps where none is clean."""
         seconds = self.seconds or self.rough
         if not seconds:
             return None
@@ -104,25 +105,25 @@ class Window:
 
     @property
     def savings(self) -> tuple[float, float, float] | None:
-        """Seconds of a step waited, coded and exchanged, medians; ``None`` when not known."""
+        """Median seconds a step waited, coded and exchanged; ``None`` when not known."""
         if not self.saved:
             return None
         waited, coded, exchanged = zip(*self.saved, strict=True)
         return statistics.median(waited), statistics.median(coded), statistics.median(exchanged)
 
     def shadow_gain(self, cf: float) -> float | None:
-        """Gain of a CF that was evaluated and not run; ``None`` when it was not."""
+        """Return the gain of a CF that was evaluated without running; ``None`` when it was not evaluated."""
         return next((_gain(error, energy) for at, error, energy in self.shadow if at == cf), None)
 
     def summary(self, phase: str) -> Summary:
-        """What the window showed."""
+        """Return gain and throughput of the window, for the records."""
         single = [_gain(*pair) for pair in self.gains or self.early] or [1.0]
         t_system = self.t_system
         t_compression = None if t_system is None else t_system * max(self.gain, 0.0)
         return Summary(phase, self.gain, min(single), max(single), t_system, t_compression)
 
     def dump(self) -> dict[str, Any]:
-        """As plain values, without the candidate."""
+        """Return the window as plain values, without its candidate."""
         return {
             "settling": self.settling,
             "seconds": list(self.seconds),
@@ -137,7 +138,7 @@ class Window:
 
     @classmethod
     def restore(cls, candidate: Candidate, plain: dict[str, Any]) -> "Window":
-        """The inverse of ``dump``."""
+        """Return the window that ``dump`` made plain."""
         return cls(
             candidate,
             plain["settling"],

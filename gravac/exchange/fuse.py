@@ -33,19 +33,40 @@ Fused = Generator[Requests, list[Any], Outcome | None]
 """Yields the collectives of a round, is resumed with their results; returns None when any rank raised the flag."""
 
 ALIGNMENT = 8
-"""Bytes a gathered row is padded to, so that every element type can be viewed in it."""
+"""Bytes of which the size of a gathered row is a multiple, so that every element type can be viewed in it."""
 
 
 def fuse(rounds: Sequence[Rounds], finite: Verdict, judge: Callable[[torch.Tensor], Verdict] = bool) -> Fused:
     """Run several tensors' rounds together.
 
+    1. Advance every tensor's rounds to its next collective.
+    2. Fuse these into one collective per kind and dtype; in the first round, put the flag into the first of them.
+    3. Yield the fused collectives, and be resumed with their results.
+    4. Stop when the flag was raised; else split the results, answer every tensor's rounds, and go on with 1.
+
     Args:
-        rounds: the rounds of each tensor; the same number, in the same order, on every rank.
-        finite: whether this rank's tensors are finite; where not, the flag is raised on all ranks.
+        rounds: rounds of each tensor; the same number, in the same order, on every rank.
+        finite: whether this rank's gradients are finite; where not, the flag is raised on all ranks.
         judge: looks at a 0-d bool tensor, where the host may. Where it may not, all rounds run, flag or not.
 
     Returns:
-        What each tensor's rounds returned, or None when the flag was up on any rank and the host knows it.
+        What each tensor's rounds returned, or ``None`` when the flag was up on any rank and the host knows it.
+
+    Example:
+        >>> from gravac.collectives import Ledger
+        >>> from gravac.compressors import Context, topk
+        >>> from gravac.exchange import memory
+        >>> def ranks(finite):
+        ...     x = [torch.ones(20), torch.ones(30)]
+        ...     rounds = [[topk.rounds(one, 10, Context(rank=r, world=2)) for one in x] for r in range(2)]
+        ...     return [fuse(rounds[0], True), fuse(rounds[1], finite)]
+        >>> ledgers = [Ledger(2), Ledger(2)]
+        >>> len(memory.run(ranks(finite=True), ledgers)[0].reduced)  # two tensors, in a single gather
+        2
+        >>> ledgers[0].calls
+        {'AllGather': 1}
+        >>> memory.run(ranks(finite=False))  # one rank's gradients were not finite: nothing is decoded on any
+        [None, None]
     """
     verdict: Verdict = True
     reduced: dict[int, Reduced] = {}
@@ -96,7 +117,7 @@ def _both(finite: Verdict, carrier: "_Sums | _Rows", judge: Callable[[torch.Tens
 
 
 class _Sums:
-    """All-reduces of one dtype as one."""
+    """All-reduces of one dtype, run as one."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, torch.Tensor]] = []
@@ -125,7 +146,7 @@ class _Sums:
 
 
 class _Rows:
-    """All-gathers, or all-to-alls, of any dtypes as one of bytes: the widest element types first, so all lie aligned.
+    """All-gathers, or all-to-alls, of any dtypes, run as one of bytes: widest element types first, so all lie aligned.
 
     A gather sends one row to everyone, an all-to-all row r to rank r; both bring one row from every rank.
     """
@@ -194,7 +215,7 @@ class _Rows:
 
 
 class _Broadcasts:
-    """Broadcasts from one root as one, of bytes."""
+    """Broadcasts from one root, run as one of bytes."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, Broadcast]] = []
@@ -227,7 +248,7 @@ def _flag(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[
 
 
 def _batches(asked: dict[int, Collective]) -> list[_Batch]:
-    """One batch per kind, and dtype or root: sums, then gathers, all-to-alls and broadcasts."""
+    """Sort collectives into a batch per kind, and dtype or root: sums, then gathers, all-to-alls and broadcasts."""
     sums: dict[torch.dtype, _Sums] = {}
     gathers, scatters = _Rows(), _Rows()
     broadcasts: dict[int, _Broadcasts] = {}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over a torch process group, booked in a ledger."""
+"""Collectives over a torch process group, added up in a ledger."""
 
 import time
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
     find its keys in the store, and hang.
 
     Args:
-        beside: ``None``: the default group.
+        beside: group whose ranks and timeout it takes; ``None`` is the default group.
 
     Raises:
         RuntimeError: there is no process group yet.
@@ -46,10 +46,10 @@ def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
     """Return how long a group's collectives wait for a rank; ``None``, torch's default, where its backend hides it.
 
-    Of a group with several backends it is the shortest.
+    Where a group has several backends it is the shortest.
 
     Args:
-        group: ``None``: the default group.
+        group: a process group; ``None`` is the default group.
     """
     group = dist.group.WORLD if group is None else group
     assert group is not None
@@ -63,7 +63,13 @@ def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
 
 
 class Pending(NamedTuple):
-    """A collective under way: the works to wait for, what to answer then, and when a paced link is done with it."""
+    """A collective under way.
+
+    Attributes:
+        works: torch's works to wait for.
+        answer: what the asking generator is resumed with once they are done.
+        due: time by ``time.perf_counter`` at which a paced link is done with it; 0 where the link is not paced.
+    """
 
     works: list[Any]
     answer: Any
@@ -74,7 +80,7 @@ class GroupTransport:
     """Starts and awaits collectives on one process group, always in the order it is asked to.
 
     Args:
-        group: used by nobody else, so that no other collective comes between.
+        group: process group that nobody else uses, so that no other collective comes between.
         pace: bits per second at which to emulate a slower link by sleeping; ``None`` for the link as it is.
     """
 
@@ -89,7 +95,7 @@ class GroupTransport:
         self._link_free = 0.0
 
     def start(self, requests: list[Collective]) -> list[Pending]:
-        """Start collectives, in order.
+        """Start collectives in the order given; return them as they are under way.
 
         Raises:
             ExchangeError: the process group refuses; an earlier collective failed, most likely.
@@ -100,7 +106,7 @@ class GroupTransport:
             raise self._failed(failure) from failure
 
     def finish(self, pending: list[Pending]) -> list[Any]:
-        """Wait for them; returns what the asking generator is resumed with.
+        """Wait for collectives under way; return what the asking generator is resumed with, one result for each.
 
         Raises:
             ExchangeError: a rank died, or did not answer within the group's timeout.
@@ -155,7 +161,7 @@ class GroupTransport:
         return rows, [dist.all_to_all_single(rows, leaving, group=self.group, async_op=True)]
 
     def _swap(self, leaving: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
-        """Row r to rank r, and one from each; every receive is posted before the first send.
+        """Send row r to rank r, and receive one from each; every receive is posted before the first send.
 
         gloo's own all-gather posts them the other way round, so that a receiver's "ready" queues behind its own
         payload: on a slow link the two directions then take turns.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What link and machine can do, found out in a moment before the first step.
+"""Speed of link and machine, measured in a moment before the first step.
 
 A few all-reduces, larger ones only while they are quick, and a copy. It tells a slow link from a fast one, which is
 enough to know where a search should start; whatever depends on it is measured again while training.
@@ -17,21 +17,21 @@ from gravac.collectives import AllReduce
 from gravac.exchange.group import GroupTransport
 
 SIZES = (65_536, 1_048_576, 8_388_608)
-"""Bytes of the all-reduces; one that takes longer than ``LONG`` is the last."""
+"""Bytes of the all-reduces that are timed, smallest first; one that takes longer than ``LONG`` is the last."""
 
 LONG = 0.01
-"""Seconds."""
+"""Seconds of an all-reduce above which no larger one is tried."""
 
 COPIED = 8_388_608
-"""Bytes of the tensor that is copied."""
+"""Bytes of the tensor whose copy is timed."""
 
 
 class LinkProbe(NamedTuple):
-    """The same on every rank.
+    """Measured speed of link and machine, the same on every rank.
 
     Attributes:
-        latency: of a message, seconds.
-        bandwidth: of a rank's link, bits per second.
+        latency: seconds that a message takes, however small.
+        bandwidth: bits per second that a rank's link carries.
         copy_bytes_per_s: bytes of a tensor over the seconds that copying it takes.
     """
 
@@ -41,10 +41,14 @@ class LinkProbe(NamedTuple):
 
 
 def probe_link(transport: GroupTransport) -> LinkProbe | None:
-    """Called on every rank at the same point; ``None`` where there is one rank.
+    """Measure how fast the link is; ``None`` where there is one rank. Called on every rank at the same point.
+
+    1. Time an all-reduce of four bytes: the latency.
+    2. Time larger ones while they are quick; all ranks go by the mean over ranks. The last one gives the bandwidth.
+    3. Time a copy on each rank, and take the mean over ranks.
 
     Args:
-        transport: nothing else may be under way on it.
+        transport: transport over the ranks; nothing else may be under way on it.
     """
     if transport.world == 1:
         return None
@@ -52,7 +56,7 @@ def probe_link(transport: GroupTransport) -> LinkProbe | None:
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def reduced(size: int, times: int = 1) -> float:
-        """Seconds of an all-reduce, after one that lines the ranks up and uses up what a link lets through at once."""
+        """Return the seconds of an all-reduce, after one that lines up the ranks and uses up what a link has saved."""
         tensor = torch.zeros(size // 4, device=device)
         taken = [
             _timed(lambda: transport.finish(transport.start([AllReduce(tensor)])), device) for _ in range(1 + times)

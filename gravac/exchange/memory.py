@@ -19,14 +19,21 @@ def run(ranks: Sequence[Generator[list[Collective], list[Any], T]], ledgers: Seq
     """Run one generator per rank to its end, answering their collectives.
 
     Args:
-        ranks: each yields lists of collectives (as ``fuse`` does) and is resumed with the list of results.
-        ledgers: one per rank, or none.
+        ranks: generators that yield lists of collectives, as ``fuse`` does, and are resumed with the list of results.
+        ledgers: one ledger per rank, or none.
 
     Returns:
         What each rank returned.
 
     Raises:
         ValueError: the ranks do not ask for the same collectives.
+
+    Example:
+        >>> def rank(number):
+        ...     (total,) = yield [AllReduce(torch.full((2,), float(number)))]
+        ...     return total.tolist()
+        >>> run([rank(1), rank(2), rank(3)])
+        [[6.0, 6.0], [6.0, 6.0], [6.0, 6.0]]
     """
     asked: list[list[Collective]] = []
     returned: dict[int, T] = {}

@@ -35,15 +35,15 @@ from gravac.lab.provenance import Stamp
 from gravac.settings import Settings, SettingsError
 
 SIZES = (256, 4096, 65_536, 1_048_576, 8_388_608, 33_554_432)
-"""Bytes of the all-reduces; the next is not tried once one is likely to take longer than ``LONGEST``."""
+"""Bytes of the all-reduces, smallest first; the next is not tried once it is likely to take longer than ``LONGEST``."""
 
 REPEATS = 7
 
 LONGEST = 1.5
-"""Seconds."""
+"""Seconds that the longest all-reduce is allowed to take."""
 
 COPIED = 33_554_432
-"""Bytes of the tensor that is copied."""
+"""Bytes of the tensor whose copy is timed."""
 
 PATIENCE = 60.0
 """Seconds after which workers are given up."""
@@ -52,20 +52,20 @@ Say = Callable[[str], None]
 
 
 class Calibration(Settings):
-    """What was measured between some ranks.
+    """The speed of a network and of a copy, measured between some ranks.
 
     Attributes:
-        alpha: latency of a message, seconds.
-        bandwidth: bits per second per rank.
+        alpha: latency of a message in seconds.
+        bandwidth: bits per second of a rank's link.
         copy_bytes_per_s: bytes of a tensor over the seconds that copying it takes.
-        workers: ranks.
-        backend: of torch.distributed.
+        workers: number of ranks.
+        backend: torch.distributed's backend, such as ``"gloo"``.
         device: type of the device that the tensors were on.
-        where: between the ranks of torchrun, over loopback, or over emulated links.
-        link: emulated, in words; empty otherwise.
+        where: ``"torchrun"`` (ranks that a launcher started), ``"loopback"``, or ``"emulated"`` (emulated links).
+        link: the emulated link, in words; empty otherwise.
         sizes: bytes of the all-reduces measured.
-        seconds: median of each.
-        stamp: code, time and speed of the machine; ``None`` of older files.
+        seconds: median seconds of each all-reduce.
+        stamp: code, time and speed of the machine; ``None`` in older files.
     """
 
     alpha: float = Field(ge=0, allow_inf_nan=False)
@@ -82,16 +82,16 @@ class Calibration(Settings):
 
     @property
     def network(self) -> Network:
-        """For the cost model."""
+        """Return the network for the cost model."""
         return Network(self.alpha, self.bandwidth)
 
     def machine(self, overlap: float = 0.9) -> Machine:
-        """For the cost model; overlap is not measured here."""
+        """Return the machine for the cost model; ``overlap`` is not measured here."""
         return Machine(self.copy_bytes_per_s, overlap)
 
 
 def read_calibration(path: Path) -> Calibration:
-    """What ``gravac calibrate --json`` wrote.
+    """Read what ``gravac calibrate --json`` wrote.
 
     Raises:
         ValueError: the file is no calibration; names the file and the field.
@@ -107,15 +107,20 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> tuple[float, float]:
-    """Latency of a message (s) and bandwidth (bit/s) of ring all-reduces, by least squares of the relative errors.
+    """Return latency of a message (s) and bandwidth (bit/s) of ring all-reduces, by least squares of relative errors.
 
     Args:
         sizes: payload bytes of all-reduces, two or more different ones.
-        seconds: what they took.
-        world: ranks.
+        seconds: seconds that each of them took.
+        world: number of ranks.
 
     Raises:
         ValueError: larger ones took no longer, so that there is no bandwidth.
+
+    Example:
+        >>> latency, bandwidth = line((1000, 1_001_000), (0.001, 0.081), world=2)  # 1 MB more takes 80 ms more
+        >>> round(bandwidth / 1e6), "Mbit/s"
+        (100, 'Mbit/s')
     """
     taken = np.array(seconds)
     columns = np.array([[2 * (world - 1), 8e-9 * AllReduce.wire_bytes(size, world)] for size in sizes])
@@ -130,12 +135,12 @@ def line(sizes: tuple[int, ...], seconds: tuple[float, ...], world: int) -> tupl
 
 
 def measure(say: Say, where: Literal["torchrun", "loopback", "emulated"] = "torchrun", link: str = "") -> Calibration:
-    """Measures between the ranks of the default group, all of which must call it.
+    """Measure between the ranks of the default group, all of which must call it.
 
     Args:
-        say: told what is going on.
-        where: goes into the result, as does ``link``.
-        link: in words.
+        say: called with what is going on, in words.
+        where: kind of link, for the result.
+        link: the emulated link in words, for the result.
 
     Raises:
         ValueError: there is one rank only, or larger all-reduces took no longer.
@@ -180,7 +185,7 @@ def measure(say: Say, where: Literal["torchrun", "loopback", "emulated"] = "torc
 
 
 def _timed(work: Callable[[], object], device: torch.device, together: bool = True) -> float:
-    """Seconds, from a common start."""
+    """Return the seconds that work takes, from a common start."""
     if together:
         dist.barrier()
     _wait(device)
@@ -196,19 +201,19 @@ def _wait(device: torch.device) -> None:
 
 
 def _slowest(seconds: float, device: torch.device) -> float:
-    """The most of all ranks, so that they decide alike."""
+    """Return the largest of all ranks' times, so that they decide alike."""
     most = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return float(most)
 
 
 def under_torchrun() -> bool:
-    """Whether a launcher has told this process its rank."""
+    """Tell whether a launcher has told this process its rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def measure_ranks(say: Say) -> Calibration | None:
-    """Between the ranks that a launcher started; ``None`` on all but rank 0."""
+    """Measure between the ranks that a launcher started; ``None`` on all but rank 0."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -221,15 +226,15 @@ def measure_ranks(say: Say) -> Calibration | None:
 
 
 def _quiet(words: str) -> None:
-    """Only rank 0 speaks."""
+    """Say nothing: only rank 0 speaks."""
 
 
 def measure_here(workers: int, link: str | None) -> Calibration:
-    """Between workers started on this machine; their progress goes to standard error.
+    """Measure between workers started on this machine; their progress goes to standard error.
 
     Args:
-        workers: 2 to 8.
-        link: emulated, each worker's; ``None`` for the loopback interface.
+        workers: number of workers, 2 to 8.
+        link: emulated link of each worker, in words; ``None`` for the loopback interface.
 
     Raises:
         ValueError: an argument is out of range.
@@ -264,7 +269,7 @@ def measure_here(workers: int, link: str | None) -> Calibration:
 
 
 def worker(arguments: list[str]) -> None:
-    """One worker of ``measure_here``."""
+    """Run one worker of ``measure_here``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("workers", type=int)
@@ -283,12 +288,12 @@ def worker(arguments: list[str]) -> None:
 
 
 def say_aloud(words: str) -> None:
-    """On standard error."""
+    """Print words on standard error."""
     print(f"gravac calibrate: {words}", file=sys.stderr, flush=True)
 
 
 def in_words(measured: Calibration) -> str:
-    """The result in a few lines."""
+    """Return the result in a few lines."""
     between = {
         "torchrun": f"{measured.workers} ranks by {measured.backend}",
         "loopback": f"{measured.workers} workers over loopback: this describes this machine only, and no network",

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WIDTH = 120
-"""Columns, where the output is not a terminal."""
+"""Columns of the output where it is not a terminal."""
 
 PLAIN_SECONDS = 5.0
-"""Between two lines of progress, there."""
+"""Seconds between two lines of progress where the output is not a terminal."""
 
 
 def wide(console: Console | None = None) -> Console:
-    """The console, or a new one."""
+    """Return the console, or a new one; at least ``WIDTH`` columns wide where it is not a terminal."""
     console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)

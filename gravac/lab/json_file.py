@@ -13,7 +13,7 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes the whole file or nothing: an interrupt leaves neither half a file nor a temporary one."""
+    """Write the whole file or nothing: an interrupt leaves neither half a file nor a temporary one."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w") as file:

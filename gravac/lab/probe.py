@@ -20,18 +20,18 @@ from typing import NamedTuple
 import torch
 
 from gravac.compressors import Compressor, dense
-from gravac.lab.simulate import Came, train
+from gravac.lab.simulate import Totals, train
 
 
 class Probed(NamedTuple):
-    """What a candidate's steps came to.
+    """The result for one candidate.
 
     Attributes:
-        compressor: probed.
+        compressor: the compressor that was probed.
         cf: its compression factor.
         efficiency: decrease of the loss over dense's on the same batches, median over repeats; 1 is as good as dense.
-        low: of the repeats.
-        high: of the repeats.
+        low: lowest efficiency of a repeat.
+        high: highest efficiency of a repeat.
         gain: energy kept / energy, over all its steps.
         wire_ratio: wire bytes of dense float32 / its own.
     """
@@ -59,17 +59,18 @@ def probe(
     """Compare candidates by how far a few steps with each bring the model.
 
     Args:
-        model: on CPU or a device, not wrapped; as it was when this returns, also when it raises.
-        optimizer: of it; likewise.
-        loss: of ``(step, rank)``, on a batch of their own: the same for the same numbers. Steps count from 0.
-        score: the loss on data that is not trained on; lower is better.
+        model: model on CPU or a device, not wrapped by DDP; it is put back when this returns, also when it raises.
+        optimizer: optimizer of the model; it is put back too.
+        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor, on a batch of their own:
+            the same for the same numbers. Steps count from 0.
+        score: function that returns the loss on data that is not trained on; lower is better.
         candidates: compressors and compression factors.
-        ranks: stepped in memory, each with its own batch, residuals and memory.
-        steps: of each candidate in each repeat.
-        repeats: on other batches, from the same start.
+        ranks: number of ranks, in one process; each has its own batch, residuals and memory.
+        steps: number of steps of each candidate in each repeat.
+        repeats: number of repeats, each on other batches, from the same start.
 
     Returns:
-        One for each candidate, in their order.
+        One result for each candidate, in their order.
 
     Raises:
         ValueError: dense steps do not lower the score, so that nothing can be compared with them.
@@ -82,11 +83,11 @@ def probe(
     with _put_back(model, optimizer):
         begun = score()
     won: list[list[float]] = [[] for _ in candidates]
-    came: list[list[Came]] = [[] for _ in candidates]
+    totals: list[list[Totals]] = [[] for _ in candidates]
     for repeat in range(repeats):
 
         def decrease(
-            base: Compressor, cf: float | None, into: list[Came] | None = None, first: int = repeat * steps
+            base: Compressor, cf: float | None, into: list[Totals] | None = None, first: int = repeat * steps
         ) -> float:
             with _put_back(model, optimizer):
                 made = train(model, optimizer, loss, base, cf, None, ranks, steps, first=first, ramp=1)
@@ -100,8 +101,8 @@ def probe(
                 f"steps: {steps} dense steps lower the score by {of_dense:g} from {begun:g}: nothing to compare with; "
                 "use more steps, a lower learning rate, or a score on more data"
             )
-        for (base, cf), wins, all_came in zip(candidates, won, came, strict=True):
-            wins.append(decrease(base, cf, all_came) / of_dense)
+        for (base, cf), wins, of_one in zip(candidates, won, totals, strict=True):
+            wins.append(decrease(base, cf, of_one) / of_dense)
     return [
         Probed(
             base,
@@ -109,16 +110,16 @@ def probe(
             statistics.median(wins),
             min(wins),
             max(wins),
-            statistics.fmean(made.gain for made in all_came) if all_came else math.nan,
-            all_came[0].wire_ratio,
+            statistics.fmean(made.gain for made in of_one) if of_one else math.nan,
+            of_one[0].wire_ratio,
         )
-        for (base, cf), wins, all_came in zip(candidates, won, came, strict=True)
+        for (base, cf), wins, of_one in zip(candidates, won, totals, strict=True)
     ]
 
 
 @contextmanager
 def _put_back(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Model, gradients, optimizer and the random numbers' state, afterwards as they were before."""
+    """Put model, gradients, optimizer and the random numbers' state back when the block ends."""
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     gradients = [parameter.grad for parameter in model.parameters()]
     memory = copy.deepcopy(optimizer.state_dict())

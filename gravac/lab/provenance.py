@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a measurement was made with: which code, when, and how fast the machine was. Every record carries it.
+"""The stamp of a measurement: which code it was made with, when, and how fast the machine was. Every record has one.
 
-Tables hold it against mixing: times of two commits, or of a machine's two hours, are not those of one thing.
+Tables refuse to mix stamps: times of two commits, or of two hours of one machine, cannot be compared.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pydantic import Field
 from gravac.settings import Settings, SettingsError
 
 COPIED = 8_388_608
-"""Bytes of the tensor that is copied."""
+"""Bytes of the tensor whose copy is timed."""
 
 WIDTH = 256
-"""Rows and columns of the matrices that are multiplied."""
+"""Rows and columns of the matrices whose product is timed."""
 
 REPEATS = 7
 
@@ -37,17 +37,17 @@ UNRECORDED = "commit not recorded"
 
 
 class Stamp(Settings):
-    """What a measurement was made with.
+    """Code, time and machine of a measurement.
 
     Attributes:
-        commit: of the checkout that the package was imported from; ``None`` where it was installed from a wheel.
+        commit: commit of the checkout that the package was imported from; ``None`` where it came from a wheel.
         clean: whether tracked files, those below ``docs`` aside, were as in the commit; ``None`` without one.
-        utc: when it was made, ISO 8601.
+        utc: time of the measurement, ISO 8601.
         copy_bytes_per_s: bytes of an 8 MiB tensor over the median seconds that a copy takes, one thread.
         matmul_s: median seconds of a product of two float32 matrices of 256 x 256, one thread.
-        torch: version.
-        python: version.
-        cores: that the process may use.
+        torch: version of torch.
+        python: version of Python.
+        cores: number of cores that the process may use.
     """
 
     commit: str | None
@@ -67,12 +67,12 @@ class Stamp(Settings):
         return self.commit[:SHORT] + ("" if self.clean else "+")
 
     def now(self) -> Stamp:
-        """The same at this moment, with the speed as measured before: for what ends while others run."""
+        """Return the stamp for this moment, with the speed as measured before: for what ends while others run."""
         return self(utc=_now())
 
 
 def stamp() -> Stamp:
-    """The stamp of a measurement that is made now. It takes some 0.1 s, and knows no commit outside a git checkout."""
+    """Stamp a measurement that is made now. It takes some 0.1 s, and knows no commit outside a git checkout."""
     commit, clean = _checkout(Path(__file__))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -97,12 +97,12 @@ def stamp() -> Stamp:
 
 
 def one_commit(stamps: Iterable[Stamp | None], where: str, mixed: bool = False) -> str:
-    """Refuses to put what several commits measured into one table, unless told so; says then what is mixed.
+    """Refuse to put what several commits measured into one table, unless told so; then say what is mixed.
 
     Args:
-        stamps: of all records of the table; ``None`` is a record without one, and counts as a commit of its own.
-        where: the records' file or files.
-        mixed: whether several are wanted.
+        stamps: stamps of all records of the table; ``None`` is a record without one, and counts as another commit.
+        where: the records' file or files, for the message.
+        mixed: whether several commits are wanted in one table.
 
     Returns:
         A sentence on the commits where there are several, or none is known; else nothing.
@@ -111,14 +111,14 @@ def one_commit(stamps: Iterable[Stamp | None], where: str, mixed: bool = False) 
         SettingsError: there are several and ``mixed`` is false; names the file, the commits and the remedy.
     """
     counted = Counter(UNRECORDED if one is None else one.code for one in stamps)
-    told = ", ".join(f"{code} ({count})" for code, count in counted.items())
+    codes = ", ".join(f"{code} ({count})" for code, count in counted.items())
     if len(counted) > 1:
         if not mixed:
             raise SettingsError(
-                f"{where}: holds what {len(counted)} commits measured: {told}; measure all of it with one, or ask for "
+                f"{where}: holds what {len(counted)} commits measured: {codes}; measure all of it with one, or ask for "
                 "them in one table with --mixed"
             )
-        return f"runs of {len(counted)} commits: {told}"
+        return f"runs of {len(counted)} commits: {codes}"
     return "the commit of these runs was not recorded" if UNRECORDED in counted else ""
 
 
@@ -132,14 +132,14 @@ def _checkout(file: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says; ``None`` when it refuses, or is not there."""
+    """Return what git says; ``None`` when it refuses, or is not there."""
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() if said.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -17,11 +17,11 @@ from gravac.exchange import memory
 from gravac.stepping.tensor_errors import TensorErrors
 
 BELOW = 1024
-"""Tensors with fewer elements are not compressed."""
+"""Number of elements below which a tensor is not compressed."""
 
 
-class Came(NamedTuple):
-    """Of all steps together, ratio of sums."""
+class Totals(NamedTuple):
+    """Gain and wire ratio of all steps together, each a ratio of sums."""
 
     gain: float
     wire_ratio: float
@@ -41,24 +41,24 @@ def train(
     first: int = 0,
     ramp: int = 20,
     after: Callable[[int], None] | None = None,
-) -> Came:
-    """Train.
+) -> Totals:
+    """Train a model as N ranks would, and return the gain and the wire ratio.
 
     Args:
-        model: trained.
-        optimizer: of it.
-        loss: of a step on a rank.
+        model: model to train.
+        optimizer: optimizer of the model.
+        loss: function of ``(step, rank)`` that returns the training loss, a scalar tensor.
         base: compressor.
-        cf: its CF; None for dense. Or which one a step has.
-        feedback: error feedback; None for the compressor's own.
-        ranks: stepped in memory.
-        steps: of training.
+        cf: compression factor, or a function of the step that returns it; ``None`` is dense.
+        feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
+        ranks: number of ranks, in one process.
+        steps: number of steps.
         levels: CFs that a single tensor may get, when the bytes of ``cf`` are spent over the tensors by their curves;
             none leaves all tensors at ``cf``.
-        survey_every: steps between two surveys of the curves.
-        first: the step to count from.
-        ramp: steps over which the learning rate rises to its own.
-        after: called with each step's number once the model is updated.
+        survey_every: number of steps between two surveys of the curves.
+        first: number of the first step.
+        ramp: number of steps over which the learning rate rises to its own.
+        after: function that is called with each step's number once the model is updated.
     """
     averagers = [Averager(base, dense, feedback, BELOW, Feedback()) for _ in range(ranks)]
     for rank, averager in enumerate(averagers):
@@ -94,16 +94,16 @@ def train(
         if after is not None:
             after(step)
     full = steps * AllReduce.wire_bytes(4 * sum(p.numel() for p in parameters.values()), ranks)
-    return Came(1 - error / whole if whole else 1.0, full / max(ledger.wire_bytes for ledger in ledgers))
+    return Totals(1 - error / whole if whole else 1.0, full / max(ledger.wire_bytes for ledger in ledgers))
 
 
 def curves(averagers: list[Averager], plan: Plan, base: Compressor) -> dict[str, Curve]:
-    """What a survey over the ranks comes to."""
+    """Return each tensor's curve of loss by bytes, from a survey over the ranks."""
 
     def wire_bytes(form: Form, cf: float | None) -> int:
         asked = averagers[0].traffic([form], dense if cf is None else base, 1.0 if cf is None else cf)
         return sum(traffic.wire_bytes(len(averagers)) for traffic in asked)
 
     surveys = [TensorErrors.of(averager.stats, plan.survey, 1.0, wire_bytes) for averager in averagers]
-    own = [survey for survey in surveys if survey is not None]
-    return own[0].curves(torch.stack([survey.vector() for survey in own]).sum(0))
+    surveyed = [survey for survey in surveys if survey is not None]
+    return surveyed[0].curves(torch.stack([survey.vector() for survey in surveyed]).sum(0))

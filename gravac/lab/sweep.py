@@ -23,11 +23,11 @@ from gravac.lab.tasks import TASKS, make
 from gravac.lab.tasks.base import Metric, Task
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Rates tried when none are named, in units of the task's own."""
+"""Learning rates tried when none are named, in multiples of the task's own."""
 
 
 def dense_values(task: Task, workers: int, steps: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """The metric of dense training after each number of ``steps``, in rising order."""
+    """Train dense, and yield the metric after each number of ``steps``, in rising order."""
     model = task.model()
     optimizer = task.optimizer(model)
     for step in range(max(steps)):
@@ -43,14 +43,19 @@ def dense_values(task: Task, workers: int, steps: Sequence[int]) -> Iterator[tup
 
 
 def best(metric: Metric, values: Mapping[float, float]) -> float | None:
-    """The rate with the best value; None when every rate diverged."""
+    """Return the rate with the best value; ``None`` when every rate diverged.
+
+    Example:
+        >>> best(Metric("loss", "nats", higher_is_better=False), {0.1: 2.0, 0.2: 1.5, 0.4: math.nan})
+        0.2
+    """
     finite = {rate: value for rate, value in values.items() if math.isfinite(value)}
     sign = 1 if metric.higher_is_better else -1
     return max(finite, key=lambda rate: sign * finite[rate], default=None)
 
 
 def table(metric: Metric, means: Mapping[float, Mapping[int, float]]) -> list[str]:
-    """Lines of rate by steps; the best of each column has a star."""
+    """Return lines of a table, rate by steps; the best of each column has a star."""
     columns = list(next(iter(means.values())))
     winners = {steps: best(metric, {rate: row[steps] for rate, row in means.items()}) for steps in columns}
     lines = ["rate".ljust(10) + "".join(f"{steps:>10} " for steps in columns)]
@@ -61,7 +66,7 @@ def table(metric: Metric, means: Mapping[float, Mapping[int, float]]) -> list[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a table of the metric, rate by steps, mean of the seeds, with the best of each column marked."""
+    """Print a table of the metric, rate by steps, mean of the seeds, with the best of each column marked."""
     parser = argparse.ArgumentParser(prog="python -m gravac.lab.sweep", description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=list(TASKS), default="charlm")
     parser.add_argument("--scale", type=float, default=1.0)

@@ -43,7 +43,7 @@ def faults(document: Path) -> list[str]:
     """What is wrong with a document, in words; empty when all is well."""
     text = document.read_text(encoding="utf-8")
     found: list[str] = []
-    for name, table in tables.DOCUMENTS[document].items():
+    for name, table in tables.expected(document).items():
         begin, end = tables.marks(name)
         if fault := tables.missing(table[0]):
             found.append(fault)

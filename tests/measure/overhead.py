@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.telemetry.records import Record
+from tests.measure.one_block import WIDE, eight_layers
 from tests.measure.results import interval, write
 from tests.ranks import processes
 
@@ -45,11 +46,6 @@ class Timed:
         self.sink.close()  # type: ignore[attr-defined]
 
 
-def model(width: int) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(*[m for _ in range(8) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())])
-
-
 def bare(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0].mul_(1 / dist.get_world_size()))
@@ -57,7 +53,9 @@ def bare(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tenso
 
 def race(rank: int, world: int, width: int, rows: int, pairs: int, log_dir: str) -> dict[str, object]:
     x = torch.randn(rows, width)
-    models = {kind: DistributedDataParallel(model(width), bucket_cap_mb=2) for kind in ("native", "ours", "bare")}
+    models = {
+        kind: DistributedDataParallel(eight_layers(width), bucket_cap_mb=2) for kind in ("native", "ours", "bare")
+    }
     optimizers = {kind: torch.optim.SGD(ddp.parameters(), lr=1e-4) for kind, ddp in models.items()}
     models["bare"].register_comm_hook(None, bare)
     compressor = AdaptiveCompressor(topk, cf_range=(1, 1000), controller=Static(cf=1), log_dir=log_dir)
@@ -96,7 +94,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     arguments = parser.parse_args()
     rows = []
-    for width, batch in ((384, 768), (768, 256)):
+    for width, batch in WIDE:
         with tempfile.TemporaryDirectory() as folder:
             ran = processes(race, 2, width, batch, arguments.pairs, str(Path(folder) / "runs"), timeout=900)
         first = ran[0]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gravac.settings import SettingsError
-from tests.measure import published, tables_of_demo, tables_of_rows, tables_of_runs
+from tests.measure import before_after, published, tables_of_demo, tables_of_rows, tables_of_runs
 
 Table = tuple[str, Callable[[], str]]
 """The record's name, and what makes Markdown of it."""
@@ -58,6 +58,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "aims": ("compressors", tables_of_rows.aims),
         "chunks": ("chunks", tables_of_rows.chunks),
         "telemetry": ("telemetry", tables_of_rows.telemetry),
+        "before_after": ("before_after", lambda: before_after.table(published.rows("before_after"))),
     },
     ADVISE: {
         "predictions": ("predictions", tables_of_rows.predictions),
@@ -65,6 +66,9 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     },
 }
 """Every table with measured figures, by document and by the name in its marks."""
+
+SECTIONS = {MEASUREMENTS: {"before_after": before_after.SECTION}}
+"""Sections that a document has only where there is a record: text with the table's marks, appended by ``update``."""
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -93,6 +97,14 @@ def missing(record: str) -> str | None:
     return None if path.exists() else f"{path}: there is no such record; make measure-{record}"
 
 
+def expected(document: Path) -> dict[str, Table]:
+    """The tables that a document has: all but those of ``SECTIONS`` without a record."""
+    optional = SECTIONS.get(document, {})
+    return {
+        name: table for name, table in DOCUMENTS[document].items() if name not in optional or missing(table[0]) is None
+    }
+
+
 def made(table: Table) -> str:
     """A table with a line on the commits, where they are several."""
     name, make = table
@@ -105,10 +117,12 @@ def made(table: Table) -> str:
 def update(document: Path) -> list[str]:
     """Writes a document's tables; returns what records are missing."""
     text, faults = document.read_text(encoding="utf-8"), []
-    for name, table in DOCUMENTS[document].items():
+    for name, table in expected(document).items():
         if fault := missing(table[0]):
             faults.append(fault)
         else:
+            if marks(name)[0] not in text and name in SECTIONS.get(document, {}):
+                text = f"{text.rstrip()}\n\n{SECTIONS[document][name]}"
             text = insert(text, name, made(table))
     document.write_text(text, encoding="utf-8")
     return faults

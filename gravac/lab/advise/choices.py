@@ -21,16 +21,16 @@ from gravac.costmodel import Format, Machine, Network, Prediction, break_even, l
 from gravac.lab.shapes import MODELS, Shape
 
 MARGIN = 1.05
-"""A prediction is not so exact that less than 5 % means anything."""
+"""Ratio of two predicted step times below which they count as equal: predictions are not more exact than that."""
 
 REACH = (1.0, 1000.0)
-"""CFs considered."""
+"""Lowest and highest CF considered."""
 
 TRIED = (10.0, 100.0, 1000.0)
-"""CFs of a compressor that can do any, unless the user says otherwise."""
+"""CFs predicted for a compressor that can do any, unless the user says otherwise."""
 
 LATENCY = 50e-6
-"""Seconds of a message where nothing was calibrated: TCP in one data centre."""
+"""Seconds that a message takes where nothing was calibrated: TCP in one data centre."""
 
 COPY = 14e9
 """Bytes per second of a copy where nothing was calibrated: one core of the CPU that coding costs were measured on."""
@@ -41,13 +41,13 @@ class Choice:
     """One way of exchanging gradients.
 
     Attributes:
-        compressor: its name; ``"dense"`` for none.
+        compressor: name of the compressor; ``"dense"`` for none.
         cf: compression factor.
-        step_s: predicted, seconds.
-        compress_s: of that, encode and decode.
-        exposed_s: of that, exchange that backward does not hide.
+        step_s: predicted seconds of a step.
+        compress_s: seconds of a step spent on encode and decode.
+        exposed_s: seconds of a step spent on exchange that backward does not hide.
         speed_up: step time of 16 bit over this one.
-        wire_ratio: wire bytes of dense float32 over these.
+        wire_ratio: wire bytes of dense float32 over those of this choice.
         break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
             for what is itself dense.
         efficiency: share of a dense step's progress that one of its steps is expected to make.
@@ -76,16 +76,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What was predicted, and what follows.
+    """Predictions for a model, and the verdict that follows from them.
 
     Attributes:
         choices: float32, 16 bit, then every compressor and CF.
-        verdict: in words.
-        workers: ranks.
-        network: between them.
-        machine: of each of them.
-        batch_s: forward, backward and optimizer, seconds.
-        elements: of the model.
+        verdict: which choice is best, in words.
+        workers: number of ranks.
+        network: network between the workers.
+        machine: speed of each worker.
+        batch_s: seconds of forward, backward and optimizer.
+        elements: number of elements of the model.
     """
 
     choices: tuple[Choice, ...]
@@ -98,7 +98,7 @@ class Advice:
 
 
 def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
-    """Parameter shapes of a model by name, of a module's parameters that are trained, or as given.
+    """Return parameter shapes: of a model by name, of a module's parameters that are trained, or as given.
 
     Raises:
         ValueError: the name is unknown, or there is nothing to train; names it.
@@ -119,13 +119,14 @@ def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
 def candidates(
     names: Sequence[str] | None, cfs: Sequence[float] | None, machine: Machine
 ) -> list[tuple[Compressor, float]]:
-    """The compressors and CFs to predict.
+    """Return the compressors and CFs to predict.
 
     Args:
-        names: of compressors; ``None`` for all whose cost the machine knows.
-        cfs: wanted; a compressor that has but a few CFs takes part with those within a tenth of a wanted one. ``None``
-            for ``TRIED``, or for all that it has.
-        machine: knows the costs.
+        names: names of compressors; ``None`` for all whose cost the machine knows.
+        cfs: wanted compression factors; a compressor that has but a few takes part with those within a tenth of a
+            wanted one. ``None`` for ``TRIED``, or for all that it has.
+        shapes: parameter shapes of the model.
+        machine: machine that knows the costs.
 
     Raises:
         ValueError: a compressor is unknown, a CF below 1, or no compressor does any of the CFs.
@@ -165,17 +166,17 @@ def advise(
     price_per_hour: float | None = None,
     dense: Format = "bfloat16",
 ) -> Advice:
-    """Predicts every choice, and says what follows.
+    """Predict the step time of every choice, and say which is best.
 
     Args:
         model: a name of ``gravac.lab.shapes.MODELS``, a module, or shapes.
-        batch_s: forward, backward and optimizer of one batch on one worker, seconds.
-        workers: ranks; 1 or more.
-        network: between them.
-        machine: of each of them; ``None`` for one CPU core.
-        compressors: names; ``None`` for all.
+        batch_s: seconds of forward, backward and optimizer of one batch on one worker.
+        workers: number of ranks, 1 or more.
+        network: network between the workers.
+        machine: speed of each worker; ``None`` for one CPU core.
+        compressors: names of compressors; ``None`` for all.
         cfs: compression factors; ``None`` for some usual ones.
-        price_per_hour: of one worker.
+        price_per_hour: price of one worker's hour, in any currency.
         dense: the 16-bit format that is compared with.
 
     Raises:

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 from gravac.lab.advise.choices import MARGIN, Advice, Choice, shapes_of
 
 BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
-"""Of the plot, bits per second: 0.01 to 100 Gbit/s."""
+"""Bandwidths on the plot's axis, bits per second: 0.01 to 100 Gbit/s."""
 
 WORKERS = tuple(2**power for power in range(1, 13))
-"""Of the plot: 2 to 4096."""
+"""Numbers of workers on the plot's axis: 2 to 4096."""
 
 
 def show(advice: Advice, console: Console | None = None) -> None:
-    """The table, and the verdict below it. Needs rich."""
+    """Print the table, and the verdict below it. Needs rich."""
     from rich.box import SIMPLE_HEAVY
     from rich.table import Table
 
@@ -78,7 +78,7 @@ def _even(bandwidth: float | None) -> str:
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """For a file: ``break_even`` is bits per second, ``"always"`` or ``"never"``."""
+    """Return advice as JSON values; ``break_even`` is bits per second, ``"always"`` or ``"never"``."""
 
     def row(choice: Choice) -> dict[str, Any]:
         even: float | str | None = choice.break_even
@@ -100,20 +100,20 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
 
 def save(advice: Advice, path: Path) -> None:
-    """Writes ``as_json`` to a file."""
+    """Write ``as_json`` to a file."""
     write_json(path, as_json(advice))
 
 
 def plot(
     advice: Advice, model: str | torch.nn.Module | Sequence[Shape], path: Path, dense: Format = "bfloat16"
 ) -> None:
-    """Speed-up over 16 bit against bandwidth, and against workers, of each compressor's best choice. Needs matplotlib.
+    """Draw speed-up over 16 bit by bandwidth, and by workers, of each compressor's best choice. Needs matplotlib.
 
     Args:
-        advice: for the model.
-        model: as given to ``advise``.
-        path: of a PNG.
-        dense: as given to ``advise``.
+        advice: predictions for the model.
+        model: the model that ``advise`` was given.
+        path: PNG file to write.
+        dense: the 16-bit format that ``advise`` was given.
     """
     from matplotlib.figure import Figure
 

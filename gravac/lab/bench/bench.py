@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What the compressor bench is asked for: sizes, factors, names, and all that is to be measured."""
+"""Settings of the compressor bench: sizes, factors, names, and all that is to be measured."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from gravac.lab.shapes import MODELS
 from gravac.lab.training.expression import compressor
 
 SMALL = 1024
-"""Tensors of a model with fewer elements are left out, as those with one dimension: training sends them dense."""
+"""Number of elements below which a tensor is left out, as are those of one dimension: training sends them dense."""
 
 MOST_CF = 1e6
 
 MOST_LISTED = 8
-"""A compressor with more CFs than this is measured at those next to the ones asked for."""
+"""Number of CFs above which a compressor with a list is measured only at those next to the ones asked for."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is asked of the bench; wrong values are refused at construction.
+    """Settings of the bench; wrong values are refused at construction.
 
     Attributes:
-        elements: of one tensor, about square; rounded down to whole rows.
+        elements: number of elements of the tensor, which is about square; rounded down to whole rows.
         model: name of a model whose tensors are compressed instead, each on its own.
         cfs: compression factors for what can do any.
-        workers: ranks, 2 to 64.
-        repeats: timed calls.
-        only: what is measured, by name or, with settings, as in Python (``"randomk(block=64)"``); empty for all.
-        also: the same, measured besides.
+        workers: number of ranks, 2 to 64.
+        repeats: number of timed calls.
+        only: compressors to measure, by name or, with settings, as in Python (``"randomk(block=64)"``); empty for all.
+        also: compressors that are measured besides, written in the same way.
         json: file for the rows; ``None`` writes none.
 
     Raises:
@@ -76,7 +76,7 @@ class Bench:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Of the tensors to compress."""
+        """Shapes of the tensors to compress."""
         if self.model is None:
             side = math.isqrt(self.elements)
             return [(side, self.elements // side)]
@@ -85,7 +85,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something to measure: its name, the CF asked for, and what makes one rank of it."""
+    """A compressor to measure: its name, the CF asked for, and the function that makes one rank of it."""
 
     name: str
     cf: float
@@ -93,7 +93,7 @@ class Contender:
 
 
 def contenders(bench: Bench) -> list[Contender]:
-    """All that is asked for, ours first."""
+    """Return all compressors that are asked for, ours first."""
     wanted = {*(bench.only or (*COMPRESSORS, *TORCH)), *bench.also}
     known = [*COMPRESSORS, *(name for name in (*bench.only, *bench.also) if name not in TORCH), *TORCH]
     found = []

@@ -20,7 +20,7 @@ from gravac.lab.provenance import stamp
 
 
 def run_bench(bench: Bench, console: Console | None = None) -> list[Row]:
-    """Measures all contenders, one after another; shows, writes and returns the rows.
+    """Measure all contenders, one after another; show, write and return the rows.
 
     Interrupted, it shows and writes the rows that are finished.
     """
@@ -57,7 +57,7 @@ def _measure_all(bench: Bench, console: Console, rows: list[Row]) -> None:
 
 
 def table(bench: Bench, rows: Sequence[Row]) -> Table:
-    """One line per row; times in copies of the tensors."""
+    """Return one line per row; times in copies of the tensors."""
     what = bench.model or " x ".join(map(str, bench.shapes[0]))
     title = f"{what}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the tensor"
     shown = Table(title=title, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)

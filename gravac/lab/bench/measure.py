@@ -34,30 +34,31 @@ from gravac.lab.bench.bench import Bench, Contender
 from gravac.lab.bench.ranks import Rank, Shape, Steps
 
 TYPICAL = 1e-3
-"""Standard deviation of the synthetic gradients, about."""
+"""Rough standard deviation of the synthetic gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured of one contender.
+    """The measurement of one compressor at one CF.
 
     Attributes:
-        compressor: name.
-        cf: asked for.
+        compressor: name of the compressor.
+        cf: compression factor asked for.
         achieved_cf: elements / elements sent; for quantizers 32 / bits.
         wire_ratio: wire bytes of a dense float32 all-reduce / those booked, per rank, flags and padding included.
         gain: ``1 - ‖x - sent‖² / ‖x‖²`` of rank 0; below 0 where what is sent is noisier than it is near.
         vnmse: ``‖mean - averaged‖² / ‖mean‖²``.
-        encode_over_copy: median over the repeats of time / time of a copy.
-        decode_over_copy: likewise.
-        total_over_copy: likewise.
-        total_over_copy_low: its lower quartile.
-        total_over_copy_high: its upper quartile.
-        extra_bytes: most that rank 0's call on the largest tensor held at one time of what it allocated itself, in the
-            second step: the residual is there already, and what a collective delivered is not counted.
+        encode_over_copy: time of encode / time of a copy, median over the repeats.
+        decode_over_copy: the same ratio for decode.
+        total_over_copy: the same ratio for encode and decode together.
+        total_over_copy_low: lower quartile of that ratio.
+        total_over_copy_high: upper quartile of that ratio.
+        extra_bytes: largest number of bytes that rank 0's call on the largest tensor held at one time of what it
+            allocated itself, in the second step: the residual is there already, and what a collective delivered is not
+            counted.
         gb_per_s: bytes of the float32 tensors / median total time / 1e9.
-        workers: ranks.
-        elements: of all tensors.
+        workers: number of ranks.
+        elements: number of elements of all tensors.
     """
 
     compressor: str
@@ -78,7 +79,7 @@ class Row:
 
 
 def measure(bench: Bench, contender: Contender, gradients: Gradients) -> Row:
-    """One row. Takes seconds to minutes; nothing of it is kept."""
+    """Measure one compressor at one CF; return its row. It takes seconds to minutes, and keeps nothing."""
     sums = _Sums(bench.repeats)
     shapes = bench.shapes
     with _one_thread():
@@ -117,13 +118,13 @@ class Gradients:
         self._made: dict[Shape, list[torch.Tensor]] = {}
 
     def __call__(self, shape: Shape) -> list[torch.Tensor]:
-        """Not to be changed."""
+        """Return each rank's gradient of a shape, flat, float32. It must not be written to."""
         if shape not in self._made:
             generator = torch.Generator().manual_seed(len(self._made))
             rows = torch.randn(shape[0], 1, generator=generator).mul_(0.7).exp_().mul_(TYPICAL)
             common = _heavy_tailed(shape, generator)
-            own = (_heavy_tailed(shape, generator) for _ in range(self._workers))
-            self._made[shape] = [one.add_(common).mul_(0.5**0.5).mul_(rows).view(-1) for one in own]
+            private = (_heavy_tailed(shape, generator) for _ in range(self._workers))
+            self._made[shape] = [one.add_(common).mul_(0.5**0.5).mul_(rows).view(-1) for one in private]
         return self._made[shape]
 
 
@@ -190,7 +191,7 @@ def _step(
     ledgers: Sequence[Ledger] = (),
     wrap: Callable[[Steps], Steps] = lambda steps: steps,
 ) -> None:
-    """One step of all ranks; ``wrap`` is put around rank 0."""
+    """Run one step of all ranks; ``wrap`` is put around rank 0."""
     running = [rank.average(buffer, shape, step) for rank, buffer in zip(ranks, buffers, strict=True)]
     memory.run([wrap(running[0]), *running[1:]], ledgers)
     for rank in ranks:
@@ -198,7 +199,7 @@ def _step(
 
 
 def _timed(steps: Steps, seconds: list[float]) -> Steps:
-    """The same steps; appends how long each took, up to a collective or the end."""
+    """Return the same steps; append how long each took, up to a collective or the end."""
     answers: Any = None
     while True:
         start = time.perf_counter()
@@ -236,7 +237,7 @@ def _extra_bytes(contender: Contender, shape: Shape, sources: Sequence[torch.Ten
 
 
 def _overheard(steps: Steps, heard: list[list[Any]]) -> Steps:
-    """The same steps; keeps copies of the answers, which a rank may write to."""
+    """Return the same steps; keep copies of the answers, which a rank may write to."""
     answers: Any = None
     while True:
         try:

@@ -26,7 +26,7 @@ Steps = Generator[list[Collective], list[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of one tensor on one rank: ``‖x - sent‖²``, ``‖x‖²``, and how many elements were sent by the CF achieved."""
+    """Loss of one tensor on one rank: ``‖x - sent‖²``, ``‖x‖²``, and the number of elements sent by the CF achieved."""
 
     error: float
     energy: float
@@ -34,24 +34,35 @@ class Loss:
 
 
 class Rank(Protocol):
-    """One rank's memory of one tensor."""
+    """One rank that averages one tensor, with its memory of the steps before."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
-        """Average ``flat`` over the ranks in place; yields collectives, and is resumed with their results."""
+        """Average a tensor over the ranks in place; yields collectives, and is resumed with their results.
+
+        Args:
+            flat: this rank's gradient, ``(elements,)``, float32; the mean afterwards.
+            shape: the tensor's own shape.
+            step: number of the step, from 0.
+        """
 
     def commit(self) -> None:
-        """End of the step."""
+        """End the step: what was not sent is kept for the next."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """Of the first step, just done; x is the gradient, flat."""
+        """Return the loss of the first step, just done.
+
+        Args:
+            x: the gradient, ``(elements,)``, float32.
+            shape: the tensor's own shape.
+        """
 
 
 MakeRank = Callable[[int, int], Rank]
-"""Of (rank, world)."""
+"""Function of (rank, world) that makes one rank."""
 
 
 class OurRank:
-    """A compressor as training runs it, error feedback at the compressor's own strength included."""
+    """A compressor as training runs it on one flat tensor, with error feedback at the compressor's own strength."""
 
     def __init__(self, compressor: Compressor, cf: float, rank: int, world: int) -> None:
         self._cf = cf
@@ -68,23 +79,23 @@ class OurRank:
         self._averager.commit()
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """As tallied."""
+        """Return the loss that the averager counted; ``x``, flat, is not used."""
         stats = self._averager.stats
         return Loss(float(stats.error), float(stats.energy), stats.sent)
 
 
 class _Torch:
-    """What the PyTorch ones share."""
+    """The common part of plain PyTorch's ranks."""
 
     def __init__(self, cf: float, world: int) -> None:
         self._cf = cf
         self._world = world
 
     def commit(self) -> None:
-        """Nothing is pending."""
+        """Do nothing: nothing is pending."""
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
-        """From what was sent."""
+        """Compute the loss from what was sent."""
         sent, elements = self._sent(x, shape)
         return Loss(float(energy(x - sent)), float(energy(x)), elements)
 
@@ -93,7 +104,7 @@ class _Torch:
 
 
 class TorchFp16(_Torch):
-    """``fp16_compress_hook``: to float16, divided by the world size, summed, copied back."""
+    """``fp16_compress_hook`` on one flat tensor: to float16, divided by the world size, summed, copied back."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
@@ -105,7 +116,7 @@ class TorchFp16(_Torch):
 
 
 class TorchTopK(_Torch):
-    """``x.abs().topk(k)`` and a gather of values and int32 indices; no error feedback."""
+    """``x.abs().topk(k)`` on one flat tensor, and a gather of values and int32 indices; no error feedback."""
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
@@ -168,4 +179,4 @@ TORCH: dict[str, Callable[[float, int], Rank]] = {
     "torch.topk": TorchTopK,
     "torch PowerSGD": TorchPowerSGD,
 }
-"""By name; each is called with (cf, world)."""
+"""Plain PyTorch's ranks by name; each is called with (cf, world)."""

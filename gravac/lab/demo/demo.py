@@ -24,23 +24,23 @@ from gravac.lab.training.session import Leg
 from gravac.lab.tta.record import Point
 
 METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "goodput:ladder@2-1000"}
-"""What is compared, by the name it is shown with; see ``gravac.lab.training.methods``."""
+"""Methods that are compared, by the name each is shown with; see ``gravac.lab.training.methods``."""
 
 EVALUATE_SECONDS = 5.0
-"""Training time between evaluations; a short run is evaluated twice, besides before training."""
+"""Seconds of training between evaluations; a short run is evaluated twice, besides before training."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What is asked of the demo; wrong values are refused at construction.
+    """Settings of the demo; wrong values are refused at construction.
 
     Attributes:
         seconds: training time of each method.
-        workers: 2 to 8.
-        rate: of each worker's link, bits per second.
+        workers: number of workers, 2 to 8.
+        rate: bits per second of each worker's link.
         log_dir: TensorBoard logs; ``None`` makes a new folder below ``runs/demo``.
         json: file for the result; ``None`` writes none.
-        paced: no links are made, our exchange paces itself.
+        paced: whether our exchange paces itself instead of using emulated links.
 
     Raises:
         ValueError: names the argument, the value and the remedy.
@@ -71,7 +71,7 @@ class Demo:
 
 
 def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
-    """Trains with every method, one after another, shows and returns what came of it.
+    """Train with every method, one after another; show and return how they compare.
 
     Raises:
         RunFailed: a worker failed.

@@ -19,14 +19,14 @@ from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
 
 MOST_TURNS = 24
-"""Changes of the compression factor that are printed; more are cut in the middle."""
+"""Number of changes of the compression factor that are printed; more are cut in the middle."""
 
 
 class Live(Shown):
     """Progress of the runs: a line each with a bar on a terminal, otherwise a plain line every few seconds.
 
     Args:
-        console: where to.
+        console: console to print on.
         seconds: training time of each run.
         methods: names of all the runs, in order.
         paced: whether every line must say so.
@@ -46,13 +46,13 @@ class Live(Shown):
                 self._tasks[method] = self._progress.add_task(method + self._note, total=seconds, state="waiting")
 
     def starting(self, method: str) -> None:
-        """A run's processes have been started."""
+        """Note that a run's processes have been started."""
         self._val_loss = "-"
         self._last = 0.0
         self._show(method, 0.0, "starting: importing torch, connecting")
 
     def event(self, method: str, event: dict[str, Any]) -> None:
-        """A report of a run's rank 0."""
+        """Show a report of a run's rank 0."""
         kind = event["event"]
         if kind == "evaluation":
             self._val_loss = f"{event['metric']:.3f}"
@@ -77,7 +77,7 @@ class Live(Shown):
 
 
 def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bool) -> Table:
-    """The one table: what each method did in the same time."""
+    """Return the table of what each method did in the same time."""
     link = f"{workers} workers at {format_rate(rate)}, {comparison.equal_seconds:.0f} s of training each"
     table = Table(title=f"{link}\n{PACED}" if paced else link, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     table.add_column("\nmethod", no_wrap=True)
@@ -113,7 +113,7 @@ def _row(comparison: Comparison, outcome: Outcome, best: float) -> list[str]:
 
 
 def show_result(console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: str) -> None:
-    """The table, the verdict, the path of the compression factor, and where the logs are."""
+    """Print the table, the verdict, the path of the compression factor, and where the logs are."""
     console.print(result_table(comparison, rate=rate, workers=workers, paced=paced))
     suffix = f" ({PACED})" if paced else ""
     console.print(comparison.verdict() + suffix, style="bold", highlight=False, soft_wrap=True)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What runs showed: the numbers of one run, how several compare, and their JSON."""
+"""Results of runs: the numbers of one run, how several compare, and their JSON."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from gravac.lab.tta.record import Point, first_reached
 
 DRAW = 0.01
-"""Validation losses closer than this (nats) are called equal: one run with another seed differs by as much."""
+"""Difference of validation losses (nats) below which they are called equal: another seed makes as much."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run.
+    """The result of one run.
 
     Attributes:
-        method: its name.
-        steps: steps made.
+        method: name of the method.
+        steps: number of steps made.
         seconds: training time spent, without evaluation.
-        samples_per_s: over all ranks.
+        samples_per_s: samples per second over all ranks.
         wire_bytes: bytes a rank sent in the run, mean over the ranks.
         curve: the validation loss over the run, first and last moment included.
         cf_path: ``{"step", "cf", "reason"}`` of the first compression factor and of each change.
@@ -57,7 +57,7 @@ class Outcome:
         return _interpolate([(point.seconds, point.metric) for point in self.curve], seconds)
 
     def time_to(self, loss: float) -> float | None:
-        """Seconds until the validation loss was first at ``loss``; ``None`` when it never was."""
+        """Return seconds until the validation loss was first at ``loss``; ``None`` when it never was."""
         reached = first_reached(self.curve, loss, higher_is_better=False)
         return reached[0] if reached else None
 
@@ -82,7 +82,7 @@ class Comparison:
         return min(outcome.seconds for outcome in self.outcomes)
 
     def wire_ratio(self, outcome: Outcome) -> float:
-        """Bytes a step of dense float32 / bytes a step of this run, counted the same way."""
+        """Return bytes a step of dense float32 / bytes a step of this run, counted the same way."""
         return self["dense-fp32"].bytes_per_step / outcome.bytes_per_step if outcome.bytes_per_step else float("inf")
 
     @property
@@ -91,7 +91,7 @@ class Comparison:
         return self["dense-fp16"].val_loss
 
     def verdict(self) -> str:
-        """Who won, in words, whoever it was."""
+        """Say in words which method won, whichever it was."""
         adaptive = self["adaptive"].at_time(self.equal_seconds)
         rivals = [outcome for outcome in self.outcomes if outcome.method != "adaptive"]
         best = min(rivals, key=lambda outcome: outcome.at_time(self.equal_seconds))
@@ -109,7 +109,7 @@ class Comparison:
         return f"Adaptive won: {figures}. It reached the final loss of dense-fp16 {faster}."
 
     def to_json(self, *, rate: float, workers: int, paced: bool, log_dir: Path) -> dict[str, Any]:
-        """The content of the JSON file; rate in bits per second, bytes per rank and run, loss in nats."""
+        """Return the content of the JSON file; rate in bits per second, bytes per rank and run, loss in nats."""
         runs = [
             {
                 "method": outcome.method,

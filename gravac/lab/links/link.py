@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A link in words: its rates, how they change over time, its delay and loss. Nothing is made here.
+"""A link in words: its rates, how they change over time, its delay and loss; ``network`` makes it.
 
 The words::
 
@@ -22,28 +22,28 @@ from gravac.lab.links.rates import HIGHEST, LOWEST, UNITS, format_rate, parse_ra
 UNTHROTTLED = "unthrottled"
 
 PACED = "paced, not a real link"
-"""What is said of everything that came of no emulated link."""
+"""Note on every result that was measured without an emulated link."""
 
 EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit+20ms+0.1% or unthrottled"
 
 SHORTEST_PHASE = 0.5
-"""Seconds. Rates are changed by commands, which take up to 0.2 s on a busy machine."""
+"""Seconds that a phase must last at least: rates are changed by commands that take up to 0.2 s on a busy machine."""
 
 LONGEST = 86_400.0
-"""Seconds, of a schedule."""
+"""Seconds that a schedule may last at most."""
 
 SMALLEST, LONGEST_DELAY, MOST_LOSS = 0.001, 10_000.0, 50.0
-"""Of delay in milliseconds and loss in percent; none at all is 0."""
+"""Smallest delay (ms) and loss (%) other than 0, largest delay in milliseconds, and largest loss in percent."""
 
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a link gives from some time on.
+    """The rates of a link from some time on.
 
     Attributes:
-        at_seconds: of wall time since training began.
+        at_seconds: wall time since training began, in seconds.
         down: bits per second towards the worker; ``None`` is unthrottled.
         up: bits per second from the worker; ``None`` is unthrottled.
     """
@@ -59,12 +59,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Link:
-    """Every worker's link.
+    """The link of every worker.
 
     Attributes:
-        phases: by time, the first at 0.
-        delay_ms: added to each packet, in each direction; between two workers lie two links.
-        loss_percent: of packets, in each direction.
+        phases: phases in the order of time, the first at 0.
+        delay_ms: milliseconds added to each packet, in each direction; between two workers lie two links.
+        loss_percent: share of packets lost in each direction, in percent.
 
     Raises:
         ValueError: a rate, time, delay or loss is out of range; names it and the remedy.
@@ -114,7 +114,12 @@ class Link:
         return min(self._rates(), default=None)
 
     def at(self, seconds: float) -> Phase:
-        """The phase that holds at a time; before 0 the first."""
+        """Return the phase that holds at a time in seconds; before 0 the first.
+
+        Example:
+            >>> parse_link("1gbit,30s:50mbit").at(45.0).down
+            50000000.0
+        """
         return next((phase for phase in reversed(self.phases) if phase.at_seconds <= seconds), self.phases[0])
 
     def _rates(self) -> list[float]:
@@ -122,7 +127,7 @@ class Link:
 
 
 def parse_link(text: str) -> Link:
-    """A link from words; ``str`` of it gives the words back.
+    """Return a link from words; ``str`` of it gives the words back.
 
     Example:
         >>> parse_link("50mbit/10mbit+20ms")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a network really gives: one TCP stream from worker 1 to worker 0, payload bytes only."""
+"""The rate that a network really gives: one TCP stream from worker 1 to worker 0, payload bytes only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gravac.lab.links.network import LinkError, Network
 PORT = 5077
 
 SETTLE = 0.3
-"""Seconds at a stream's begin that ``tcp_rate`` leaves out: TCP is finding the rate."""
+"""Seconds at the start of a stream that ``tcp_rate`` leaves out: TCP is finding the rate."""
 
 SAMPLE = 0.05
 """Seconds between two samples of a stream."""
@@ -52,7 +52,7 @@ with socket.create_connection((address, port), timeout=20) as connection:
 
 
 class Sample(NamedTuple):
-    """How far a stream had come: ``time.monotonic()``, and bytes received until then."""
+    """Progress of a stream: ``time.monotonic()``, and bytes received until then."""
 
     at: float
     received: int
@@ -60,11 +60,11 @@ class Sample(NamedTuple):
 
 @contextmanager
 def stream(network: Network, seconds: float) -> Iterator[list[Sample]]:
-    """Sends for some seconds from worker 1 to worker 0, while the block runs.
+    """Send for some seconds from worker 1 to worker 0, while the block runs.
 
     Args:
-        network: entered.
-        seconds: the sender's; the block's end waits for what is still queued.
+        network: network that was entered.
+        seconds: seconds that the sender sends; the block's end waits for what is still queued.
 
     Yields:
         A list that holds the stream's samples once the block has ended.
@@ -81,10 +81,10 @@ def stream(network: Network, seconds: float) -> Iterator[list[Sample]]:
         with _started(network, 1, sending) as sender:
             yield samples
             for name, process in (("sender", sender), ("receiver", receiver)):
-                said, _ = process.communicate(timeout=seconds + 60)
+                output, _ = process.communicate(timeout=seconds + 60)
                 if process.returncode != 0:
-                    raise LinkError(f"the {name} of a test stream failed: {said.strip()}")
-            samples += [Sample(*sample) for sample in json.loads(said)]
+                    raise LinkError(f"the {name} of a test stream failed: {output.strip()}")
+            samples += [Sample(*sample) for sample in json.loads(output)]
 
 
 def tcp_rate(network: Network, seconds: float = 2.0) -> float:

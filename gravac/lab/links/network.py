@@ -31,12 +31,12 @@ from gravac.lab.links.owner import mark, orphaned
 from gravac.lab.links.rates import parse_rate
 
 INTERFACE = "eth0"
-"""A worker's interface inside its namespace: what ``GLOO_SOCKET_IFNAME`` is set to."""
+"""Name of a worker's interface inside its namespace, for ``GLOO_SOCKET_IFNAME``."""
 
 MOST_WORKERS = 8
 
 LARGEST_SEGMENT = 65_536
-"""Bytes that TCP hands to an interface at once, unless told otherwise."""
+"""Largest number of bytes that TCP hands to an interface at once, unless told otherwise."""
 
 _serial = itertools.count()
 
@@ -46,7 +46,7 @@ class LinkError(RuntimeError):
 
 
 class Counters(NamedTuple):
-    """What an interface has sent and received, headers included."""
+    """Bytes and packets that an interface has sent and received, headers included."""
 
     sent: int
     received: int
@@ -58,9 +58,9 @@ class Network:
     """Workers joined by emulated links; a context manager that always cleans up.
 
     Args:
-        workers: 2 to 8.
-        link: every worker's, full duplex: upload and download do not share. A plain rate, bits per second, holds for
-            both directions. The link's first phase is in force; ``gravac.lab.links.schedule`` applies the others.
+        workers: number of workers, 2 to 8.
+        link: link of every worker, full duplex: upload and download do not share. A plain rate, bits per second, holds
+            for both directions. The link's first phase is in force; ``gravac.lab.links.schedule`` applies the others.
 
     Raises:
         ValueError: the number of workers or the link is out of range.
@@ -89,32 +89,32 @@ class Network:
         return f"{self._stem}-hub"
 
     def namespace(self, worker: int) -> str:
-        """The namespace of a worker."""
+        """Return the namespace of a worker."""
         return f"{self._stem}-w{worker}"
 
     def address(self, worker: int) -> str:
-        """A worker's IPv4 address."""
+        """Return a worker's IPv4 address."""
         return f"10.77.0.{worker + 1}"
 
     def prefix(self, worker: int) -> list[str]:
-        """What to put before a command to run it in a worker's namespace. The command keeps its pid."""
+        """Return what to put before a command to run it in a worker's namespace. The command keeps its pid."""
         return ["ip", "netns", "exec", self.namespace(worker)]
 
     def set_rate(self, worker: int, rate: float) -> None:
-        """Sets both directions of a worker's link, also while traffic flows. Bits per second."""
+        """Set both directions of a worker's link, also while traffic flows. Bits per second."""
         self._shape([worker], rate, rate)
 
     def apply(self, phase: Phase) -> None:
-        """Sets both directions of every worker's link to a phase's rates, also while traffic flows."""
+        """Set both directions of every worker's link to a phase's rates, also while traffic flows."""
         self._shape(range(self.workers), phase.down, phase.up)
 
     def interface_bytes(self, worker: int) -> tuple[int, int]:
-        """What a worker's interface has sent and received so far, headers included."""
+        """Return what a worker's interface has sent and received so far, headers included."""
         counted = self.interface_counters(worker)
         return counted.sent, counted.received
 
     def interface_counters(self, worker: int) -> Counters:
-        """Bytes and packets of a worker's interface so far.
+        """Return bytes and packets of a worker's interface so far.
 
         A large segment that the link passes whole counts as one packet with one header.
         """
@@ -140,7 +140,7 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Kills what still runs in the namespaces and removes them. May be called twice, and on half a network."""
+        """Kill what still runs in the namespaces and remove them. May be called twice, and on half a network."""
         try:
             self._remove()
         except BaseException:  # an interrupt in the middle of cleaning up
@@ -172,7 +172,7 @@ class Network:
         self.apply(self.link.phases[0])
 
     def _shape(self, workers: Iterable[int], down: float | None, up: float | None) -> None:
-        """All at once, in one command per namespace."""
+        """Set the rates of workers' links, all at once, in one command per namespace."""
         workers = list(workers)
         commands = {self.namespace(worker): self._shaping(INTERFACE, up) for worker in workers}
         commands[self.hub] = [line for worker in workers for line in self._shaping(f"p{worker}", down)]
@@ -187,12 +187,12 @@ class Network:
             for namespace in commands
         }
         for namespace, process in running.items():
-            said, _ = process.communicate("".join(f"{line}\n" for line in commands[namespace]), timeout=30)
+            output, _ = process.communicate("".join(f"{line}\n" for line in commands[namespace]), timeout=30)
             if process.returncode != 0:
-                raise LinkError(f"tc -n {namespace}: {'; '.join(commands[namespace])}: {said.strip()}")
+                raise LinkError(f"tc -n {namespace}: {'; '.join(commands[namespace])}: {output.strip()}")
 
     def _shaping(self, device: str, rate: float | None) -> list[str]:
-        """What ``tc`` is told to give one direction a rate."""
+        """Return what ``tc`` is told to give one direction a rate."""
         # netem delays first, the bucket queues behind it: a packet that waits for the rate has not travelled meanwhile
         place = f"dev {device} parent 1:1 handle 10:" if self._impaired else f"dev {device} root"
         if rate is None:
@@ -251,7 +251,7 @@ def netem_missing() -> str | None:
 
 
 def remove_leftovers() -> list[str]:
-    """Removes the namespaces of processes that are no longer alive, and returns their names."""
+    """Remove the namespaces of processes that are no longer alive, and return their names."""
     leftovers = []
     for name in _namespaces():
         if orphaned(name):
@@ -307,6 +307,6 @@ def _output(*command: str) -> str:
 def _command(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
-        raise LinkError(f"{' '.join(command)}: {said}")
+        message = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+        raise LinkError(f"{' '.join(command)}: {message}")
     return done.stdout

@@ -15,12 +15,12 @@ _NAME = re.compile(r"gravac-(?P<pid>\d+)-(?P<start>\d+|unknown)-.+")
 
 
 def mark() -> str:
-    """What the names of things this process owns begin with: ``gravac-PID-START``. A dash and more must follow."""
+    """Return how names of things begin that this process owns: ``gravac-PID-START``. A dash and more must follow."""
     return f"gravac-{os.getpid()}-{started(os.getpid()) or 'unknown'}"
 
 
 def orphaned(name: str) -> bool:
-    """Whether a name carries a process that is no longer alive. False for names that are none of ours."""
+    """Tell whether a name carries a process that is no longer alive. False for names that are none of ours."""
     match = _NAME.fullmatch(name)
     return match is not None and match["start"] not in ("unknown", started(int(match["pid"])))
 

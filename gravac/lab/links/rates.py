@@ -10,13 +10,13 @@ import re
 UNITS = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 LOWEST, HIGHEST = 64e3, 100e9
-"""Bits per second. Below the lowest a single packet takes a quarter of a second."""
+"""Lowest and highest rate of a link, bits per second. Below the lowest a packet takes a quarter of a second."""
 
 _RATE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_rate(text: str | float) -> float:
-    """Bits per second of ``"100mbit"``, ``"1.5 gbit"``, ``"64kbit"``, ``"2e7"`` or a plain number.
+    """Return the bits per second of ``"100mbit"``, ``"1.5 gbit"``, ``"64kbit"``, ``"2e7"`` or a plain number.
 
     Example:
         >>> parse_rate("100mbit")
@@ -41,7 +41,7 @@ def parse_rate(text: str | float) -> float:
 
 
 def format_rate(rate: float) -> str:
-    """A rate for people.
+    """Return a rate in words.
 
     Example:
         >>> format_rate(1e8)

@@ -42,7 +42,7 @@ class Schedule:
         self._error: BaseException | None = None
 
     def start(self) -> None:
-        """Training begins now. May be called again, without effect."""
+        """Begin the schedule: training begins now. May be called again, without effect."""
         if self._thread is None and not self._over.is_set():
             self._thread = threading.Thread(
                 target=self._follow, args=(time.monotonic(),), name="gravac-schedule", daemon=True

@@ -26,7 +26,7 @@ from gravac.lab.tta.record import Point, TrainingRecord
 
 
 def metric_against_time(section: Section, drawn: Looks) -> Figure:
-    """Lines per method over training time."""
+    """Draw the metric of each method over training time."""
     figure, axes = one_axes(4.6)
     _curves(axes, section, drawn, lambda run: [point.seconds for point in run.curve])
     axes.set_xlabel("training time, without evaluation [s]")
@@ -34,7 +34,7 @@ def metric_against_time(section: Section, drawn: Looks) -> Figure:
 
 
 def metric_against_steps(section: Section, drawn: Looks) -> Figure:
-    """Lines per method over steps: what compression costs in quality, whatever the link."""
+    """Draw the metric of each method over steps: what compression costs in quality, whatever the link."""
     figure, axes = one_axes(4.6)
     _curves(axes, section, drawn, lambda run: [float(point.step) for point in run.curve])
     axes.set_xlabel("steps")
@@ -42,7 +42,7 @@ def metric_against_steps(section: Section, drawn: Looks) -> Figure:
 
 
 def metric_against_bytes(section: Section, drawn: Looks) -> Figure | None:
-    """Lines per method over what a rank sent; ``None`` when no method's bytes are known."""
+    """Draw the metric of each method over what a rank sent; ``None`` when no method's bytes are known."""
     rows = [row for row in section.rows if row.bytes_per_step]
     if not rows:
         return None
@@ -55,7 +55,7 @@ def metric_against_bytes(section: Section, drawn: Looks) -> Figure | None:
 
 
 def bytes_sent(run: TrainingRecord) -> list[float]:
-    """Megabytes at each point of the curve: the run's total, shared out over its steps by 1/CF of its decisions.
+    """Return megabytes sent at each point of the curve: the run's total, shared out over steps by 1/CF of decisions.
 
     Not a number before the first step: there is no zero on a logarithmic axis.
     """

@@ -13,25 +13,26 @@ from gravac.lab.tta.record import TrainingRecord
 from gravac.settings import SettingsError
 
 BEGIN, END = "<!-- gravac report: begin -->", "<!-- gravac report: end -->"
-"""What stands between them is replaced."""
+"""Marks in a document; what stands between them is replaced."""
 
 
 def tables(runs: Sequence[TrainingRecord], made_with: str = "") -> str:
-    """For each task: times to target relative to the limit by method and link, speed-up over fp16, and verdicts.
+    """Return the report's tables as Markdown, for each task: times to target relative to the limit, and verdicts.
 
-    Before them stands ``made_with``, what is said of the runs' commits.
+    Times stand by method and link, with the speed-up over fp16. Before the tables stands ``made_with``, a sentence on
+    the runs' commits.
     """
     found = sections(runs)
     tasks: dict[tuple[str, float, int], list[Section]] = {}
     for section in found:
         place = section.place
         tasks.setdefault((place.task, place.scale, place.workers), []).append(section)
-    said = [f"{made_with[0].upper()}{made_with[1:]}."] if made_with else []
-    return "\n\n".join(said + [_task(*key, group) for key, group in tasks.items()])
+    opening = [f"{made_with[0].upper()}{made_with[1:]}."] if made_with else []
+    return "\n\n".join(opening + [_task(*key, group) for key, group in tasks.items()])
 
 
 def insert(path: Path, runs: Sequence[TrainingRecord], made_with: str = "") -> None:
-    """Replaces what stands between the two marks of a Markdown file.
+    """Replace what stands between the two marks of a Markdown file.
 
     Raises:
         SettingsError: the file does not have the marks, in this order and once.
@@ -64,7 +65,7 @@ def _task(task: str, scale: float, workers: int, group: Sequence[Section]) -> st
 
 
 def _cell(row: Row) -> str:
-    """TTA in multiples of the limit, its range over seeds; then how many times as fast as fp16."""
+    """Return time to target in multiples of the limit, with its range over seeds; then the speed-up over fp16."""
     amount = row.relative or row.tta
     words = f"{amount.sense}{amount.median:.2f}"
     if amount.runs > 1:

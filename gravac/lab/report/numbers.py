@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What runs come to: amounts over seeds with their range, and what one run says of a method."""
+"""Numbers of runs: amounts over seeds with their range, and what one run says of a method."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from gravac.lab.tta.record import TrainingRecord
 
 LIMIT_METHOD, LIMIT_LINK = "fp32", "unthrottled"
-"""Their median time to target is the limit: what a network that costs nothing would give."""
+"""Method and link whose median time to target is the limit: what a network that costs nothing would give."""
 
 
 BASELINE = "fp16"
-"""What speed-ups are told over: the compression that everybody has."""
+"""Method that speed-ups are relative to: the compression that everybody has."""
 
 
 DENSE = ("fp32", "fp16", "bf16")
@@ -27,13 +27,13 @@ class Amount:
     """A number over seeds, some of which may be known only to lie above or below a value.
 
     Attributes:
-        median: over seeds; a bound when ``sense`` is not empty.
-        low: the smallest.
-        high: the largest.
-        runs: how many seeds.
+        median: median over seeds; a bound when ``sense`` is not empty.
+        low: smallest value of a seed.
+        high: largest value of a seed.
+        runs: number of seeds.
         sense: ``">"`` when the median is only known to be above ``median``, ``"<"`` when below, else empty.
-        low_sense: the same of ``low``.
-        high_sense: the same of ``high``.
+        low_sense: ``">"``, ``"<"`` or empty, for ``low``.
+        high_sense: ``">"``, ``"<"`` or empty, for ``high``.
     """
 
     median: float
@@ -45,7 +45,12 @@ class Amount:
     high_sense: str = ""
 
     def over(self, unit: float) -> Amount:
-        """In multiples of ``unit``."""
+        """Return the amount in multiples of ``unit``.
+
+        Example:
+            >>> Amount(30.0, 20.0, 40.0, runs=3).over(10.0).median
+            3.0
+        """
         return Amount(
             self.median / unit,
             self.low / unit,
@@ -58,7 +63,7 @@ class Amount:
 
     @property
     def exact(self) -> bool:
-        """Whether the median itself is known."""
+        """Tell whether the median itself is known."""
         return not self.sense
 
     @property
@@ -68,11 +73,11 @@ class Amount:
 
 
 Interval = tuple[float, float]
-"""What a number is known to lie in; both ends are the same when it is known."""
+"""Lowest and highest value that a number may have; both are the same when it is known."""
 
 
 def amount(intervals: Sequence[Interval]) -> Amount | None:
-    """Of one interval per seed, ``(x, x)`` when x is known; ``None`` when nothing can be said of the median.
+    """Return the median of one interval per seed, ``(x, x)`` where x is known; ``None`` when nothing can be said of it.
 
     Example:
         >>> amount([(10.0, 10.0), (60.0, math.inf)])
@@ -102,20 +107,20 @@ class Row:
     """One method at one place; ``None`` is what was not measured.
 
     Attributes:
-        method: as given.
+        method: name of the method, as it was given.
         adaptive: whether a controller decides.
         runs: its runs, by seed.
-        reached: how many of them reached the target.
+        reached: number of runs that reached the target.
         tta: seconds to the target.
         relative: ``tta`` in multiples of the limit.
         speedup: fp16's time to target / its own, paired by seed.
-        steps: to the target.
-        samples_per_s: over all ranks.
-        efficiency: 1 is linear scaling.
-        bytes_per_step: on the wire, a rank.
+        steps: number of steps to the target.
+        samples_per_s: samples per second over all ranks.
+        efficiency: samples per second over those of as many workers alone; 1 is linear scaling.
+        bytes_per_step: bytes on the wire, per rank and step.
         wire_ratio: fp32's bytes a step / its own.
         gain: mean over the steps.
-        compress_share: of a step's time.
+        compress_share: share of a step's time spent on compression.
         spread: a note when seeds differ too much, or empty.
     """
 
@@ -137,27 +142,27 @@ class Row:
 
     @property
     def paced(self) -> bool:
-        """Whether a run had no real link."""
+        """Tell whether a run had no real link."""
         return any(run.paced for run in self.runs)
 
     @property
     def factored(self) -> bool:
-        """Whether steps of a run came from another link."""
+        """Tell whether steps of a run came from another link."""
         return any(run.factored for run in self.runs)
 
 
 def time_to_target(run: TrainingRecord) -> Interval:
-    """Seconds; of a run that did not reach it, from its end on."""
+    """Return a run's seconds to the target; at least its length, when it did not reach the target."""
     return (run.tta_s, run.tta_s) if run.tta_s is not None else (run.seconds, math.inf)
 
 
 def steps_to_target(run: TrainingRecord) -> Interval:
-    """Steps; of a run that did not reach it, from its last on."""
+    """Return a run's steps to the target; at least all it made, when it did not reach the target."""
     return (run.steps_to_target, run.steps_to_target) if run.steps_to_target is not None else (run.steps, math.inf)
 
 
 def faster(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
-    """How many times faster than ``other`` a run reached the target; ``None`` when nothing is known."""
+    """Return how many times faster than ``other`` a run reached the target; ``None`` when nothing is known."""
     (low, high), (other_low, other_high) = time_to_target(run), time_to_target(other)
     if low <= 0 or (math.isinf(high) and math.isinf(other_high)):
         return None
@@ -165,26 +170,26 @@ def faster(run: TrainingRecord, other: TrainingRecord) -> Interval | None:
 
 
 def bytes_per_step(run: TrainingRecord) -> float | None:
-    """On the wire, a rank."""
+    """Return the bytes on the wire, per rank and step; ``None`` when they are not known."""
     return run.wire_bytes / run.steps if run.wire_bytes is not None and run.steps else None
 
 
 def compress_share(run: TrainingRecord) -> float | None:
-    """Of a median step's time; it overlaps with compute."""
+    """Return the share of a median step's time spent on compression, which overlaps with compute."""
     if run.split is None or run.split.compress is None or run.step_s <= 0:
         return None
     return run.split.compress / run.step_s
 
 
 def paired(runs: Sequence[TrainingRecord], others: Sequence[TrainingRecord]) -> Amount | None:
-    """How many times faster a method is than another, seed by seed; ``None`` without a seed in common."""
+    """Return how many times faster a method is than another, seed by seed; ``None`` without a seed in common."""
     by_seed = {run.seed: run for run in others}
     pairs = [faster(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]
     return amount([pair for pair in pairs if pair is not None])
 
 
 def inside_spread(speedup: Amount) -> bool:
-    """Whether seeds disagree about who is faster; one seed alone cannot."""
+    """Tell whether seeds disagree about who is faster; one seed alone cannot."""
     low = 0.0 if speedup.low_sense == "<" else speedup.low
     high = math.inf if speedup.high_sense == ">" else speedup.high
     return speedup.runs > 1 and low <= 1 <= high

@@ -31,7 +31,7 @@ Form = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Shown:
-    """One figure: what its file is called after the section's name, the picture, what is said and listed below it."""
+    """One figure: the end of its file's name, the picture, the text and the list below it."""
 
     name: str
     figure: Figure
@@ -41,7 +41,7 @@ class Shown:
 
 
 def write_report(runs: Sequence[TrainingRecord], out: Path, made_with: str = "") -> Path:
-    """Writes ``index.html`` and its figures into the folder ``out``, which is made; returns the page's path.
+    """Write ``index.html`` and its figures into the folder ``out``, which is made; return the page's path.
 
     The page says ``made_with``, a sentence on the commits that runs were made with.
 
@@ -65,7 +65,7 @@ def write_report(runs: Sequence[TrainingRecord], out: Path, made_with: str = "")
 
 
 def file_names(found: Iterable[Section]) -> dict[object, str]:
-    """Of each section's place: task and link, and what else it takes to tell it from the others."""
+    """Return a file name for each section's place: task and link, and what else tells it from the others."""
     names: dict[object, str] = {}
     for section in found:
         task, scale, link, workers = section.place
@@ -84,7 +84,7 @@ def _slug(text: str) -> str:
 def _page(
     found: Sequence[Section], names: Mapping[object, str], bodies: Sequence[str], count: int, made_with: str
 ) -> str:
-    said = f" ({escape(made_with)})" if made_with else ""
+    origin = f" ({escape(made_with)})" if made_with else ""
     tasks = ", ".join(dict.fromkeys(section.place.task for section in found))
     entries = "".join(f'<li><a href="#{names[section.place]}">{_place(section, found)}</a></li>' for section in found)
     return f"""<!DOCTYPE html>
@@ -97,7 +97,7 @@ def _page(
 </head>
 <body>
 <h1>Time to accuracy with compressed gradients</h1>
-<p class="pale">{count} runs of <code>gravac bench tta</code>{said}. Words such as <i>the limit</i>, <i>gain</i> and
+<p class="pale">{count} runs of <code>gravac bench tta</code>{origin}. Words such as <i>the limit</i>, <i>gain</i> and
 <i>paced</i> are <a href="#how-to-read">explained at the end</a>.</p>
 <h2 id="one-look">One look</h2>
 {_matrix(found, names)}
@@ -119,7 +119,7 @@ def _place(section: Section, found: Sequence[Section]) -> str:
 
 
 def _task(section: Section, found: Sequence[Section]) -> str:
-    """The task's name, with scale and workers where sections differ in them."""
+    """Return the task's name, with scale and workers where sections differ in them."""
     place = section.place
     text = escape(place.task)
     if len({each.place.scale for each in found}) > 1:
@@ -138,7 +138,7 @@ def _dagger(factored: bool) -> str:
 
 
 def _matrix(found: Sequence[Section], names: Mapping[object, str]) -> str:
-    """Rows: tasks; columns: links; in each cell who is fastest."""
+    """Lay out the fastest method of each cell: a row per task, a column per link."""
     links = sorted({section.place.link for section in found}, key=link_order)
     tasks = list(dict.fromkeys(section.place._replace(link="") for section in found))
     at = {section.place: section for section in found}
@@ -176,7 +176,7 @@ def _cell(section: Section, names: Mapping[object, str]) -> str:
 
 
 def _section(section: Section, name: str, drawn: Looks, out: Path) -> str:
-    """All of it but its heading; writes its figures."""
+    """Return all of a section but its heading; write its figures."""
     run = section.run
     better = "at least" if run.higher_is_better else "at most"
     limit = "not known" if section.limit is None else f"{_seconds(section.limit)} s"
@@ -265,7 +265,7 @@ def _ranged(amount: Amount, form: Form) -> str:
 
 
 def _figures(section: Section, drawn: Looks) -> Iterable[Shown]:
-    """In the order they are shown; those that the records hold nothing for are left out."""
+    """Draw the figures in the order they are shown, but for those that the records hold nothing for."""
     seeds = "Thin lines are single seeds, thick coloured ones adaptive methods; the rest are medians over seeds."
     shown: list[tuple[str, Figure | None, str]] = [
         (
@@ -310,7 +310,7 @@ def _unknown_bytes(section: Section) -> str:
 
 
 def _reasons(run: TrainingRecord) -> str:
-    """The numbered changes as a table."""
+    """Return the numbered changes as a table."""
     turns = plots.changes(run)
     if not turns:
         return '<p class="pale">It changed nothing.</p>'

@@ -34,7 +34,7 @@ _COMPUTE, _EXPOSED, _INPUT, _COMPRESS, _EXCHANGE = "#56b4e9", "#d55e00", "#99999
 
 
 def time_to_target(section: Section, drawn: Looks) -> Figure:
-    """Bars, shortest on top, relative to the limit, or in seconds when it is not known."""
+    """Draw times to target as bars, shortest on top, relative to the limit, or in seconds when it is not known."""
     rows = section.rows
     unit = section.limit or 1.0
     figure, axes = one_axes(1.6 + 0.34 * len(rows))
@@ -95,7 +95,7 @@ def _bar(axes: Axes, at: int, row: Row, unit: float, left: float, colour: str) -
 
 
 def frontier(section: Section, drawn: Looks) -> Figure | None:
-    """Bytes a step against steps to the target; ``None`` when fp32 never got there or no bytes are known."""
+    """Draw bytes a step against steps to the target; ``None`` when fp32 never got there or no bytes are known."""
     rows = [row for row in section.rows if row.bytes_per_step]
     if not section.dense_steps or not rows:
         return None
@@ -134,7 +134,7 @@ def frontier(section: Section, drawn: Looks) -> Figure | None:
 
 
 def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those that no other beats in both numbers, by the first.
+    """Return the spots that no other beats in both numbers, ascending by the first.
 
     Example:
         >>> pareto([(1, 3), (2, 2), (3, 2.5)])
@@ -148,12 +148,12 @@ def pareto(spots: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def changes(run: TrainingRecord) -> list[Turn]:
-    """The decisions that changed something, in order: what the figure numbers from 1."""
+    """Return the decisions that changed something, in order: the figure numbers them from 1."""
     return [turn for turn in run.turns if turn.changed]
 
 
 def decisions(section: Section, run: TrainingRecord, drawn: Looks) -> Figure | None:
-    """CF and gain of an adaptive run over time, its changes numbered; ``None`` when it decided nothing."""
+    """Draw CF and gain of an adaptive run over time, its changes numbered; ``None`` when it decided nothing."""
     if not run.turns:
         return None
     figure = blank(4.8)
@@ -209,7 +209,7 @@ def _numbers(axes: Axes, at: Sequence[float], end: float) -> None:
 
 
 def timeline(section: Section) -> Figure | None:
-    """Where a median step's time goes, a bar per method; ``None`` when no run says."""
+    """Draw where a median step's time goes, a bar per method; ``None`` when no run says."""
     rows = [row for row in section.rows if any(run.split for run in row.runs)]
     if not rows:
         return None

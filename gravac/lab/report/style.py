@@ -26,7 +26,7 @@ DPI = 130
 
 
 WIDTH = 8.6
-"""Inches; about 1100 pixels, shown at 800."""
+"""Width of a figure in inches; about 1100 pixels, shown at 800."""
 
 
 INK, PALE = "#222222", "#8a8a8a"
@@ -43,7 +43,7 @@ _FIXED_COLOURS = ("#117733", "#88ccee", "#aa4499", "#999933", "#332288", "#44aa9
 
 
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (4, 2)), (0, (6, 2, 1, 2)), (0, (1, 1.5)))
-"""Solid, dashed, dash-dot, dotted."""
+"""Line styles, as matplotlib takes them: solid, dashed, dash-dot, dotted."""
 
 
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "p")
@@ -51,7 +51,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "p")
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn, in every figure the same."""
+    """The look of a method, the same in every figure."""
 
     colour: str
     dash: tuple[float, tuple[float, ...]]
@@ -63,7 +63,7 @@ Looks = Mapping[str, Look]
 
 
 def looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, Look]:
-    """One for each, by place in the list; adaptive methods are thick and have the strongest colours."""
+    """Return a look for each method, by its place in the list; adaptive ones are thick, in the strongest colours."""
     thick = set(adaptive)
     adaptives, fixed = itertools.count(), itertools.count()
     found = {}
@@ -81,7 +81,7 @@ def looks(methods: Sequence[str], adaptive: Iterable[str]) -> dict[str, Look]:
 
 
 def title(section: Section, what: str) -> str:
-    """Of a figure: what, where, and whether the link was real."""
+    """Return the title of a figure: what it shows, where, and whether the link was real."""
     place = section.place
     text = f"{what}\n{place.task} on {place.link}, {place.workers} workers"
     text += f", scale {place.scale:g}" if place.scale != 1 else ""
@@ -89,7 +89,7 @@ def title(section: Section, what: str) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """As a picture of its 256 most frequent colours: a third of the size, lines and marks keep theirs exactly."""
+    """Return a figure as PNG of its 256 most frequent colours: a third of the size; lines and marks keep theirs."""
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png", pil_kwargs={"compress_level": 1})
     with Image.open(full) as opened:
@@ -105,12 +105,12 @@ def png(figure: Figure) -> bytes:
 
 
 def blank(height: float) -> Figure:
-    """An empty figure, so many inches high."""
+    """Return an empty figure, ``height`` inches high."""
     return Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
 def one_axes(height: float) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes."""
+    """Return a figure with one pair of axes, ``height`` inches high."""
     figure = blank(height)
     axes = figure.add_subplot()
     tidy(axes)
@@ -118,7 +118,7 @@ def one_axes(height: float) -> tuple[Figure, Axes]:
 
 
 def tidy(axes: Axes) -> None:
-    """A pale grid, and no more frame than is needed."""
+    """Give axes a pale grid, and no more frame than is needed."""
     axes.grid(color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -126,14 +126,14 @@ def tidy(axes: Axes) -> None:
 
 
 def finish(figure: Figure, axes: Axes, text: str, names: Sequence[Line2D | Patch]) -> Figure:
-    """A title, and the legend to the right of the axes, where no data is."""
+    """Add a title, and the legend to the right of the axes, where no data is."""
     axes.set_title(text, fontsize=11, loc="left")
     figure.legend(handles=list(names), loc="outside right center", frameon=False, fontsize=9, handlelength=2.6)
     return figure
 
 
 def names_of(rows: Sequence[Row], drawn: Looks) -> list[Line2D | Patch]:
-    """What the legend shows of methods, in the order of rows."""
+    """Return what the legend shows of methods, in the order of rows."""
     names: list[Line2D | Patch] = [
         Line2D(
             [],
@@ -149,7 +149,7 @@ def names_of(rows: Sequence[Row], drawn: Looks) -> list[Line2D | Patch]:
 
 
 def mark_of(row: Row, drawn: Looks) -> Line2D:
-    """A method's mark, by itself: hollow where it is only a bound."""
+    """Return a method's mark, by itself: hollow where it is only a bound."""
     look = drawn[row.method]
     face = look.colour if row.steps.exact else "white"
     label = marked(row) if row.steps.exact else f"{marked(row)}: not reached"
@@ -157,18 +157,18 @@ def mark_of(row: Row, drawn: Looks) -> Line2D:
 
 
 def marked(row: Row) -> str:
-    """A method's name for a legend, cut where too long, with a dagger where factored."""
+    """Return a method's name for a legend, cut where too long, with a dagger where factored."""
     name = row.method if len(row.method) <= 30 else row.method[:29] + "…"
     return literally(name) + ("†" if row.factored else "")
 
 
 def literally(text: str) -> str:
-    """Not as a formula."""
+    """Return text that matplotlib does not read as a formula."""
     return text.replace("$", r"\$")
 
 
 def plain_log(axes: Axes, which: str) -> None:
-    """Numbers as people write them on a logarithmic axis; in between, too, when it spans little."""
+    """Label a logarithmic axis with plain numbers; in between, too, when it spans little."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
     plain = FuncFormatter(lambda value, _: f"{value:g}")
@@ -179,6 +179,6 @@ def plain_log(axes: Axes, which: str) -> None:
 
 
 def short(value: float, _: int | None = None) -> str:
-    """Only 2, 3 and 5 times a power of ten: more would touch."""
+    """Return a label for 2, 3 and 5 times a power of ten, and none for others, which would touch."""
     lead = value / 10 ** math.floor(math.log10(value)) if value > 0 else 0
     return f"{value:g}" if any(abs(lead - kept) < 1e-6 for kept in (2, 3, 5)) else ""

@@ -30,7 +30,7 @@ from gravac.lab.tta.record import TrainingRecord
 
 
 class Place(NamedTuple):
-    """What methods are compared at: one section of the page."""
+    """The place at which methods are compared: one section of the page."""
 
     task: str
     scale: float
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 UNKNOWN = Amount(0.0, 0.0, 0.0, 0, ">")
-"""Of runs that made no step."""
+"""Steps to the target of runs that made none."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Section:
     """All methods at one place.
 
     Attributes:
-        place: where.
-        rows: fastest first, those that did not reach the target last.
-        limit: seconds; ``None`` when it is not known.
+        place: task, scale, link and workers.
+        rows: methods, fastest first, those that did not reach the target last.
+        limit: seconds to the target on a network that costs nothing; ``None`` when not known.
         dense_steps: what fp32 needs to the target, here or, when it did not get there, at the limit.
-        verdict: one sentence.
-        notes: what a reader must know before believing the numbers.
+        verdict: sentence on which method is fastest.
+        notes: sentences that a reader must know before believing the numbers.
     """
 
     place: Place
@@ -64,31 +64,31 @@ class Section:
 
     @property
     def run(self) -> TrainingRecord:
-        """Any run of it: for what all of them share."""
+        """Any run of the section: for what all of them share."""
         return self.rows[0].runs[0]
 
     @property
     def paced(self) -> bool:
-        """Whether a run had no real link."""
+        """Tell whether a run had no real link."""
         return any(row.paced for row in self.rows)
 
     @property
     def factored(self) -> bool:
-        """Whether steps of a run came from another link."""
+        """Tell whether steps of a run came from another link."""
         return any(row.factored for row in self.rows)
 
     @property
     def fastest(self) -> Row | None:
-        """``None`` when no method reached the target."""
+        """Fastest method; ``None`` when no method reached the target."""
         return self.rows[0] if self.rows[0].tta.exact else None
 
     def row(self, method: str) -> Row | None:
-        """That of a method."""
+        """Return the row of a method; ``None`` when it did not run."""
         return next((row for row in self.rows if row.method == method), None)
 
 
 def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
-    """All places, by task, scale and workers, slow links first; of a run that is there twice the later counts."""
+    """Group runs by task, scale, workers and link, slow links first; of a run that is there twice the later counts."""
     latest = {(run.cell, run.method): run for run in runs}
     places: dict[Place, list[TrainingRecord]] = {}
     for run in latest.values():
@@ -98,7 +98,7 @@ def sections(runs: Sequence[TrainingRecord]) -> list[Section]:
 
 
 def link_order(link: str) -> tuple[float, str]:
-    """A sort key: slowest first, ``unthrottled`` and what is no rate last."""
+    """Return a sort key of links: slowest first, ``unthrottled`` and what is no rate last."""
     try:
         return parse_rate(link.split(",")[0]), link
     except ValueError:
@@ -106,7 +106,7 @@ def link_order(link: str) -> tuple[float, str]:
 
 
 def methods(found: Iterable[Section]) -> list[str]:
-    """All names: dense ones first, then fixed ones, then adaptive ones."""
+    """Return all methods' names: dense ones first, then fixed ones, then adaptive ones."""
     kinds = {row.method: row.adaptive for section in found for row in section.rows}
     return sorted(kinds, key=lambda name: (kinds[name], _dense_order(name), name))
 
@@ -124,7 +124,7 @@ def _section(place: Place, runs: Sequence[TrainingRecord], places: dict[Place, l
         by_method.setdefault(run.method, []).append(run)
     dense_bytes = _middle(by_method.get("fp32", free), bytes_per_step)
     baseline = by_method.get(BASELINE, [])
-    rows = [_row(own, limit, dense_bytes, baseline) for own in by_method.values()]
+    rows = [_row(ran, limit, dense_bytes, baseline) for ran in by_method.values()]
     rows.sort(key=lambda row: (not row.tta.exact, row.tta.median, row.method))
     return Section(
         place=place,

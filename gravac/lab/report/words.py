@@ -20,7 +20,7 @@ from gravac.lab.tta.record import SPREAD, TrainingRecord
 
 
 def spread_note(tta: Amount) -> str:
-    """What to do about seeds that differ by more than 10 %.
+    """Say what to do about seeds that differ by more than 10 %; nothing where they do not.
 
     Example:
         >>> spread_note(Amount(10.0, 9.0, 11.3, runs=3))
@@ -34,7 +34,7 @@ def spread_note(tta: Amount) -> str:
 
 
 def verdict(rows: Sequence[Row], limit: float | None) -> str:
-    """Who is fastest, by how much, how far from the limit; plainly when it is a dense method, or a draw."""
+    """Say who is fastest, by how much, how far from the limit; plainly when it is a dense method, or a draw."""
     best = rows[0]
     if not best.tta.exact:
         return "No method reached the target in its time."
@@ -74,7 +74,7 @@ def _is_draw(best: Row, row: Row) -> bool:
 
 
 def as_fast(speedup: Amount, other: str) -> str:
-    """With its range, or with how little is known.
+    """Say how many times as fast as another method, with the range, or with how little is known.
 
     Example:
         >>> as_fast(Amount(2.0, 1.5, 2.5, runs=3), "fp16")
@@ -89,7 +89,7 @@ def as_fast(speedup: Amount, other: str) -> str:
 
 
 def times(value: float) -> str:
-    """A multiple.
+    """Return a multiple in short, such as ``1.23x``.
 
     Example:
         >>> times(1.234), times(0.9), times(34.5)
@@ -105,7 +105,7 @@ def notes(
     by_method: dict[str, list[TrainingRecord]],
     dense_bytes: float | None,
 ) -> Iterable[str]:
-    """What a reader should know of a table before believing it; nothing where all is well."""
+    """Return what a reader should know of a table before believing it; nothing where all is well."""
     first = rows[0].runs[0]
     if limit is None:
         why = "did not reach the target" if limit_tta else "was not run"

@@ -17,21 +17,28 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (CharLM, LSTM, Denoi
 """Every task by its name."""
 
 LARGEST = 1000.0
-"""Scales above it are taken for a mistake."""
+"""Largest scale; what is above it is taken for a mistake."""
 
 
 def make(name: str, *, scale: float = 1.0, seed: int = 0, learning_rate: float | None = None, data: str = "") -> Task:
-    """The task of a name.
+    """Make a task by name.
 
     Args:
-        name: a key of ``TASKS``.
-        scale: see ``Task``.
-        seed: see ``Task``.
-        learning_rate: by default the one that is best for dense training at that scale.
+        name: key of ``TASKS``.
+        scale: scale of the model; 1 suits two cores.
+        seed: seed of the initial weights and of the batches.
+        learning_rate: learning rate; ``None`` is the one that is best for dense training at that scale.
         data: folder of the data, for the tasks that need one.
 
     Raises:
         ValueError: the name is unknown, the scale or the learning rate out of range, or the data missing or unwanted.
+
+    Example:
+        >>> task = make("charlm", scale=0.4)
+        >>> sum(parameter.numel() for parameter in task.model().parameters())
+        904192
+        >>> task.batch(step=0, rank=0).shape  # the same for the same seed, step and rank
+        torch.Size([8, 97])
     """
     if name not in TASKS:
         raise ValueError(f"task: {name!r} is unknown; choose from {', '.join(TASKS)}")

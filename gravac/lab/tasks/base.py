@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What every task gives the lab: model, data, optimizer, schedule and the metric its runs are judged by."""
+"""The interface of a task: model, data, optimizer, schedule and the metric its runs are judged by."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Score:
     """A sum and the count it is over; scores of several ranks add up.
 
     Attributes:
-        total: summed loss, squared error or hits.
-        count: how many characters, pixels or pictures it is over.
+        total: sum of losses, squared errors or hits.
+        count: number of characters, pixels or pictures that the sum is over.
     """
 
     total: float
@@ -28,13 +28,18 @@ class Score:
 
 @dataclass(frozen=True)
 class Metric:
-    """What runs of a task are judged by, on data that is never trained on.
+    """The metric that runs of a task are judged by, on data that is never trained on.
 
     Attributes:
-        name: in words, for tables and axes.
-        unit: ``"nats a character"``, ``"dB"``, ``"%"``.
-        higher_is_better: false for a loss.
-        decibels: the value is ``-10 log10`` of the mean.
+        name: name in words, for tables and axes.
+        unit: unit of its values, such as ``"nats a character"``, ``"dB"`` or ``"%"``.
+        higher_is_better: whether more is better; false for a loss.
+        decibels: whether the value is ``-10 log10`` of the mean, and not the mean.
+
+    Example:
+        >>> loss = Metric("loss", "nats", higher_is_better=False)
+        >>> loss.value(Score(total=6.0, count=4)), loss.reached(1.5, target=2.0)
+        (1.5, True)
     """
 
     name: str
@@ -43,14 +48,14 @@ class Metric:
     decibels: bool = False
 
     def value(self, score: Score) -> float:
-        """The metric of summed scores."""
+        """Return the metric of summed scores."""
         mean = score.total / max(score.count, 1)
         if not self.decibels:
             return mean
         return -10 * math.log10(mean) if mean > 0 else math.nan
 
     def reached(self, value: float, target: float) -> bool:
-        """Whether a value is at the target or past it."""
+        """Tell whether a value is at the target or past it."""
         return value >= target if self.higher_is_better else value <= target
 
 
@@ -59,10 +64,11 @@ class Task(ABC):
     """A reference task. Frozen settings: the same seed gives the same run of the same method on every link.
 
     Attributes:
-        scale: of the model; 1 suits two cores, a GPU takes 10 and more. Parameters and compute grow about linearly.
-        seed: of the initial weights and of the batches.
-        learning_rate: after the warm-up; the default is the best for *dense* training (``python -m gravac.lab.sweep``),
-            and every method trains with it.
+        scale: scale of the model; 1 suits two cores, a GPU takes 10 and more. Parameters and compute grow about
+            linearly.
+        seed: seed of the initial weights and of the batches.
+        learning_rate: learning rate after the warm-up; the default is the best for *dense* training
+            (``python -m gravac.lab.sweep``), and every method trains with it.
     """
 
     scale: float = 1.0
@@ -72,15 +78,15 @@ class Task(ABC):
     name: ClassVar[str]
     metric: ClassVar[Metric]
     budget: ClassVar[int]
-    """Steps of dense training; the default target is what dense reaches at 80 % of them."""
+    """Number of steps of dense training; the default target is what dense reaches at 80 % of them."""
     every: ClassVar[int]
-    """Steps between two evaluations, the same for every method and link."""
+    """Number of steps between two evaluations, the same for every method and link."""
     warmup: ClassVar[int] = 20
-    """Steps over which the learning rate rises linearly."""
+    """Number of steps over which the learning rate rises linearly."""
 
     @classmethod
     def tuned(cls, scale: float) -> float:
-        """The learning rate that is best for dense training at a scale."""
+        """Return the learning rate that is best for dense training at a scale."""
         return cls.learning_rate
 
     @property
@@ -90,24 +96,24 @@ class Task(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A freshly initialised model: the same weights on every rank. The global generator is left as it was."""
+        """Make a model: the same weights on every rank. The global random generator is left as it was."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer over the model's parameters, at ``learning_rate``."""
+        """Return the optimizer over the model's parameters, at ``learning_rate``."""
 
     @abstractmethod
     def batch(self, step: int, rank: int) -> Any:
-        """The training batch of one step on one rank, a function of (seed, step, rank) alone."""
+        """Return the training batch of one step on one rank, a function of (seed, step, rank) alone."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean training loss of a batch, a scalar."""
+        """Return the mean training loss of a batch, a scalar."""
 
     @abstractmethod
     def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
-        """The metric's sums over the ``part``-th of ``parts`` shares of the validation data, without gradients."""
+        """Return the metric's sums over the ``part``-th of ``parts`` shares of validation data, without gradients."""
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0. Constant after the warm-up: a run's length is not known."""
+        """Return the learning rate of a step, from 0 on; constant after the warm-up, as no run's length is known."""
         return self.learning_rate * min(1.0, (step + 1) / self.warmup)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What the tasks on text share: sequences drawn from the library's source, judged by cross-entropy a character."""
+"""The common part of tasks on text: sequences of the library's source, judged by cross-entropy per character."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Characters(Task):
     """A task of predicting the next character; what is left to a subclass is the model. A *sample* is one sequence.
 
     Attributes:
-        learning_rate: AdamW's.
-        sequences: per rank and step.
-        context: characters per sequence.
-        validation_sequences: sequences the validation loss is taken over; the same ones each time.
+        learning_rate: learning rate of AdamW.
+        sequences: number of sequences per rank and step.
+        context: number of characters per sequence.
+        validation_sequences: number of sequences that the validation loss is taken over; the same ones each time.
     """
 
     metric: ClassVar[Metric] = Metric("validation loss", "nats a character")
@@ -42,7 +42,7 @@ class Characters(Task):
 
     @property
     def text(self) -> Text:
-        """What is trained and validated on; read once."""
+        """Text to train and to validate on; read once."""
         return _text()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -56,11 +56,11 @@ class Characters(Task):
         return self._sequences(self.text.train, starts)
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Mean cross-entropy of the next character, nats."""
+        """Return the mean cross-entropy of the next character in nats, a scalar."""
         return self._cross_entropy(model, batch, "mean")
 
     def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
-        """The loss over the ``part``-th of ``parts`` shares of the validation sequences, without gradients."""
+        """Return the loss over the ``part``-th of ``parts`` shares of the validation sequences, without gradients."""
         starts = np.linspace(0, len(self.text.validation) - self.context - 2, self.validation_sequences, dtype=np.int64)
         total, count = 0.0, 0
         training = model.training

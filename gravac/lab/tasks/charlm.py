@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(batch, length, width)`` to the same shape."""
+        """Map ``(batch, length, width)``, float32, to the same shape."""
         batch, length, width = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -47,7 +47,7 @@ HEAD = 32
 """Width of an attention head."""
 
 NEIGHBOURS = 4
-"""Characters that the convolution at the entry sees, the current one included."""
+"""Number of characters that the convolution at the entry sees, the current one included."""
 
 
 class CharTransformer(nn.Module):
@@ -68,7 +68,7 @@ class CharTransformer(nn.Module):
                 nn.init.normal_(branch.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """See the class."""
+        """Map characters ``(batch, length)`` to logits; see the class."""
         embedded = self.characters(characters)
         before = F.pad(embedded.transpose(1, 2), (NEIGHBOURS - 1, 0))
         x = embedded + self.entry(before).transpose(1, 2) + self.positions[: characters.shape[1]]
@@ -81,8 +81,8 @@ class CharLM(Characters):
     """Model, data, optimizer and metric of ``charlm``; see ``Characters``.
 
     Attributes:
-        width: of the embedding at scale 1, a multiple of 32.
-        layers: attention and feed-forward pairs.
+        width: width of the embedding at scale 1, a multiple of 32.
+        layers: number of pairs of an attention and a feed-forward layer.
     """
 
     name: ClassVar[str] = "charlm"
@@ -96,11 +96,11 @@ class CharLM(Characters):
 
     @classmethod
     def tuned(cls, scale: float) -> float:
-        """Narrower models take more: 4e-3 at scale 0.4, 2e-3 at scale 1."""
+        """Return the learning rate that is best at a scale: 4e-3 at 0.4, 2e-3 at 1; narrower models take more."""
         return 4e-3 if scale < 0.7 else 2e-3
 
     def model(self) -> nn.Module:
-        """A freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model: the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             heads = max(1, round(self.width / HEAD * self.scale**0.5))

@@ -30,7 +30,7 @@ DEVIATION = np.array([0.247, 0.243, 0.262], np.float32).reshape(3, 1, 1)
 
 
 class Layout(NamedTuple):
-    """How a data set's binary version is laid out; a record is label bytes, of which the last counts, then pixels."""
+    """Layout of a data set's binary version; a record is label bytes, of which the last counts, then pixels."""
 
     folder: str
     train: tuple[str, ...]
@@ -57,10 +57,10 @@ REMEDY = (
 
 
 def located(data: str) -> tuple[Path, Layout]:
-    """The folder of the records, and their layout.
+    """Find the folder of the records, and their layout.
 
     Args:
-        data: that folder, or the one it is in.
+        data: the folder of the records, or the one it is in.
 
     Raises:
         ValueError: there is no complete binary version.
@@ -83,7 +83,7 @@ class Pictures(NamedTuple):
 
 @lru_cache(maxsize=4)
 def pictures(folder: Path, layout: Layout, train: bool) -> Pictures:
-    """Reads the training or the test records.
+    """Read the training or the test records.
 
     Raises:
         ValueError: a file is empty or not made of whole records, or a class is out of range.
@@ -102,7 +102,7 @@ def pictures(folder: Path, layout: Layout, train: bool) -> Pictures:
 
 
 def normalised(images: npt.NDArray[np.uint8]) -> Tensor:
-    """About zero mean and unit deviation a colour, float32."""
+    """Return pictures ``(count, 3, SIDE, SIDE)``, float32, of about zero mean and unit deviation in each colour."""
     return torch.from_numpy((images.astype(np.float32) / 255 - MEAN) / DEVIATION)
 
 
@@ -111,10 +111,11 @@ class Cifar(Task):
     """Data, augmentation, optimizer and metric of the tasks on CIFAR; see ``Task``. A *sample* is one picture.
 
     Attributes:
-        learning_rate: of SGD with momentum 0.9 and weight decay 5e-4; the usual value, not one found by a sweep.
+        learning_rate: learning rate of SGD with momentum 0.9 and weight decay 5e-4; the usual value, not one found by
+            a sweep.
         data: the folder with the binary version of CIFAR-10 or CIFAR-100.
-        pictures: per rank and step.
-        validation_pictures: test pictures the accuracy is taken over, at most; the same ones each time.
+        pictures: number of pictures per rank and step.
+        validation_pictures: largest number of test pictures that the accuracy is taken over; the same ones each time.
     """
 
     metric: ClassVar[Metric] = Metric("test accuracy", "%", higher_is_better=True)
@@ -137,17 +138,17 @@ class Cifar(Task):
 
     @property
     def classes(self) -> int:
-        """10 or 100, as the data has."""
+        """Number of classes of the data, 10 or 100."""
         return located(self.data)[1].classes
 
     @cached_property
     def train(self) -> Pictures:
-        """Pictures trained on."""
+        """Pictures to train on."""
         return pictures(*located(self.data), train=True)
 
     @cached_property
     def test(self) -> Pictures:
-        """Pictures judged by."""
+        """Pictures to judge a run by."""
         images, classes = pictures(*located(self.data), train=False)
         return Pictures(images[: self.validation_pictures], classes[: self.validation_pictures])
 
@@ -156,7 +157,10 @@ class Cifar(Task):
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Pictures of one step on one rank, padded, cropped and flipped at random, and their classes."""
+        """Return one rank's pictures of a step, padded, cropped and flipped at random, and their classes.
+
+        Pictures are ``(batch_size, 3, SIDE, SIDE)``, float32; classes ``(batch_size,)``, int64.
+        """
         generator = np.random.default_rng((self.seed, rank, step))
         drawn = generator.integers(0, len(self.train.classes), self.batch_size)
         rows, columns = (generator.integers(0, 2 * PAD + 1, (len(drawn), 1)) + np.arange(SIDE) for _ in range(2))
@@ -167,11 +171,11 @@ class Cifar(Task):
         return normalised(images), torch.from_numpy(self.train.classes[drawn])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Mean cross-entropy, nats."""
+        """Return the mean cross-entropy in nats, a scalar."""
         return F.cross_entropy(model(batch[0]), batch[1])
 
     def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:
-        """A hundred a hit, over the ``part``-th of ``parts`` shares of the test pictures."""
+        """Return 100 for each hit, over the ``part``-th of ``parts`` shares of the test pictures."""
         images, classes = self.test.images[part::parts], self.test.classes[part::parts]
         hits = 0
         training = model.training
@@ -188,7 +192,7 @@ class Cifar(Task):
 
 
 def convolution(before: int, after: int, side: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution and the normalisation that follows it."""
+    """Return a convolution and the normalisation that follows it."""
     return [nn.Conv2d(before, after, side, stride, side // 2, bias=False), nn.BatchNorm2d(after)]
 
 
@@ -207,7 +211,7 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Identity() if kept else nn.Sequential(*convolution(before, after, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(batch, before, side, side)`` to ``(batch, 4 narrow, side / stride, side / stride)``."""
+        """Map ``(batch, before, side, side)`` to ``(batch, 4 narrow, side / stride, side / stride)``, float32."""
         out: Tensor = F.relu(self.branch(x) + self.shortcut(x))
         return out
 
@@ -219,7 +223,7 @@ class ResNet101(Cifar):
     name: ClassVar[str] = "resnet101"
 
     def model(self) -> nn.Module:
-        """A freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model: the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             channels = self._widened(64)
@@ -239,7 +243,7 @@ class VGG16(Cifar):
     name: ClassVar[str] = "vgg16"
 
     def model(self) -> nn.Module:
-        """A freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model: the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             channels = 3

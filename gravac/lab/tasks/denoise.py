@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from gravac.lab.tasks.base import Metric, Score, Task
 
 SIDE = 16
-"""Pixels of a patch in each direction."""
+"""Width and height of a patch, in pixels."""
 
 DETAIL = 0.2
-"""About the standard deviation of a noisy patch around its mean, so that the net sees numbers around 1."""
+"""Rough standard deviation of a noisy patch around its mean; divided by it, the net sees numbers around 1."""
 
 
 @lru_cache(maxsize=1)
@@ -63,7 +63,7 @@ class PatchNet(nn.Module):
         nn.init.zeros_(last.weight)  # to begin with, all but the patch's mean is taken for noise
 
     def forward(self, noisy: Tensor) -> Tensor:
-        """See the class."""
+        """Map noisy patches ``(batch, 1, SIDE, SIDE)`` to their noise; see the class."""
         detail = noisy - noisy.mean((2, 3), keepdim=True)
         kept: Tensor = self.connected(self.features(detail / DETAIL)) * DETAIL
         return detail - kept.view(noisy.shape)
@@ -74,12 +74,12 @@ class Denoise(Task):
     """Model, data, optimizer and metric of ``denoise``; see ``Task``. A *sample* is one patch.
 
     Attributes:
-        learning_rate: of SGD with momentum 0.9.
-        patches: per rank and step.
+        learning_rate: learning rate of SGD with momentum 0.9.
+        patches: number of patches per rank and step.
         sigma: standard deviation of the noise; pixels are in [0, 1].
-        channels: of the first convolution at scale 1; the second has twice as many.
-        width: of the fully connected layers at scale 1.
-        validation_patches: patches the PSNR is taken over; the same ones each time, under the same noise.
+        channels: number of channels of the first convolution at scale 1; the second has twice as many.
+        width: width of the fully connected layers at scale 1.
+        validation_patches: number of patches for the PSNR; the same ones each time, under the same noise.
     """
 
     name: ClassVar[str] = "denoise"
@@ -96,7 +96,7 @@ class Denoise(Task):
 
     @classmethod
     def tuned(cls, scale: float) -> float:
-        """0.1 at scale 0.4, 0.2 at scale 1."""
+        """Return the learning rate that is best at a scale: 0.1 at 0.4, 0.2 at 1."""
         return 0.1 if scale < 0.7 else 0.2
 
     @property
@@ -105,7 +105,7 @@ class Denoise(Task):
         return self.patches
 
     def model(self) -> nn.Module:
-        """A freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model: the same weights on every rank."""
         factor = self.scale**0.5
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -121,12 +121,12 @@ class Denoise(Task):
         return clean + noise, noise
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Mean squared error of the noise, in units of the noise: 1 for a model that takes nothing off."""
+        """Return the mean squared error over the noise's own, a scalar: 1 for a model that takes nothing off."""
         return F.mse_loss(model(batch[0]), batch[1]) / self.sigma**2
 
     @cached_property
     def validation(self) -> tuple[Tensor, Tensor]:
-        """Clean patches and their noise, which do not depend on the seed."""
+        """Clean patches and their noise, both ``(validation_patches, 1, SIDE, SIDE)``; the same for every seed."""
         return self._drawn("flower", np.random.default_rng(0), self.validation_patches)
 
     def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from gravac.lab.tasks.base import Metric, Score, Task
 
 HELD = 500
-"""Pictures kept for validation, of 1797."""
+"""Number of pictures kept for validation, of 1797."""
 
 
 @lru_cache(maxsize=1)
 def pictures() -> tuple[Tensor, Tensor]:
-    """All pictures, ``(1797, 1, 8, 8)`` in [0, 1], and their digits, in a fixed random order."""
+    """Return all pictures, ``(1797, 1, 8, 8)`` in [0, 1], and their digits, in a fixed random order."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -34,7 +34,7 @@ def pictures() -> tuple[Tensor, Tensor]:
 
 
 def net(factor: float) -> nn.Sequential:
-    """Three convolutions and two linear layers, ``factor`` times as wide as at scale 1."""
+    """Return three convolutions and two linear layers, ``factor`` times as wide as at scale 1."""
     narrow, wide, linear = (max(4, round(width * factor)) for width in (32, 64, 128))
     return nn.Sequential(
         nn.Conv2d(1, narrow, 3, padding=1), nn.ReLU(),
@@ -49,8 +49,8 @@ class Digits(Task):
     """A smoke test only: it saturates at 99 % within seconds and ranks methods by noise. See ``Task``.
 
     Attributes:
-        learning_rate: of SGD with momentum 0.9.
-        pictures: per rank and step.
+        learning_rate: learning rate of SGD with momentum 0.9.
+        pictures: number of pictures per rank and step.
     """
 
     name: ClassVar[str] = "digits"
@@ -67,7 +67,7 @@ class Digits(Task):
         return self.pictures
 
     def model(self) -> nn.Module:
-        """A freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model: the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return net(self.scale**0.5)
@@ -77,13 +77,13 @@ class Digits(Task):
         return torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """Pictures and digits of one step on one rank."""
+        """Return one rank's pictures of a step, ``(batch_size, 1, 8, 8)``, and their digits, ``(batch_size,)``."""
         images, targets = pictures()
         drawn = np.random.default_rng((self.seed, rank, step)).integers(HELD, len(images), self.batch_size)
         return images[drawn], targets[drawn]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Mean cross-entropy, nats."""
+        """Return the mean cross-entropy in nats, a scalar."""
         return F.cross_entropy(model(batch[0]), batch[1])
 
     def validate(self, model: nn.Module, part: int = 0, parts: int = 1) -> Score:

@@ -30,7 +30,7 @@ class CharLSTM(nn.Module):
             getattr(self.lstm, f"bias_ih_l{layer}").data[width : 2 * width] = 1.0
 
     def forward(self, characters: Tensor) -> Tensor:
-        """See the class."""
+        """Map characters ``(batch, length)`` to logits; see the class."""
         hidden, _ = self.lstm(self.characters(characters))
         logits: Tensor = self.head(hidden)
         return logits
@@ -41,8 +41,8 @@ class LSTM(Characters):
     """Model, data, optimizer and metric of ``lstm``; see ``Characters``.
 
     Attributes:
-        width: of the embedding and of both layers at scale 1.
-        layers: of the LSTM.
+        width: width of the embedding and of the LSTM's layers at scale 1.
+        layers: number of layers of the LSTM.
     """
 
     name: ClassVar[str] = "lstm"
@@ -56,7 +56,7 @@ class LSTM(Characters):
     layers: int = 2
 
     def model(self) -> nn.Module:
-        """A freshly initialised model: the same weights on every rank."""
+        """Return a freshly initialised model: the same weights on every rank."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return CharLSTM(max(1, round(self.width * self.scale**0.5 / 8)) * 8, self.layers)

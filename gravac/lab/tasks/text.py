@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 VOCABULARY = 128
-"""Characters told apart: ASCII; every byte of a character outside ASCII counts as character 0."""
+"""Number of characters told apart: ASCII; every byte of a character outside ASCII counts as character 0."""
 
 LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
 """Folders that are not the library itself, or are repetitive test data."""
 
 VALIDATION_EVERY = 12
-"""Every twelfth file is kept for validation, so no validation text is ever trained on."""
+"""Number of files of which one is kept for validation, so that no validation text is ever trained on."""
 
 _TO_CHARACTERS = bytes(b if b < VOCABULARY else 0 for b in range(256))
 
@@ -29,9 +29,9 @@ class Text:
     """Two disjoint texts as character codes in ``[0, VOCABULARY)``.
 
     Attributes:
-        train: shape ``(characters,)``, uint8.
-        validation: shape ``(characters,)``, uint8.
-        files: how many files were read.
+        train: training text, shape ``(characters,)``, uint8.
+        validation: validation text, shape ``(characters,)``, uint8.
+        files: number of files that were read.
     """
 
     train: npt.NDArray[np.uint8]
@@ -40,13 +40,13 @@ class Text:
 
 
 def library_text(folder: Path | None = None, limit: int = 8_000_000) -> Text:
-    """Reads the ``*.py`` files of the standard library, sorted by path, up to ``limit`` bytes in all.
+    """Read the ``*.py`` files of the standard library, sorted by path, up to ``limit`` bytes in all.
 
     The same machine and Python version give the same text every time; other versions give slightly other text.
 
     Args:
-        folder: where to read; by default ``sysconfig.get_paths()["stdlib"]``.
-        limit: bytes read at most.
+        folder: folder to read; by default ``sysconfig.get_paths()["stdlib"]``.
+        limit: largest number of bytes to read.
 
     Raises:
         FileNotFoundError: the folder has too little Python source to train on.

@@ -13,9 +13,13 @@ from gravac.settings import SettingsError
 
 
 def compressor(text: str) -> Compressor:
-    """A compressor from an expression in Python's notation: ``topkc(values=quantize(4), chunk=64)``.
+    """Make a compressor from an expression in Python's notation.
 
     Nothing is evaluated but names of compressors, numbers, strings, ``True``, ``False``, ``None``.
+
+    Example:
+        >>> compressor("topkc(values=quantize(4), chunk=64)").name
+        'topkc'
 
     Raises:
         ValueError: no such compressor, or a setting it does not have.
@@ -29,7 +33,13 @@ def compressor(text: str) -> Compressor:
 
 
 def controller(text: str) -> Any:
-    """A controller from its name, or its name and settings: ``gravac(epsilon=0.9)``.
+    """Make a controller from its name and settings.
+
+    Example:
+        >>> controller("gravac(epsilon=0.9)").epsilon
+        0.9
+        >>> controller("gravac")
+        'gravac'
 
     Returns:
         The name itself where no settings are given, so that defaults that depend on the run stay.

@@ -37,10 +37,10 @@ from gravac.lab.training.expression import compressor, controller
 from gravac.telemetry.records import DecisionRecord, Record, StepRecord
 
 RANGE = (10.0, 1000.0)
-"""Compression factors of an adaptive method that names none."""
+"""Lowest and highest compression factor of an adaptive method that names none."""
 
 POWERSGD_START = 2
-"""Steps before torch's PowerSGD compresses: the least it allows."""
+"""Number of steps before torch's PowerSGD compresses: the least it allows."""
 
 _DENSE: dict[str, tuple[float, str, Callable[..., Any] | None]] = {
     "fp32": (1.0, "float32", None),
@@ -55,16 +55,23 @@ _STATIC = re.compile(r"(?P<base>[^@:]+)(?:@(?P<cf>[\d.]+))?")
 
 @dataclass(frozen=True)
 class Method:
-    """A method, parsed; ``Method.parse`` makes one.
+    """A way of exchanging gradients; ``Method.parse`` makes one from words.
 
     Attributes:
-        text: as it was given.
-        native: ``"fp32"``, ``"fp16"`` or ``"bf16"``; torch's own exchange.
-        rank: of torch's PowerSGD.
-        base: our compressor.
-        cf: its one compression factor; ``None`` when a controller chooses.
-        controller: its name, or itself where it has settings.
-        cf_range: what the controller chooses from.
+        text: the words it was parsed from.
+        native: ``"fp32"``, ``"fp16"`` or ``"bf16"`` for torch's own exchange; ``None`` otherwise.
+        rank: rank of torch's PowerSGD; ``None`` otherwise.
+        base: our compressor; ``None`` for torch's own methods.
+        cf: the one compression factor of ``base``; ``None`` when a controller chooses.
+        controller: name of the controller, or the controller itself where it has settings; ``None`` without one.
+        cf_range: lowest and highest compression factor that the controller chooses from.
+
+    Example:
+        >>> method = Method.parse("gravac:topk@10-100")
+        >>> method.adaptive, method.cf_range
+        (True, (10.0, 100.0))
+        >>> Method.parse("quantize(2)").cf
+        16.0
     """
 
     text: str
@@ -77,17 +84,17 @@ class Method:
 
     @property
     def adaptive(self) -> bool:
-        """Whether a controller decides."""
+        """Tell whether a controller decides."""
         return self.controller is not None
 
     @property
     def ours(self) -> bool:
-        """Whether gravac exchanges."""
+        """Tell whether gravac, and not torch, exchanges the gradients."""
         return self.base is not None
 
     @classmethod
     def parse(cls, text: str) -> Method:
-        """A method from words; see the module.
+        """Return the method that words name; see the module.
 
         Raises:
             ValueError: names the text, what is wrong with it, and what there is.
@@ -120,7 +127,7 @@ class Method:
         )
 
     def make(self, **run: Any) -> AdaptiveCompressor:
-        """Our object for it, not attached. ``run``: what belongs to a run (``log_dir``, ``pace``, ...)."""
+        """Make our compressor for it, not attached; ``run`` is what belongs to a run (``log_dir``, ``pace``, ...)."""
         if self.native:
             cf, dtype, _ = _DENSE[self.native]
             return AdaptiveCompressor(dense(dtype=dtype), (1, 2), controller=Static(cf=cf), **run)
@@ -145,7 +152,7 @@ def _only_cf(base: Compressor) -> float:
 
 
 class Exchange:
-    """A method, attached: what the training loop may ask it."""
+    """A method attached to a model, with what the training loop may ask it."""
 
     def __init__(
         self,
@@ -161,7 +168,7 @@ class Exchange:
         self._start: DecisionRecord | None = None
 
     def stepped(self) -> None:
-        """Called after each step. What a run starts with is decided in its first step, so it is noted here."""
+        """Note what a run starts with, which is decided in its first step. Called after each step."""
         cf = self.cf
         if self._start is None and cf is not None:
             base = self.method.base
@@ -182,7 +189,7 @@ class Exchange:
         return self._compressor.gain if self._compressor else None
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """Bytes this rank sent in so many steps: by our ledger, for torch's own methods by formula."""
+        """Return the bytes this rank sent in ``steps`` steps: by our ledger, for torch's own methods by formula."""
         if self._compressor is not None:
             return self._compressor.ledger.wire_bytes
         elements = sum(math.prod(shape) for shape in self._shapes)
@@ -194,12 +201,12 @@ class Exchange:
         return AllReduce.wire_bytes(4 * (plain * elements + (steps - plain) * sent), world)
 
     def decisions(self) -> list[DecisionRecord]:
-        """What was run first, then every decision, also those that changed nothing."""
+        """Return what was run first, then every decision, also those that changed nothing."""
         history = self._compressor.history if self._compressor else []
         return [self._start, *history] if self._start else history
 
     def split(self) -> tuple[float, float] | None:
-        """Median seconds a step of compressing and of waiting for collectives; ``None`` where not known."""
+        """Return the median seconds a step compressed and waited for collectives; ``None`` where not known."""
         steps = self._seen[3:] or self._seen
         if not steps:
             return None
@@ -209,12 +216,12 @@ class Exchange:
         )
 
     def mean_gain(self) -> float | None:
-        """Mean over the steps seen so far."""
+        """Return the mean gain over the steps so far; ``None`` when no gain is known."""
         gains = [step.gain for step in self._seen if step.gain is not None]
         return statistics.fmean(gains) if gains else None
 
     def close(self) -> None:
-        """Ends the method's threads and logs."""
+        """End the method's threads and logs."""
         if self._compressor:
             self._compressor.close()
 
@@ -229,15 +236,15 @@ def attach(
     seed: int = 0,
     pace: float | None = None,
 ) -> Exchange:
-    """Attaches a method to a DDP model without a communication hook.
+    """Attach a method to a DDP model that has no communication hook yet.
 
     Args:
-        method: parsed.
-        ddp: the wrapped model; of one bucket for torch's PowerSGD (``bucket_mb``).
-        optimizer: of the same model.
-        samples_per_step: over all ranks.
-        log_dir: where adaptive methods write their logs.
-        seed: of compressors that draw random numbers.
+        method: the method.
+        ddp: the wrapped model; it must have one bucket for torch's PowerSGD (``bucket_mb``).
+        optimizer: optimizer of the same model.
+        samples_per_step: number of samples of a step, over all ranks.
+        log_dir: folder into which adaptive methods write their logs; ``None`` writes none.
+        seed: seed of compressors that draw random numbers.
         pace: bits per second at which our exchange holds itself back; ``None`` on real links.
 
     Raises:
@@ -279,7 +286,7 @@ def attach(
 
 
 def _without_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """For compressors that do momentum themselves: switch the optimizer's off."""
+    """Switch the optimizer's momentum off, for compressors that do momentum themselves."""
     for group in optimizer.param_groups:
         if "momentum" in group:
             group.update(momentum=0.0, nesterov=False)
@@ -288,13 +295,20 @@ def _without_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def bucket_mb(method: Method, parameters: int) -> float:
-    """DDP's bucket size: about eight buckets, so that every exchange overlaps with backward; at most DDP's default."""
+    """Return DDP's bucket size in MiB: about eight buckets, so that every exchange overlaps with backward.
+
+    It is at most DDP's default. Torch's PowerSGD gets all of the model in one bucket.
+
+    Example:
+        >>> bucket_mb(Method.parse("fp32"), parameters=2_097_152)  # a model of 8 MiB
+        1.0
+    """
     whole = parameters * 4 / 2**20
     return 4 * whole if method.rank is not None else min(25.0, max(whole / 8, 0.02))
 
 
 def _powersgd_elements(shape: tuple[int, ...], rank: int) -> int:
-    """Elements torch's PowerSGD sends of a tensor: both factors where that halves them, else the tensor."""
+    """Return how many elements torch's PowerSGD sends of a tensor: both factors where that halves them, else all."""
     elements = math.prod(shape)
     if len(shape) < 2:
         return elements

@@ -30,9 +30,9 @@ PATIENCE = 120.0
 POLL = 0.1
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""Has glibc keep what is freed. By default it returns memory to the system and asks for it again every step, or does
-not, as the heap happens to lie: up to 15 % of a step, by chance, in one run and not in the next. The user's own
-environment comes first."""
+"""Environment that has glibc keep what is freed. By default it returns memory to the system and asks for it again every
+step, or does not, as the heap happens to lie: up to 15 % of a step, by chance, in one run and not in the next. The
+user's own environment comes first."""
 
 Event = dict[str, Any]
 
@@ -43,17 +43,17 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runs of one comparison share.
+    """The settings that runs of one comparison share.
 
     Attributes:
-        workers: 2 to 8.
-        link: in words, for logs and messages.
+        workers: number of workers, 2 to 8.
+        link: link in words, for logs and messages.
         slowest: lowest rate of the link, bits per second; ``None`` is not limited.
         task: name of a reference task.
-        scale: of the task.
+        scale: scale of the task.
         data: folder of its data, for tasks that bring none.
-        seed: of weights and batches.
-        log_dir: TensorBoard logs, a folder for each leg's label; ``None`` writes none.
+        seed: seed of weights and batches.
+        log_dir: folder of TensorBoard logs, with one for each leg's label; ``None`` writes none.
     """
 
     workers: int
@@ -70,8 +70,8 @@ class Run:
     """One session, of one or more legs; a context manager that leaves no process and no temporary file.
 
     Args:
-        legs: what is trained, in order.
-        settings: shared with the other runs.
+        legs: legs to train, in order.
+        settings: settings shared with the other runs.
         network: the workers' links; ``None`` is paced mode on the machine's loopback.
     """
 
@@ -105,7 +105,7 @@ class Run:
         return [worker.pid for worker in self._workers]
 
     def events(self) -> Iterator[Event]:
-        """What rank 0 reports (``start``, ``step``, ``evaluation``, ``end``), as it comes, until all workers ended.
+        """Yield what rank 0 reports (``start``, ``step``, ``evaluation``, ``end``) until all workers ended.
 
         Each has the index of its leg.
 
@@ -192,9 +192,9 @@ class Run:
     def _failed(self, rank: int, how: str) -> RunFailed:
         self._kill()
         words = [(self._folder / f"rank{r}.log").read_text(errors="replace").strip() for r in range(len(self._workers))]
-        said = words[rank] or next((text for text in words if text), "(it said nothing)")
+        message = words[rank] or next((text for text in words if text), "(it said nothing)")
         label = self._legs[self._leg].label
-        return RunFailed(f"{label}: worker {rank} {how}. Its last words:\n{said[-2000:]}")
+        return RunFailed(f"{label}: worker {rank} {how}. Its last words:\n{message[-2000:]}")
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -208,7 +208,7 @@ class Run:
 
 
 def _remove_leftovers() -> None:
-    """Removes the temporary folders of processes that were killed."""
+    """Remove the temporary folders of processes that were killed."""
     for folder in Path(tempfile.gettempdir()).glob("gravac-*-run-*"):
         if orphaned(folder.name):
             shutil.rmtree(folder, ignore_errors=True)

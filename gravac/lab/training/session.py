@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a session of workers is told: its legs, each a fresh model trained with one method."""
+"""The specification of a session of workers: its legs, each a fresh model trained with one method."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ALONE = "alone"
-"""The method of a leg in which rank 0 trains by itself, without DDP, and the others wait: what one worker can do."""
+"""Method of a leg in which rank 0 trains by itself, without DDP, and the others wait: what one worker can do."""
 
 WARM_UP = 3
-"""First steps of a leg that no median counts: connections, the copy of the buckets, caches."""
+"""Number of first steps of a leg that no median counts: connections, the copy of the buckets, caches."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """One method's training.
+    """The training of a fresh model with one method.
 
     Attributes:
-        method: see ``gravac.lab.training.methods``, or ``ALONE``.
-        label: names its log folder and its progress.
-        seconds: training time at most.
-        steps: at most.
+        method: method in words, see ``gravac.lab.training.methods``, or ``ALONE``.
+        label: name of its log folder, also shown with its progress.
+        seconds: seconds of training after which it stops; ``None`` goes on.
+        steps: number of steps after which it stops; ``None`` goes on.
         target: value of the task's metric at which it stops; ``None`` goes on.
-        every_steps: steps between two evaluations; ``None`` does not count steps.
-        every_seconds: training time between two evaluations. With neither, nothing is evaluated.
+        every_steps: number of steps between two evaluations; ``None`` does not count steps.
+        every_seconds: seconds of training between two evaluations. With neither, nothing is evaluated.
     """
 
     method: str
@@ -39,23 +39,23 @@ class Leg:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the metric is taken at all."""
+        """Tell whether the metric is taken at all."""
         return self.every_steps is not None or self.every_seconds is not None
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A session, as plain values: what a worker is told.
+    """A session as plain values, for a worker's command line.
 
     Attributes:
-        task: its name; ``scale``, ``seed``, ``data``: of ``gravac.lab.tasks.make``.
-        workers: ranks.
-        folder: where ranks meet and where rank 0 writes ``events.jsonl``.
-        log_dir: TensorBoard logs, a folder for each leg's label; ``None`` writes none.
-        interface: network interface whose bytes count; ``None`` when there is none of our own.
+        task: name of the task; ``scale``, ``seed`` and ``data`` are arguments of ``gravac.lab.tasks.make`` too.
+        workers: number of ranks.
+        folder: folder in which ranks meet and rank 0 writes ``events.jsonl``.
+        log_dir: folder of TensorBoard logs, with one for each leg's label; ``None`` writes none.
+        interface: network interface whose bytes count; ``None`` when the session has none of its own.
         pace: bits per second at which our exchange holds itself back; ``None`` on real links.
-        link: in words, for the logs.
-        legs: what is trained, in order.
+        link: link in words, for the logs.
+        legs: legs to train, in order.
     """
 
     task: str
@@ -71,12 +71,12 @@ class Spec:
     legs: tuple[Leg, ...]
 
     def to_json(self) -> str:
-        """One line."""
+        """Return the session as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Spec:
-        """The inverse of ``to_json``."""
+        """Return the session that ``to_json`` wrote."""
         plain = json.loads(text)
         return cls(**{**plain, "legs": tuple(Leg(**leg) for leg in plain["legs"])})
 

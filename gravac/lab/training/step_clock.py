@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Where a training step's time goes, taken the same way for every method, also for those that are not ours."""
+"""A clock for the parts of a training step, the same for every method, also for those that are not ours."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.autograd import Variable
 
 @dataclass(frozen=True)
 class Lap:
-    """One step, in seconds.
+    """The times of one step, in seconds.
 
     Attributes:
-        seconds: the whole step.
-        input_wait: for the batch.
-        compute: forward, backward and optimizer.
-        exposed: from the end of backward's own work until its gradients were averaged.
+        seconds: time of the whole step.
+        input_wait: time waiting for the batch.
+        compute: time of forward, backward and optimizer.
+        exposed: time from the end of backward's own work until its gradients were averaged.
     """
 
     seconds: float
@@ -29,18 +29,20 @@ class Lap:
 
 
 class TrainingClock:
-    """Call its methods in the order of the loop: start, inputs_ready, watch, exchanged, stop."""
+    """A clock whose methods are called in the order of the loop: start, inputs_ready, watch, exchanged, stop."""
 
     def start(self) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         self._began = time.perf_counter()
 
     def inputs_ready(self) -> None:
-        """The batch is there."""
+        """Note that the batch is there."""
         self._inputs = time.perf_counter()
 
     def watch(self, loss: torch.Tensor) -> None:
-        """Before ``loss.backward()``: notes when the gradients are computed, before DDP waits for the exchange.
+        """Have the moment noted when all gradients are computed, before DDP waits for the exchange.
+
+        Called before ``loss.backward()``; ``loss`` is a scalar.
 
         DDP queues its own wait at the end of backward only when the last bucket is ready; this is queued at its start.
         """
@@ -52,11 +54,11 @@ class TrainingClock:
         loss.register_hook(begun)  # type: ignore[no-untyped-call]
 
     def exchanged(self) -> None:
-        """Backward returned."""
+        """Note that backward returned."""
         self._returned = time.perf_counter()
 
     def stop(self) -> Lap:
-        """The step is over."""
+        """Note that the step is over; return its times."""
         now = time.perf_counter()
         exposed = max(0.0, self._returned - (self._backward or self._returned))
         waited = self._inputs - self._began

@@ -10,7 +10,6 @@ for every method.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -20,177 +19,154 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.tensorboard import SummaryWriter
 
 from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Score, Task
 from gravac.lab.training.methods import Exchange, Method, attach, bucket_mb
 from gravac.lab.training.session import ALONE, WARM_UP, Leg, Spec, log_folder
 from gravac.lab.training.step_clock import Lap, TrainingClock
+from gravac.lab.training.worker_report import WorkerReport, decisions
 
 GO_ON, EVALUATE, STOP = 0, 1, 2
-
-REPORT_SECONDS = 0.25
-"""Least time between two progress lines."""
-
-
-class WorkerReport:
-    """Rank 0's account of a leg: JSON lines for the parent, scalars for TensorBoard. Silent on other ranks."""
-
-    def __init__(self, spec: Spec, leg: int, rank: int) -> None:
-        self._leg = leg
-        self._lines = open(Path(spec.folder, "events.jsonl"), "a") if rank == 0 else None  # noqa: SIM115
-        folder = log_folder(spec, spec.legs[leg])
-        self._board = SummaryWriter(str(folder)) if rank == 0 and folder is not None else None
-        self._last = -math.inf
-
-    def line(self, event: str, **values: Any) -> None:
-        """One event, at once."""
-        if self._lines:
-            self._lines.write(json.dumps({"event": event, "leg": self._leg, **values}) + "\n")
-            self._lines.flush()
-
-    def step(self, step: int, clock: float, loss: float, exchange: Exchange | None, samples: int) -> None:
-        """Progress after a step; the line is left out when the last one is recent."""
-        if self._board:
-            self._board.add_scalar("loss/training", loss, step)
-        if self._lines and time.monotonic() - self._last >= REPORT_SECONDS:
-            self._last = time.monotonic()
-            cf, gain = (exchange.cf, exchange.gain) if exchange else (None, None)
-            self.line(
-                "step", step=step, seconds=clock, loss=loss, cf=cf, gain=gain, samples_per_s=step * samples / clock
-            )
-
-    def evaluation(self, step: int, clock: float, metric: float) -> None:
-        """The metric, against steps and against the clock (there TensorBoard's "step" is milliseconds)."""
-        self.line("evaluation", step=step, seconds=clock, metric=metric)
-        if self._board:
-            self._board.add_scalar("metric/validation", metric, step)
-            self._board.add_scalar("metric/validation_by_milliseconds", metric, round(clock * 1000))
-
-    def compare(self, settings: dict[str, Any], metrics: dict[str, float]) -> None:
-        """TensorBoard's hparams page puts runs side by side by these."""
-        if self._board:
-            self._board.add_hparams(settings, metrics, run_name="hparams")
-
-    def close(self) -> None:
-        """Writes what is left."""
-        if self._board:
-            self._board.close()
-        if self._lines:
-            self._lines.close()
+"""Commands of rank 0 for a step; both but the first have it evaluated."""
 
 
 def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None:
-    """Trains one leg until its limit or target, on every rank."""
+    """Train one leg until its limit or target; called on every rank.
+
+    Args:
+        spec: the session.
+        index: the leg's place in ``spec.legs``.
+        rank: this rank.
+        control: process group of its own for what ranks tell each other about training.
+    """
     leg = spec.legs[index]
-    task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
     alone = leg.method == ALONE
-    if alone and rank:
-        dist.barrier(group=control)
-        return
-    workers = 1 if alone else spec.workers
-    model = task.model()
-    optimizer = task.optimizer(model)
-    samples = task.batch_size * workers
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    with ExitStack() as stack:
-        report = WorkerReport(spec, index, rank)
-        stack.callback(report.close)
-        trained, exchange = model, None
-        if not alone:
-            method = Method.parse(leg.method)
-            trained = ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(method, parameters))
-            exchange = attach(
-                method,
-                ddp,
-                optimizer,
-                samples_per_step=samples,
-                log_dir=log_folder(spec, leg),
-                seed=spec.seed,
-                pace=spec.pace,
-            )
-            stack.callback(exchange.close)
-            dist.barrier(group=control)
-        report.line("start", parameters=parameters, samples_per_step=samples, batch_size=task.batch_size)
-        metric = math.nan
-        if leg.evaluates:
-            metric = _evaluate(task, model, workers, rank, control)
-            report.evaluation(0, 0.0, metric)
-        sent_before = _interface_bytes(spec)
-        busy_before = time.process_time()
-        told = _Word(leg, control, alone)
-        clock = TrainingClock()
-        laps: list[Lap] = []
-        ends = [0.0]
-        word = GO_ON
-        while word != STOP:
-            step = len(laps)
-            clock.start()
-            told.say(step, ends[-1], laps[-1].seconds if laps else 0.0)
-            for group in optimizer.param_groups:
-                group["lr"] = task.learning_rate_at(step)
-            optimizer.zero_grad()
-            batch = task.batch(step, rank)
-            clock.inputs_ready()
-            loss = task.loss(trained, batch)
-            clock.watch(loss)
-            loss.backward()  # type: ignore[no-untyped-call]
-            clock.exchanged()
-            optimizer.step()
-            if exchange:
-                exchange.stepped()
-            word = told.heard()
-            laps.append(clock.stop())
-            ends.append(ends[-1] + laps[-1].seconds)
-            report.step(step + 1, ends[-1], float(loss.detach()), exchange, samples)
-            if word != GO_ON and leg.evaluates:
-                metric = _evaluate(task, model, workers, rank, control)
-                report.evaluation(step + 1, ends[-1], metric)
-                told.evaluated(step + 1, ends[-1])
-                if leg.target is not None and task.metric.reached(metric, leg.target):
-                    word = STOP  # every rank knows the same metric
-        used = torch.tensor(
-            [time.process_time() - busy_before, _interface_bytes(spec) - sent_before], dtype=torch.float64
-        )
-        if not alone:
-            dist.all_reduce(used, group=control)
-        counted = laps[WARM_UP:] or laps
-        split = exchange.split() if exchange else None
-        report.line(
-            "end",
-            step=len(laps),
-            seconds=ends[-1],
-            step_s=statistics.median(lap.seconds for lap in counted),
-            steps_s=[round(lap.seconds, 6) for lap in counted],
-            cpu_seconds=float(used[0]),
-            wire_bytes=exchange.wire_bytes(len(laps), workers) if exchange else 0,
-            interface_bytes=round(float(used[1]) / workers) if spec.interface else None,
-            gain=exchange.mean_gain() if exchange else None,
-            turns=_turns(exchange, ends) if exchange else [],
-            split={
-                "compute": statistics.median(lap.compute for lap in counted),
-                "exposed": statistics.median(lap.exposed for lap in counted),
-                "input_wait": statistics.median(lap.input_wait for lap in counted),
-                "compress": split[0] if split else None,
-                "exchange": split[1] if split else None,
-            },
-        )
-        report.compare(
-            {"task": spec.task, "link": spec.link, "method": leg.method, "workers": spec.workers, "seed": spec.seed},
-            {"run/metric": metric, "run/seconds": ends[-1], "run/steps": float(len(laps))},
-        )
+    if rank == 0 or not alone:
+        with ExitStack() as stack:
+            training = _Training(spec, index, rank, control, stack)
+            if leg.evaluates:
+                training.evaluate()
+            used = _Used(spec)
+            command = GO_ON
+            while command != STOP:
+                command = training.step()
+                if command != GO_ON and leg.evaluates and training.evaluate():
+                    command = STOP  # every rank knows the same metric
+            training.finish(used)
     if alone:
         dist.barrier(group=control)
 
 
-class _Word:
-    """Rank 0's word for each step: go on, evaluate after it, or evaluate and stop."""
+class _Training:
+    """One leg under way on one rank: a fresh model, what exchanges its gradients, and the clock."""
+
+    def __init__(self, spec: Spec, index: int, rank: int, control: dist.ProcessGroup, stack: ExitStack) -> None:
+        self.spec, self.leg, self.rank, self.control = spec, spec.legs[index], rank, control
+        alone = self.leg.method == ALONE
+        self.workers = 1 if alone else spec.workers
+        self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
+        self.model = self.trained = self.task.model()
+        self.optimizer = self.task.optimizer(self.model)
+        self.samples = self.task.batch_size * self.workers
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.metric = math.nan
+        self.laps: list[Lap] = []
+        self.ends = [0.0]
+        self.clock = TrainingClock()
+        self.commands = _Commands(self.leg, control, alone)
+        self.report = WorkerReport(spec, index, rank)
+        stack.callback(self.report.close)
+        self.exchange: Exchange | None = None
+        if not alone:
+            self._attach(stack)
+        self.report.line(
+            "start", parameters=self.parameters, samples_per_step=self.samples, batch_size=self.task.batch_size
+        )
+
+    def _attach(self, stack: ExitStack) -> None:
+        """Wrap the model in DDP, attach the method, and wait for the other ranks."""
+        method = Method.parse(self.leg.method)
+        self.trained = ddp = DistributedDataParallel(self.model, bucket_cap_mb=bucket_mb(method, self.parameters))
+        self.exchange = attach(
+            method,
+            ddp,
+            self.optimizer,
+            samples_per_step=self.samples,
+            log_dir=log_folder(self.spec, self.leg),
+            seed=self.spec.seed,
+            pace=self.spec.pace,
+        )
+        stack.callback(self.exchange.close)
+        dist.barrier(group=self.control)
+
+    def step(self) -> int:
+        """Train one step; return rank 0's command for what comes next."""
+        step = len(self.laps)
+        self.clock.start()
+        self.commands.send(step, self.ends[-1], self.laps[-1].seconds if self.laps else 0.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.task.learning_rate_at(step)
+        self.optimizer.zero_grad()
+        batch = self.task.batch(step, self.rank)
+        self.clock.inputs_ready()
+        loss = self.task.loss(self.trained, batch)
+        self.clock.watch(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.clock.exchanged()
+        self.optimizer.step()
+        if self.exchange:
+            self.exchange.stepped()
+        command = self.commands.receive()
+        self.laps.append(self.clock.stop())
+        self.ends.append(self.ends[-1] + self.laps[-1].seconds)
+        self.report.step(step + 1, self.ends[-1], float(loss.detach()), self.exchange, self.samples)
+        return command
+
+    def evaluate(self) -> bool:
+        """Take the metric on every rank, and tell whether it reached the leg's target."""
+        self.metric = _evaluate(self.task, self.model, self.workers, self.rank, self.control)
+        steps, seconds = len(self.laps), self.ends[-1]
+        self.report.evaluation(steps, seconds, self.metric)
+        self.commands.evaluated(steps, seconds)
+        return self.leg.target is not None and self.task.metric.reached(self.metric, self.leg.target)
+
+    def finish(self, used: _Used) -> None:
+        """Add up over the ranks what the leg used, and report how it ended."""
+        spent = used.so_far()
+        if self.leg.method != ALONE:
+            dist.all_reduce(spent, group=self.control)
+        cpu_seconds, interface_bytes = spent.tolist()
+        exchange, counted = self.exchange, self.laps[WARM_UP:] or self.laps
+        self.report.line(
+            "end",
+            step=len(self.laps),
+            seconds=self.ends[-1],
+            step_s=statistics.median(lap.seconds for lap in counted),
+            steps_s=[round(lap.seconds, 6) for lap in counted],
+            cpu_seconds=cpu_seconds,
+            wire_bytes=exchange.wire_bytes(len(self.laps), self.workers) if exchange else 0,
+            interface_bytes=round(interface_bytes / self.workers) if self.spec.interface else None,
+            gain=exchange.mean_gain() if exchange else None,
+            turns=decisions(exchange, self.ends) if exchange else [],
+            split=_split(counted, exchange),
+        )
+        spec = self.spec
+        self.report.compare(
+            {
+                "task": spec.task, "link": spec.link, "method": self.leg.method, "workers": spec.workers,
+                "seed": spec.seed,
+            },
+            {"run/metric": self.metric, "run/seconds": self.ends[-1], "run/steps": float(len(self.laps))},
+        )  # fmt: skip
+
+
+class _Commands:
+    """Rank 0's command for each step: go on, evaluate after it, or evaluate and stop."""
 
     def __init__(self, leg: Leg, control: dist.ProcessGroup, alone: bool) -> None:
         self._leg = leg
@@ -201,21 +177,35 @@ class _Word:
     def evaluated(self, step: int, clock: float) -> None:
         self._evaluated = (step, clock)
 
-    def say(self, step: int, clock: float, duration: float) -> None:
-        """Decides from the clock as it will stand after this step, should it last as long as the one before."""
+    def send(self, step: int, clock: float, duration: float) -> None:
+        """Decide from the clock as it will stand after this step, should it last as long as the one before."""
         leg, after, then = self._leg, step + 1, clock + duration
-        word = GO_ON
+        command = GO_ON
         if _past(after, leg.steps) or _past(then, leg.seconds):
-            word = STOP
+            command = STOP
         elif _past(after - self._evaluated[0], leg.every_steps) or _past(then - self._evaluated[1], leg.every_seconds):
-            word = EVALUATE
-        self._told = torch.tensor([word])
-        self._telling = None if self._alone else dist.broadcast(self._told, 0, group=self._control, async_op=True)
+            command = EVALUATE
+        self._command = torch.tensor([command])
+        self._sending = None if self._alone else dist.broadcast(self._command, 0, group=self._control, async_op=True)
 
-    def heard(self) -> int:
-        if self._telling is not None:
-            self._telling.wait()
-        return int(self._told)
+    def receive(self) -> int:
+        if self._sending is not None:
+            self._sending.wait()
+        return int(self._command)
+
+
+class _Used:
+    """Processor time and interface bytes of this rank since it was made."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._sent = _interface_bytes(spec)
+        self._busy = time.process_time()
+
+    def so_far(self) -> torch.Tensor:
+        """Return ``(2,)``, float64: processor seconds, and bytes that the network interface sent."""
+        busy, sent = time.process_time() - self._busy, _interface_bytes(self._spec) - self._sent
+        return torch.tensor([busy, sent], dtype=torch.float64)
 
 
 def _past(value: float, bound: float | None) -> bool:
@@ -223,7 +213,7 @@ def _past(value: float, bound: float | None) -> bool:
 
 
 def _evaluate(task: Task, model: torch.nn.Module, workers: int, rank: int, control: dist.ProcessGroup) -> float:
-    """The metric, each rank scoring its share; every rank leaves at the same time, with the same value."""
+    """Score a share of the validation data on each rank; return the metric, the same on every rank."""
     score = task.validate(model, rank, workers)
     summed = torch.tensor([score.total, score.count], dtype=torch.float64)
     if workers > 1:
@@ -231,24 +221,20 @@ def _evaluate(task: Task, model: torch.nn.Module, workers: int, rank: int, contr
     return task.metric.value(Score(float(summed[0]), int(summed[1])))
 
 
-def _turns(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
-    return [
-        {
-            "step": turn.step,
-            "seconds": ends[min(turn.step, len(ends) - 1)],
-            "compressor": turn.compressor,
-            "cf": turn.cf,
-            "changed": turn.changed,
-            "gain": turn.gain if math.isfinite(turn.gain) else None,
-            "t_system": turn.t_system,
-            "reason": turn.reason,
-        }
-        for turn in exchange.decisions()
-    ]
+def _split(laps: list[Lap], exchange: Exchange | None) -> dict[str, float | None]:
+    """Where a step's time went: median seconds over the counted steps."""
+    ours = exchange.split() if exchange else None
+    return {
+        "compute": statistics.median(lap.compute for lap in laps),
+        "exposed": statistics.median(lap.exposed for lap in laps),
+        "input_wait": statistics.median(lap.input_wait for lap in laps),
+        "compress": ours[0] if ours else None,
+        "exchange": ours[1] if ours else None,
+    }
 
 
 def _interface_bytes(spec: Spec) -> int:
-    """Bytes this rank's network interface sent so far, headers included; 0 without one."""
+    """Return the bytes that this rank's network interface sent so far, headers included; 0 without one."""
     if spec.interface is None:
         return 0
     for line in Path("/proc/net/dev").read_text().splitlines():
@@ -259,14 +245,18 @@ def _interface_bytes(spec: Spec) -> int:
 
 
 def _end_with_parent() -> None:
-    """The parent holds the other end of standard input; when it is gone, so is the reason to run."""
+    """End this process when the parent, which holds the other end of standard input, is gone."""
     while os.read(0, 1):  # not through sys.stdin, whose lock would be held at the interpreter's end
         pass
     os._exit(3)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one rank: a ``Spec`` as JSON, and the rank."""
+    """Run one rank of a session; return the exit status.
+
+    Args:
+        arguments: a ``Spec`` as JSON, and the rank.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     spec, rank = Spec.from_json(arguments[0]), int(arguments[1])
     torch.set_num_threads(1)

@@ -104,7 +104,7 @@ class Live(Shown):
 
 
 def run_tta(matrix: Matrix, console: Console | None = None) -> int:
-    """Runs a matrix, shows it, and returns how many runs failed.
+    """Run a matrix, show it, and return how many runs failed.
 
     Raises:
         RunFailed: the reference run failed, or did not reach the target.
@@ -128,7 +128,7 @@ def run_tta(matrix: Matrix, console: Console | None = None) -> int:
 
 
 def table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
-    """One row per run: time and steps to the target, speed, bytes."""
+    """Return one row per run: time and steps to the target, speed, bytes."""
     shown = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     for heading in ("task", "link", "seed", "method"):
         shown.add_column(heading, no_wrap=True)

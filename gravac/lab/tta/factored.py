@@ -21,7 +21,7 @@ def factored(
     reference: TrainingRecord,
     stamp: Stamp | None = None,
 ) -> TrainingRecord:
-    """A static method's record on a link from its unthrottled one and short runs on that link; ``stamp`` is theirs."""
+    """Return a static method's record on a link, from its unthrottled one and short runs there, with their stamp."""
     steps_s = [seconds for probe in probes for seconds in probe["steps_s"]]
     step_s = statistics.median(steps_s)
     samples = unthrottled.samples_per_s * unthrottled.step_s / step_s
@@ -43,7 +43,7 @@ def factored(
 
 
 def refactored(unthrottled: TrainingRecord, known: TrainingRecord, limit_s: float) -> TrainingRecord:
-    """The same for another seed: a step takes as long."""
+    """Return a static method's record for another seed: a step takes as long as in the known one."""
     update = {name: getattr(known, name) for name in ("link", "samples_per_s", "efficiency", "split", "stamp")}
     interface = known.interface_bytes
     share = unthrottled.steps / known.steps
@@ -68,7 +68,7 @@ def _timed(unthrottled: TrainingRecord, step_s: float, limit_s: float) -> Traini
 
 
 def efficiency(samples_per_s: float, reference: TrainingRecord | None) -> float | None:
-    """Over that of as many workers alone; ``None`` when what one does is not known."""
+    """Return samples per second over those of as many workers alone; ``None`` when what one does is not known."""
     if reference is None or reference.efficiency is None:
         return None
     return samples_per_s * reference.efficiency / reference.samples_per_s

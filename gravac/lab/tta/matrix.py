@@ -28,29 +28,29 @@ from gravac.lab.tasks.base import Task
 from gravac.lab.training.methods import Method
 
 REFERENCE = "fp32"
-"""The method whose unthrottled run sets target and limit."""
+"""Method whose unthrottled run sets target and limit."""
 
 METHODS = ("fp32", "fp16", "quantize(8)", "quantize(2)", "topkc@10", "topk@10", "gravac:topk", "goodput:ladder@2-1000")
-"""What is compared when nothing else is asked for."""
+"""Methods that are compared when nothing else is asked for."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What is asked of ``gravac bench tta``; wrong values are refused at construction.
+    """Settings of ``gravac bench tta``; wrong values are refused at construction.
 
     Attributes:
         tasks: names of reference tasks.
-        links: in words, see ``gravac.lab.links.link``.
-        methods: in words, see ``gravac.lab.training.methods``.
-        workers: 2 to 8.
-        seeds: 0 and up.
-        more_seeds: at most so many after those, for whatever differs between seeds by more than ``SPREAD``.
-        scale: of the tasks.
-        target: of the metric; ``None`` is what dense reaches at 80 % of its budget.
-        budget: steps of the reference run; ``None`` is the task's own.
+        links: links in words, see ``gravac.lab.links.link``.
+        methods: methods in words, see ``gravac.lab.training.methods``.
+        workers: number of workers, 2 to 8.
+        seeds: seeds, 0 and up.
+        more_seeds: largest number of seeds after those, for whatever differs between seeds by more than ``SPREAD``.
+        scale: scale of the tasks.
+        target: target of the metric; ``None`` is what dense reaches at 80 % of its budget.
+        budget: number of steps of the reference run; ``None`` is the task's own.
         limit: multiple of the limit at which a run is given up.
-        factored: see the module.
-        paced: make no links; the exchange paces itself.
+        factored: whether static methods are measured by parts, see the module.
+        paced: whether the exchange paces itself instead of using emulated links.
         data: folder of a task's data, for tasks that bring none.
         json: the file of results; runs in it are not run again.
         log_dir: TensorBoard logs; ``None`` writes none.
@@ -104,5 +104,5 @@ class Matrix:
             raise ValueError(f"json: {self.json.parent} is not writable; name another")
 
     def task(self, name: str, seed: int) -> Task:
-        """A task of the matrix."""
+        """Make a task of the matrix."""
         return make(name, scale=self.scale, seed=seed, data=self.data)

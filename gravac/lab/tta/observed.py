@@ -16,7 +16,7 @@ from gravac.lab.training.methods import Method, bucket_mb
 from gravac.lab.tta.record import TrainingRecord
 
 FEWEST = 9
-"""Steps, so that a third of them can be fitted."""
+"""Smallest number of steps of which a third can be fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class HeldOut:
     """A cost model fitted to a third of some steps, and tried on the others.
 
     Attributes:
-        fit: to the third.
+        fit: cost model fitted to a third of the steps.
         tried: the other steps.
-        errors: predicted over measured, less one, of each of them.
+        errors: predicted over measured step time, less one, of each of the other steps.
     """
 
     fit: Fit
@@ -35,7 +35,7 @@ class HeldOut:
 
 
 def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
-    """Those of torch's dense exchange, and of ours at one CF, that are not paced, on links of one rate throughout."""
+    """Return the steps of torch's dense exchange and of ours at one CF, not paced, on links of one rate throughout."""
     shapes: dict[tuple[str, float], list[tuple[int, ...]]] = {}
     found = []
     for run in runs:
@@ -65,12 +65,12 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
 
 
 def hold_out(steps: Sequence[Observation], machine: Machine | None = None, seed: int = 0) -> HeldOut:
-    """Fits the cost model to a third of the steps, drawn at random, and tries it on the others.
+    """Fit the cost model to a third of the steps, drawn at random, and try it on the others.
 
     Args:
-        steps: nine or more.
-        machine: see ``gravac.costmodel.fit``.
-        seed: of the draw.
+        steps: nine steps or more.
+        machine: machine that ``gravac.costmodel.fit`` starts from.
+        seed: seed of the draw.
 
     Raises:
         ValueError: too few steps, or no bandwidth explains them.

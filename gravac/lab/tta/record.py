@@ -18,11 +18,11 @@ from gravac.lab.provenance import Stamp, one_commit
 from gravac.settings import SettingsError
 
 SPREAD = 0.10
-"""(most - least) / median over seeds, above which times are worth little: more seeds are asked for, or added."""
+"""Spread of times over seeds, (most - least) / median, above which more seeds are asked for, or added."""
 
 
 Metric = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""A metric; nan, of a run that diverged, is written as null."""
+"""A metric; a run that diverged has nan, which is written as null."""
 
 
 class _Record(BaseModel):
@@ -33,9 +33,9 @@ class Point(_Record):
     """The validation metric at one moment.
 
     Attributes:
-        step: steps made.
-        seconds: training time spent, without evaluation.
-        metric: in the task's unit.
+        step: number of steps made.
+        seconds: seconds of training, without evaluation.
+        metric: value of the metric, in the task's unit.
     """
 
     step: int
@@ -52,9 +52,9 @@ class Turn(_Record):
         compressor: name of what runs from here.
         cf: its compression factor; 1 is dense float32, 2 is 16 bit.
         changed: whether that differs from before.
-        gain: of the window that ended; ``None`` at the start.
+        gain: gain of the window that ended; ``None`` at the start.
         t_system: samples per second of the window.
-        reason: in words.
+        reason: why it was decided, in words.
     """
 
     step: int
@@ -90,14 +90,14 @@ class TrainingRecord(_Record):
 
     Attributes:
         task: name of the reference task.
-        scale: of the task.
-        link: as given: ``"100mbit"``, ``"1gbit,30s:50mbit"``, ``"unthrottled"``.
-        workers: ranks.
-        method: as given: ``"fp16"``, ``"topk(10)"``, ``"gravac(ladder)"``.
+        scale: scale of the task.
+        link: link as it was given: ``"100mbit"``, ``"1gbit,30s:50mbit"``, ``"unthrottled"``.
+        workers: number of ranks.
+        method: method as it was given: ``"fp16"``, ``"topk@10"``, ``"gravac:ladder"``.
         adaptive: whether a controller decides.
-        seed: of weights, batches and random compressors.
-        metric: what was judged, in words with its unit.
-        higher_is_better: of the metric.
+        seed: seed of weights, batches and random compressors.
+        metric: name of the metric with its unit.
+        higher_is_better: whether a higher metric is better.
         target: value of the metric to be reached.
         tta_s: training time until the target was first reached; ``None`` when it was not.
         steps_to_target: steps until then; ``None`` when it was not reached.
@@ -105,14 +105,14 @@ class TrainingRecord(_Record):
         limit_s: the run was to be stopped after so many seconds; ``None`` when steps alone bounded it.
         steps: steps made.
         step_s: median seconds of a step.
-        samples_per_s: over all ranks.
+        samples_per_s: samples per second over all ranks.
         efficiency: samples_per_s / (workers * samples per second of one worker alone); ``None`` when not measured.
-        wire_bytes: by our ledger, by formula for torch's own methods; ``None`` when neither is known.
-        interface_bytes: by the network interface's own counter, headers included; ``None`` without one.
-        cpu_seconds: of all ranks, over the whole run, evaluation included.
-        gain: mean over the steps; ``None`` for methods without one.
-        val_metric: at the end.
-        curve: the metric over the run.
+        wire_bytes: bytes on the wire by our ledger, by formula for torch's own methods; ``None`` when neither is known.
+        interface_bytes: bytes by the network interface's own counter, headers included; ``None`` without one.
+        cpu_seconds: processor seconds of all ranks over the whole run, evaluation included.
+        gain: mean gain over the steps; ``None`` for methods without one.
+        val_metric: value of the metric at the end.
+        curve: values of the metric over the run.
         turns: decisions of the controller.
         split: a median step's time.
         paced: no real link; the exchange held itself back.
@@ -152,7 +152,7 @@ class TrainingRecord(_Record):
 
     @property
     def cell(self) -> tuple[str, float, str, int, int]:
-        """What is compared with each other: task, scale, link, workers, seed."""
+        """The cell of the matrix whose methods are compared: task, scale, link, workers, seed."""
         return (self.task, self.scale, self.link, self.workers, self.seed)
 
 
@@ -160,7 +160,7 @@ _RECORDS = TypeAdapter(list[TrainingRecord])
 
 
 def read(paths: Iterable[Path]) -> list[TrainingRecord]:
-    """The runs of several files, in order.
+    """Read the runs of several files, in order.
 
     Raises:
         SettingsError: a file cannot be read, or is none of ``bench tta``; names the file, the entry and the field.
@@ -181,7 +181,7 @@ def read(paths: Iterable[Path]) -> list[TrainingRecord]:
 
 
 def of_one_commit(paths: Sequence[Path], runs: Iterable[TrainingRecord], mixed: bool = False) -> str:
-    """What is said of the commits of runs that stand in one table; see ``gravac.lab.provenance.one_commit``.
+    """Return what a table says of the commits of its runs; see ``gravac.lab.provenance.one_commit``.
 
     Raises:
         SettingsError: there are several, and they are not to be mixed.
@@ -190,7 +190,7 @@ def of_one_commit(paths: Sequence[Path], runs: Iterable[TrainingRecord], mixed: 
 
 
 def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
-    """Writes all runs, one file replaced at once: an interrupt leaves the old one or the new one whole."""
+    """Write all runs, one file replaced at once: an interrupt leaves the old one or the new one whole."""
     write_json(path, json.loads(_RECORDS.dump_json(list(runs))))
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a matrix: what its file does not hold yet, cell after cell, each run saved as it ends."""
+"""Runs the part of a matrix that its file does not hold yet, cell after cell; each run is saved as it ends."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ TARGET_AT = 0.8
 """Share of the reference's budget at which its metric is the target."""
 
 AROUND = 0.06
-"""The target is the mean of the evaluations within this share of the budget around that point."""
+"""Share of the budget around ``TARGET_AT`` within which evaluations count: the target is their mean."""
 
 ALONE_STEPS = 15
-"""Steps of one worker by itself, to know what a worker can do."""
+"""Number of steps of one worker by itself, to know what a worker can do."""
 
 PROBE_STEPS = WARM_UP + 8
-"""Steps of a turn in which a step's time is taken; each method has two turns."""
+"""Number of steps of a turn in which a step's time is taken; each method has two turns."""
 
 
 Methods = Mapping[tuple[str, str], Sequence[Method]]
-"""What is run, by task and link."""
+"""Methods to run, by task and link."""
 
 
 class Watcher(Protocol):
-    """Is told of a matrix's progress."""
+    """The interface of what shows a matrix's progress."""
 
     def planned(self, records: int, there: int) -> None:
-        """So many records the matrix has, of which some are there already."""
+        """Note how many records the matrix has, and how many of them are there already."""
 
     def stamped(self, code: str, there: Sequence[str]) -> None:
-        """Runs are made with this code; those in the file were made with these."""
+        """Note the code that runs are made with, and those that runs in the file were made with."""
 
     def starting(self, cell: str, leg: Leg) -> None:
-        """A leg begins."""
+        """Note that a leg begins."""
 
     def event(self, cell: str, leg: Leg, event: Event) -> None:
-        """A leg's rank 0 reports."""
+        """Show a report of a leg's rank 0."""
 
     def finished(self, run: TrainingRecord) -> None:
-        """A record was made and saved."""
+        """Note that a record was made and saved."""
 
     def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """A leg failed; the others go on."""
+        """Note that a leg failed; the others go on."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What a leg reported: its end, and the metric over it; stamped with the machine's speed before its session."""
+    """The report of a leg: its end, and the metric over it; stamped with the machine's speed before its session."""
 
     leg: Leg
     start: Event
@@ -73,7 +73,7 @@ class Ended:
 
 
 def run_matrix(matrix: Matrix, watcher: Watcher) -> list[TrainingRecord]:
-    """Runs what the result file does not hold yet, and returns all its runs. Saves after each.
+    """Run what the result file does not hold yet, saving after each run; return all its runs.
 
     Raises:
         SettingsError: the result file holds something else.
@@ -108,7 +108,7 @@ class _Bench:
         return self.runs
 
     def _seed(self, seed: int, methods: Methods) -> None:
-        """One seed of the methods given for each task and link."""
+        """Run one seed of the methods given for each task and link."""
         for task in self.matrix.tasks:
             asked = {link: methods[task, link] for of, link in methods if of == task}
             if not any(asked.values()):
@@ -148,7 +148,7 @@ class _Bench:
     # the three kinds of sessions
 
     def _reference(self, task: str, seed: int) -> TrainingRecord:
-        """The unthrottled run of native DDP, and what one worker does alone."""
+        """Return the record of native DDP's unthrottled run, with what one worker does alone."""
         found = self._find(task, UNTHROTTLED, REFERENCE, seed)
         if found:
             return found
@@ -223,7 +223,7 @@ class _Bench:
             self._keep(refactored(unthrottled, known[method.text], seconds))
 
     def _session(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[Ended]:
-        """What each leg came to. A leg that fails is told of and left out; those after it run in a new session."""
+        """Yield each leg's report. A leg that fails is told of and left out; those after it run in a new session."""
         matrix = self.matrix
         settings = Settings(
             workers=matrix.workers,
@@ -328,7 +328,7 @@ class _Bench:
 
 
 def target_of(curve: Sequence[Point], budget: int) -> float:
-    """What the reference had reached at 80 % of its budget: the mean of the evaluations around that step."""
+    """Return what the reference had reached at 80 % of its budget: the mean of the evaluations around that step."""
     at, width = TARGET_AT * budget, AROUND * budget
     near = [point.metric for point in curve if abs(point.step - at) <= width]
     if not near:
