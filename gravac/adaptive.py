@@ -107,20 +107,11 @@ class AdaptiveCompressor:
         pace: float | None = None,
     ) -> None:
         chosen = {"window": window, "epsilon": epsilon, "omega": omega, "step": step}
-        settings: dict[str, Any] = {
-            "base": base,
-            "cf_range": cf_range,
-            "controller": beside(controller, {name: value for name, value in chosen.items() if value is not None}),
-            "error_feedback": error_feedback,
-            "dense": dense,
-            "sixteen_bit": sixteen_bit,
-            "release": release,
-            "overflow_safety": overflow_safety,
-            "dense_below": dense_below,
-            "seed": seed,
-            "allocation": allocation,
-            "survey_every": survey_every,
-        }
+        decides = beside(controller, {name: value for name, value in chosen.items() if value is not None})
+        settings: dict[str, Any] = {"base": base, "cf_range": cf_range, "controller": decides, "seed": seed}
+        settings |= {"error_feedback": error_feedback, "release": release, "overflow_safety": overflow_safety}
+        settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
+        settings |= {"allocation": allocation, "survey_every": survey_every}
         run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
         self._build(Policy(**settings), Run(**run, log_dir=log_dir, pace=pace), sinks, process_group)
 
@@ -144,9 +135,9 @@ class AdaptiveCompressor:
             SettingsError: there is no such policy, or it holds what is not allowed.
         """
         made = cls.__new__(cls)
-        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
+        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch, "pace": pace}
         chosen = policy if isinstance(policy, Policy) else load_policy(policy)
-        made._build(chosen, Run(**run, log_dir=log_dir, pace=pace), sinks, process_group)
+        made._build(chosen, Run(**run, log_dir=log_dir), sinks, process_group)
         return made
 
     def _build(self, policy: Policy, run: Run, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
@@ -157,16 +148,14 @@ class AdaptiveCompressor:
         self._executor: Executor | None = None
         self._sinks = Sinks(sinks, run.log_dir)
         self._feedback = Feedback(policy.release, policy.overflow_safety)
-        self._averager = Averager(
-            policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, self._feedback, policy.seed
-        )
+        sent = (policy.base, policy.dense_format, policy.error_feedback, policy.dense_below)
+        self._averager = Averager(*sent, self._feedback, policy.seed)
+        settings = (run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every)
         told = {**policy.plain(), **run.plain()}
-        settings = (run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every, told)
-        self._steps = Steps(self._averager, policy.controller, self._admit, self._sinks, *settings)
+        self._steps = Steps(self._averager, policy.controller, self._admit, self._sinks, *settings, told)
         self._door = Door(self._steps, self._open)
         self._adapter = DDPAdapter(self._door)
-        self._attached = False
-        self._closed = False
+        self._attached = self._closed = False
         self._restored: dict[str, Any] | None = None
         self._link: LinkProbe | None = None
 
@@ -208,8 +197,7 @@ class AdaptiveCompressor:
     def detach(self) -> None:
         """Undo ``attach``: the module trains as a fresh DistributedDataParallel does, in torch's own code.
 
-        Called on every rank between the same two steps. What is known stays: ``state_dict`` saves it, and another
-        ``attach`` goes on from it; without one, residuals are lost to training.
+        Called on every rank between the same two steps. What is known stays, for ``state_dict`` and another ``attach``.
 
         Raises:
             RuntimeError: not attached, a backward is running or pending, or this torch cannot; nothing was changed.
@@ -222,9 +210,6 @@ class AdaptiveCompressor:
         """Learn parameter names, where a framework takes only ``hook``; ``attach`` does it by itself.
 
         Without names, parameters are numbered as they come, and a checkpoint fits only the same model and layout.
-
-        Raises:
-            RuntimeError: called after ``attach``, or twice.
         """
         self._check_free()
         self._attached = True
@@ -238,16 +223,13 @@ class AdaptiveCompressor:
         agree_group: dist.ProcessGroup | None = None,
         executor: Executor | None = None,
     ) -> Door:
-        """Open the door for gradients of anything but DDP; see ``gravac.stepping.door``. Called on every rank.
+        """Open the door for gradients of anything but DDP: see ``gravac.stepping.door``. Called on every rank.
 
         Args:
             parameters: by name, those whose gradients will be handed over.
             group: ranks that average; ``None``: the default group.
             agree_group: ranks that agree on decisions, where these are more (HSDP); ``None``: the same.
-            executor: runs the steps instead of a thread over ``group``: ``exchange.lockstep`` for ranks in memory.
-
-        Raises:
-            RuntimeError: this compressor is attached already.
+            executor: runs the steps, instead of a thread over ``group``: of ranks in memory, ``exchange.lockstep``.
         """
         self._check_free()
         self._attached = True
@@ -263,13 +245,10 @@ class AdaptiveCompressor:
         return self._adapter.hook(bucket)
 
     def _check_free(self) -> None:
-        if self._closed:
-            raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
-        if self._attached:
-            raise RuntimeError(
-                "this compressor is attached to a model already; detach() it, or make another AdaptiveCompressor for "
-                "another model (compressors such as topk may be shared)"
-            )
+        closed = "closed; make a new AdaptiveCompressor"
+        attached = "attached to a model already; detach() it, or make another one"
+        if self._closed or self._attached:
+            raise RuntimeError(f"this compressor is {closed if self._closed else attached}")
 
     # what a user looks at
 
@@ -285,26 +264,22 @@ class AdaptiveCompressor:
     @property
     def gain(self) -> float | None:
         """Gain of the last step all ranks agreed on; ``None`` before, or when it was not finite."""
-        self._steps.drain()
-        return self._steps.state.gain
+        return self._steps.settled.gain
 
     @property
     def wire_ratio(self) -> float | None:
         """Wire bytes of a dense float32 all-reduce / bytes really sent, in the last agreed step; ``None`` before."""
-        self._steps.drain()
-        return self._steps.state.wire_ratio
+        return self._steps.settled.wire_ratio
 
     @property
     def curves(self) -> dict[str, Curve]:
         """By name, what each tensor lost and sent at several CFs when last surveyed; empty but with ``"by_gain"``."""
-        self._steps.drain()
-        return dict(self._steps.state.curves)
+        return dict(self._steps.settled.curves)
 
     @property
     def history(self) -> list[DecisionRecord]:
         """One record per window end or trigger, also when nothing changed; the same on every rank."""
-        self._steps.drain()
-        return list(self._steps.state.history)
+        return list(self._steps.settled.history)
 
     @property
     def ledger(self) -> Ledger:
@@ -323,10 +298,9 @@ class AdaptiveCompressor:
         return pack(self.policy, self._steps, self._adapter.layout)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken: bit for bit at the same world size.
+        """Continue where ``state_dict`` was taken, bit for bit; called before the first backward.
 
-        At another world size, load ``gravac.merge_states([...])`` of all old ranks' states: that conserves the mean
-        residual. Called before or after ``attach``, before the first backward.
+        At another world size, load ``gravac.merge_states([...])`` of all old ranks' states.
 
         Raises:
             SettingsError: the state is of another version, rank, world size or compressor.
@@ -338,15 +312,14 @@ class AdaptiveCompressor:
     # the end
 
     def close(self) -> None:
-        """Finish what is under way, tell the sinks, end the exchange thread. May be called again."""
+        """Finish what is under way, tell the sinks, end the executor. May be called again."""
         if self._closed:
             return
         self._closed = True
-        steps = self._steps
-        steps.drain(CLOSING_SECONDS)
-        self._sinks(EndRecord(steps.state.step, {**steps.totals(), "cf": self.cf}))
+        self._steps.drain(CLOSING_SECONDS)
+        self._sinks(EndRecord(self._steps.state.step, {**self._steps.totals(), "cf": self.cf}))
         self._sinks.close()
-        steps.close()
+        self._steps.close()
 
     def __enter__(self) -> "AdaptiveCompressor":
         return self

@@ -110,8 +110,8 @@ def test_eight_numbers_of_a_state_of_version_1_are_the_slots_they_were(
     before["candidate"]["worth"] = before["candidate"].pop("efficiency")
     compressor = AdaptiveCompressor(topk)
     compressor.load_state_dict(state(version=1, report=before))
-    report = compressor._steps.report
-    assert report is not None
+    (one,) = compressor._steps.state.unobserved
+    report = one.report
     assert (report.step, report.candidate, report.shadow) == (3, Candidate("topk", 10.0, 5.0), shadow)
     known = {slot: number for slot, number in report.numbers.items() if not math.isnan(number)}
     assert [slot.removeprefix("error at ").removesuffix(".0") for slot in known] == kept

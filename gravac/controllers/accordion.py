@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from gravac.candidate import Candidate, Span
-from gravac.controllers.base import Decision, Measurement, Sums
+from gravac.controllers.base import LATENCY, Decision, Measurement, Sums
 from gravac.controllers.schedule import snap
 from gravac.controllers.window import SETTLING, Window
-from gravac.settings import Settings
+from gravac.settings import Settings, SettingsError
 
 EPOCH = 1000
 """Number of steps taken for an epoch where neither the controller nor the run says how many there are."""
@@ -76,6 +76,7 @@ class Accordion(Settings):
         every: epochs between two comparisons of norms. The published code's: 10 for CNNs, 5 for an LSTM.
         epoch: steps of an epoch; ``None`` is ``steps_per_epoch`` of ``AdaptiveCompressor``, 1000 without it.
         window: steps between records.
+        latency: steps from a measurement to its decision, fewer than an epoch has; the executor says (``for_latency``).
 
     Example:
         >>> Accordion().propose((2.0, 10.0), Span(1.0, 100.0))
@@ -88,8 +89,19 @@ class Accordion(Settings):
 
     eta: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     every: int = Field(default=10, ge=1)
-    epoch: int | None = Field(default=None, ge=3)  # a decision holds two steps after what it is made from
+    epoch: int | None = Field(default=None, ge=3)
     window: int = Field(default=20, ge=1)
+    latency: int = Field(default=LATENCY, ge=2)
+
+    def for_latency(self, latency: int) -> "Accordion":
+        """Return the same controller for decisions that take effect after so many steps.
+
+        Raises:
+            SettingsError: an epoch has no more steps than that.
+        """
+        if self._steps <= latency:
+            raise SettingsError(f"epoch: {self._steps} steps, and a decision takes {latency} to take effect; use more")
+        return self(latency=latency)
 
     def for_run(self, steps_per_epoch: int) -> "Accordion":
         """Counts in the run's epochs, unless it has its own."""
@@ -173,9 +185,9 @@ class Accordion(Settings):
         return replace(state, calm=names, norms={name: norm if math.isfinite(norm) else 0.0 for name, norm in norms})
 
     def _decide(self, state: AccordionState) -> Decision:
-        """Decide what runs two steps after the last measurement."""
+        """Decide what runs ``latency`` steps after the last measurement."""
         candidate, tensors = state.runs
-        return Decision(candidate, tensors=tensors, sums=self._sums(state.step + 2))
+        return Decision(candidate, tensors=tensors, sums=self._sums(state.step + self.latency))
 
 
 def _ends(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:

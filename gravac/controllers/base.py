@@ -7,7 +7,8 @@ the same decisions, so ranks that are fed the same measurements agree without ta
 trace, and the state is plain data that a checkpoint can hold.
 
 Time runs in steps. ``observe`` is called once for every step, in order, with that step's measurement; its decision
-takes effect two steps later (the measurement of step t travels with step t+1).
+takes effect ``latency`` steps later: two where a host runs the exchange (the measurement of step t travels with step
+t+1), three where streams do.
 """
 
 import math
@@ -87,7 +88,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A candidate to run from two steps after the one observed, and what to evaluate beside it.
+    """A candidate to run from ``latency`` steps after the one observed, and what to evaluate beside it.
 
     Attributes:
         candidate: candidate to run.
@@ -109,11 +110,14 @@ class Decision:
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
-        """The model's candidate, and ``(name, candidate)`` of tensors that run another; where it differs is a change."""
+        """The model's candidate, and ``(name, candidate)`` of tensors that run another; a change if it differs."""
         return self.candidate, self.tensors
 
 
 StateT = TypeVar("StateT")
+
+LATENCY = 2
+"""Steps from a measurement to the decision that it leads to, where nothing else is said."""
 
 
 class Controller(Protocol[StateT]):
@@ -121,6 +125,9 @@ class Controller(Protocol[StateT]):
 
     One that counts epochs may also offer ``for_run(steps_per_epoch: int)``: itself as a run of such epochs has it. It
     is called once, before ``propose``, where the user says how long an epoch is.
+
+    One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
+    many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.
     """
 
     @property
@@ -170,3 +177,9 @@ class Controller(Protocol[StateT]):
         The candidates may be others than at the dump (another number of ranks): the decision is one of those present.
         """
         ...
+
+
+def at_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:
+    """Return a controller as it is where decisions take effect after so many steps; itself where it does not ask."""
+    offered = getattr(controller, "for_latency", None)
+    return controller if offered is None else offered(latency)

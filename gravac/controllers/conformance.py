@@ -15,12 +15,13 @@ t holds from step t+2.
 import itertools
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Span
-from gravac.controllers.base import SHADOWS, Controller, Decision, Measurement
+from gravac.controllers.base import LATENCY, SHADOWS, Controller, Decision, Measurement
 
 STEPS = 400
 """Number of steps that a law drives a controller for: 20 windows of 20."""
@@ -42,7 +43,7 @@ class Step:
         ran: decision that held in the step.
         measured: measurement of the step.
         state: state of the controller after observing the measurement.
-        decision: decision made from the measurement; it holds two steps later.
+        decision: decision made from the measurement; it holds ``latency`` steps later.
     """
 
     ran: Decision
@@ -59,7 +60,7 @@ def drive(
     *,
     reload: bool = False,
 ) -> Iterator[Step]:
-    """Run a controller over made-up measurements, with training's latency.
+    """Run a controller over made-up measurements, with training's latency, or the controller's if it has one.
 
     Args:
         controller: controller to drive.
@@ -78,13 +79,14 @@ def drive(
         >>> [str(step.decision.candidate) for step in steps]
         ['any 10x', 'any 10x', 'any 10x']
     """
-    state, coming = controller.start(candidates)
-    holds = coming
+    state, decision = controller.start(candidates)
+    coming = deque([decision] * getattr(controller, "latency", LATENCY))
     for step in range(steps):
+        holds = coming.popleft()
         measured = measure(step, holds)
         state, decision = controller.observe(state, measured)
         yield Step(holds, measured, state, decision)
-        holds, coming = coming, decision
+        coming.append(decision)
         if reload:
             state, again = controller.restore(json.loads(json.dumps(controller.dump(state))), candidates)
             assert replace(again, reason="", summary=None) == replace(decision, reason="", summary=None), (

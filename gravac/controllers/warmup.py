@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from gravac.candidate import Candidate, Span
-from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.base import LATENCY, Decision, Measurement
 from gravac.controllers.schedule import snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -42,6 +42,7 @@ class Warmup(Settings):
         factor: ratio between the CFs of two stages; the paper's is 4.
         every: number of steps of a stage. The paper's is one epoch, so set it to the steps of yours.
         window: steps between records.
+        latency: steps from a measurement to its decision; the executor says (``for_latency``).
 
     Example:
         >>> Warmup().stages
@@ -57,6 +58,7 @@ class Warmup(Settings):
     factor: float = Field(default=4.0, gt=1, allow_inf_nan=False)
     every: int = Field(default=1000, ge=1)
     window: int = Field(default=20, ge=1)
+    latency: int = Field(default=LATENCY, ge=2)
 
     @property
     def stages(self) -> tuple[float, ...]:
@@ -74,22 +76,26 @@ class Warmup(Settings):
         wanted = sorted({min(cf, high) for cf in self.stages if cf >= low})
         return snap(wanted, reach)
 
+    def for_latency(self, latency: int) -> "Warmup":
+        """Return the same schedule for decisions that take effect after so many steps."""
+        return self(latency=latency)
+
     def start(self, candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
         """Begin with the first stage."""
         first = self._at(0, candidates)
         return WarmupState(tuple(candidates), first, Window(first)), Decision(first, reason=self._reason(0, first))
 
     def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
-        """Count the step; decide for the stage of two steps later, when the decision takes effect."""
+        """Count the step; decide for the stage of ``latency`` steps later, when the decision takes effect."""
         steps = state.steps + 1
         window = state.window.add(measurement)
-        chosen = self._at(steps + 1, state.candidates)
+        chosen = self._at(steps + self.latency - 1, state.candidates)
         changed = chosen != state.candidate
         if not changed and window.steps < self.window:
             return WarmupState(state.candidates, chosen, window, steps), Decision(chosen)
         summary = window.summary(self._phase(steps - 1)) if window.steps else None
         following = Window(chosen) if changed else Window(chosen, settling=0)
-        decision = Decision(chosen, (), self._reason(steps + 1, chosen), summary)
+        decision = Decision(chosen, (), self._reason(steps + self.latency - 1, chosen), summary)
         return WarmupState(state.candidates, chosen, following, steps), decision
 
     def dump(self, state: WarmupState) -> dict[str, Any]:
@@ -103,7 +109,7 @@ class Warmup(Settings):
         The schedule goes on where it was; so does the window, when its candidate still runs.
         """
         steps = plain["steps"]
-        chosen = self._at(steps + 1 if steps else 0, candidates)
+        chosen = self._at(steps + self.latency - 1 if steps else 0, candidates)
         same = plain["running"] == [chosen.compressor, chosen.cf]
         window = Window.restore(chosen, plain["window"]) if same else Window(chosen)
         return WarmupState(tuple(candidates), chosen, window, steps), Decision(chosen)

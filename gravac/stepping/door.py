@@ -35,12 +35,16 @@ class Handle:
 
         Raises:
             ExchangeError: a rank did not answer.
+            RuntimeError: of ranks in memory, not all have handed the tensors over.
         """
+        self._steps.drain()
         if not self._done:
             self._steps.flush()
             self._steps.drain()
         if self._failure is not None:
             raise self._failure
+        if not self._done:
+            raise RuntimeError("not every rank in memory has handed these tensors over")
 
     def then(self, function: Then) -> None:
         """Have a function called when it is done: by the executor, so that it must not wait; at once, if it is."""

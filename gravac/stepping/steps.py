@@ -20,7 +20,7 @@ from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Collective, Ledger, wire_ratio
-from gravac.controllers.base import Controller, Decision
+from gravac.controllers.base import Controller, Decision, at_latency
 from gravac.exchange.executor import Executor, Fail
 from gravac.exchange.group import ExchangeError
 from gravac.stepping.admission import Admission
@@ -109,6 +109,7 @@ class Steps:
     def open(self, executor: Executor) -> None:
         """Have an executor run the steps to come."""
         self.averager.rank, self.averager.world = executor.rank, executor.world
+        self.controller = at_latency(self.controller, executor.latency)
         self._executor = executor
 
     def begin(
@@ -196,6 +197,12 @@ class Steps:
         if curves:
             self.state.curves.update(curves)
             self._planner.forget()
+
+    @property
+    def settled(self) -> StepState:
+        """The state, once all that was handed over is done."""
+        self.drain()
+        return self.state
 
     def drain(self, seconds: float | None = None) -> None:
         """Wait until all that was handed over is done, for at most ``seconds``."""

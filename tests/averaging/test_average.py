@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
@@ -216,6 +216,8 @@ class Half:
 
 class Halves(Compressor):
     """Sends half of what it is given."""
+
+    name: ClassVar[str] = "halves"
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         total = yield AllReduce(x / ctx.world)

@@ -71,7 +71,7 @@ class Run:
             fuse([self.compressor.rounds(x.reshape(-1), cf, ctx)], finite=True)
             for x, ctx in zip(xs, self.contexts(xs[0].dtype), strict=True)
         ]
-        got = [one[0] for one in memory.run(rounds, ledgers) if one is not None]
+        got = [one.reduced[0] for one in memory.run(rounds, ledgers) if one is not None]
         self.step_count += 1
         self.payloads.append(ledgers[0].payload_bytes)
         for tensor, copy in (pair for state in before for pair in state.values()):

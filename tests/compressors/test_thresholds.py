@@ -272,7 +272,7 @@ def steps(
         )
         for old, copy in zip(before, copies, strict=True):
             assert all(torch.equal(old[key], copy[key]) for key in old), "a state was written in place"
-        came = [one[0] for one in done if one is not None]
+        came = [one.reduced[0] for one in done if one is not None]
         means.append(laid_out(came[0].mean, by_rank[0]))
     return means, came, states
 

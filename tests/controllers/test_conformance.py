@@ -25,8 +25,10 @@ from gravac.controllers import (
     Warmup,
     conformance,
 )
+from gravac.controllers.base import at_latency
 from gravac.controllers.conformance import Law
 from gravac.controllers.static import StaticState
+from gravac.settings import SettingsError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,10 +49,42 @@ OURS = {
 }
 
 
+class Late:
+    """A controller whose decisions take effect three steps after what they are made from, as on streams."""
+
+    latency = 3
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = at_latency(controller, self.latency)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._controller, name)
+
+
 @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", OURS)
 def test_obeys(name: str, law: Law) -> None:
     law(OURS[name])
+
+
+@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("name", [name for name in OURS if "every epoch" not in name])
+def test_obeys_where_decisions_take_three_steps(name: str, law: Law) -> None:
+    law(Late(OURS[name]))
+
+
+def test_a_warm_up_is_on_time_at_either_latency() -> None:
+    warmup = Warmup(cf=64, first=4, factor=4, every=10)
+    for latency in (2, 3):
+        controller = at_latency(warmup, latency)
+        candidates = conformance.candidates_of(controller, (1.0, 100.0))
+        ran = [step.ran.candidate.cf for step in conformance.drive(controller, candidates, conformance.turbulent, 30)]
+        assert ran == [4.0] * 10 + [16.0] * 10 + [64.0] * 10
+
+
+def test_an_epoch_shorter_than_the_latency_is_refused() -> None:
+    with pytest.raises(SettingsError, match="epoch: 3 steps, and a decision takes 3"):
+        at_latency(Accordion(epoch=3), 3)
 
 
 def test_every_controller_by_name_is_here() -> None:

@@ -51,7 +51,7 @@ def alone(rank: int, compressor: Compressor) -> tuple[torch.Tensor, torch.Tensor
         try:
             requests = job.send(transport.finish(transport.start(requests)))
         except StopIteration as done:
-            (came,) = done.value
+            (came,) = done.value.reduced
             return laid_out(came.mean, x), laid_out(came.sent, x)
 
 

@@ -17,6 +17,7 @@ from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, artopk, ladder, powersgd, quantize, randomk
 from gravac.controllers import Decision, Measurement
 from gravac.stepping.agreement import Layout
+from gravac.stepping.planning import Factors
 from gravac.telemetry.records import StepRecord
 from tests.distributed.training import network, parallel, sgd, train, weights
 from tests.ranks import processes
@@ -123,17 +124,16 @@ def allotted(rank: int, world: int) -> tuple[Any, ...]:
     with by_gain(sinks=[sink]) as compressor:
         compressor.attach(ddp, optimizer)
         steps = compressor._steps
-        planned = steps._planned
+        planned = steps._planner.plan
 
-        def watched(decision: Decision) -> Any:
-            plan = planned(decision)
-            plans[plan.step] = dict(plan.cfs)
-            return plan
+        def watched(step: int, decision: Decision, factors: Factors, candidates: Any) -> Any:
+            plans[step] = dict(factors.cfs)
+            return planned(step, decision, factors, candidates)
 
-        steps._planned = watched  # type: ignore[method-assign]
+        steps._planner.plan = watched  # type: ignore[method-assign]
         train(ddp, optimizer, rank, range(4 * EPOCH))
-        beside = compressor.ledger.wire_bytes - steps.wire_bytes
-        return plans, compressor.curves, weights(ddp), steps.survey_bytes, beside, records
+        beside = compressor.ledger.wire_bytes - steps.state.wire_bytes
+        return plans, compressor.curves, weights(ddp), steps.state.survey_bytes, beside, records
 
 
 def test_bytes_are_spent_by_gain_from_the_first_survey_on_and_the_same_on_all_ranks() -> None:
@@ -198,8 +198,8 @@ def of_any(
         with AdaptiveCompressor(base, controller=controller, **options) as compressor:
             compressor.attach(ddp, optimizer)
             train(ddp, optimizer, rank, range(12))
-            plan = compressor._steps._plan
-            trained.append((weights(ddp), set(compressor.curves), [plan.cf, plan.cfs]))
+            factors = compressor._steps.state.factors
+            trained.append((weights(ddp), set(compressor.curves), [factors.cf, factors.cfs]))
     return trained
 
 

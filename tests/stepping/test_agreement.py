@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from gravac.averaging.plan import StepStats
+from gravac.averaging.stats import StepStats
 from gravac.candidate import Candidate
 from gravac.stepping.agreement import FIRST, LAST, Layout, StepReport
 from gravac.stepping.clock import StepCosts

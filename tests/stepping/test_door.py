@@ -1,0 +1,201 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The door and its executors: gradients go in by name, over a network or in memory, seen by the host or by masks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gravac import AdaptiveCompressor, Goodput, GraVAC, Static, quantize, topk
+from gravac.averaging.plan import Piece
+from gravac.compressors import Compressor, ladder, powersgd, topkc
+from gravac.exchange.lockstep import Lockstep
+from gravac.stepping.door import flat
+from tests.distributed.training import batch, network, parallel, sgd, train, weights
+from tests.ranks import processes
+from tests.stepping.adapter import Averaged, over_network
+
+Losses = list[float]
+
+
+def loss_of(module: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    x, y = batch(rank, step)
+    return torch.nn.functional.cross_entropy(module(x), y)
+
+
+def trained(rank: int, world: int, base: Compressor, cf: float, steps: int) -> tuple[torch.Tensor, int]:
+    """A module without DDP, its weights after some steps over gloo."""
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    with AdaptiveCompressor(base, controller=Static(cf=cf)) as compressor:
+        averaged = over_network(module, compressor)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(module, rank, step).backward()
+            averaged.hand_over()
+            averaged.wait()
+            optimizer.step()
+        made = int(compressor.state_dict()["step"])
+    return torch.cat([p.detach().flatten() for p in module.parameters()]), made
+
+
+def by_ddp(rank: int, world: int, base: Compressor, cf: float, steps: int) -> torch.Tensor:
+    ddp = parallel()
+    with AdaptiveCompressor(base, controller=Static(cf=cf)) as compressor:
+        compressor.attach(ddp)
+        train(ddp, sgd(ddp), rank, range(steps))
+    return weights(ddp)
+
+
+@pytest.mark.parametrize(("base", "cf"), [(topk, 10), (quantize(2), 16), (topk, 1)], ids=str)
+def test_a_short_adapter_trains_as_ddp_does(base: Compressor, cf: float) -> None:
+    (one, steps), (other, _) = processes(trained, 2, base, cf, 8)
+    assert torch.equal(one, other)
+    assert steps == 8
+    assert torch.equal(one, processes(by_ddp, 2, base, cf, 8)[0])  # two ranks: sums do not depend on the layout
+
+
+def test_the_adapter_is_short() -> None:
+    lines = Path(__file__).with_name("adapter.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) < 60
+
+
+def in_memory(
+    ranks: int, steps: int, *, masked: bool = False, latency: int = 2, poison: int | None = None, **settings: Any
+) -> tuple[list[torch.nn.Module], list[AdaptiveCompressor], list[list[torch.Tensor]]]:
+    """Modules of all ranks trained in one process; with the gradients that each step applied on rank 0."""
+    lockstep = Lockstep(ranks, latency=latency, masked=masked, seconds=0.001)
+    modules = [network() for _ in range(ranks)]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
+    compressors = [AdaptiveCompressor(**settings) for _ in range(ranks)]
+    averaged = [
+        Averaged(module, lambda known, c=compressor, e=executor: c.door(known, executor=e))  # type: ignore[misc]
+        for module, compressor, executor in zip(modules, compressors, lockstep.executors, strict=True)
+    ]
+    applied = []
+    for step in range(steps):
+        for rank, (module, optimizer) in enumerate(zip(modules, optimizers, strict=True)):
+            optimizer.zero_grad()
+            loss = loss_of(module, rank, step)
+            (loss * float("inf") if step == poison and rank == ranks - 1 else loss).backward()
+            averaged[rank].hand_over()
+        averaged[0].wait()
+        applied.append([p.grad.clone() for p in modules[0].parameters() if p.grad is not None])
+        for optimizer in optimizers:
+            if step != poison:
+                optimizer.step()
+    return modules, compressors, applied
+
+
+def flattened(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize(("base", "cf"), [(topk, 10), (quantize(2), 16), (powersgd, 8)], ids=str)
+def test_ranks_in_memory_make_the_same_steps_as_over_a_network(base: Compressor, cf: float) -> None:
+    modules, compressors, _ = in_memory(2, 6, base=base, controller=Static(cf=cf))
+    over_gloo = processes(trained, 2, base, cf, 6)[0][0]
+    assert torch.equal(flattened(modules[0]), flattened(modules[1]))
+    assert torch.equal(flattened(modules[0]), over_gloo)
+    assert compressors[0].wire_ratio == compressors[1].wire_ratio
+
+
+@pytest.mark.parametrize("base", [topk, topkc, quantize(4), powersgd, ladder], ids=str)
+def test_masks_give_the_bits_that_a_host_gives_that_looks(base: Compressor) -> None:
+    settings = {"base": base, "cf_range": (2, 1000), "controller": GraVAC(window=3, warmup=3), "overflow_safety": True}
+    (seen, told, _), (masked, hidden, _) = (in_memory(3, 14, masked=m, **settings) for m in (False, True))
+    assert torch.equal(flattened(seen[0]), flattened(masked[0]))
+    for one, other in zip(told, hidden, strict=True):
+        assert [str(r) for r in one.history] == [str(r) for r in other.history]
+        mine, theirs = one.state_dict()["residual"], other.state_dict()["residual"]
+        assert set(mine) == set(theirs) and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_non_finite_gradient_gives_nan_everywhere_and_moves_nothing(masked: bool) -> None:
+    settings = {"base": topk, "controller": Static(cf=10), "overflow_safety": True}
+    clean, before, _ = in_memory(2, 5, masked=masked, **settings)
+    poisoned, after, applied = in_memory(2, 6, masked=masked, poison=5, **settings)
+    assert all(bool(g.isnan().all()) for g in applied[5])
+    for one, other in zip(before, after, strict=True):
+        mine, theirs = one.state_dict()["residual"], other.state_dict()["residual"]
+        assert mine and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert torch.equal(flattened(clean[0]), flattened(poisoned[0]))
+
+
+@pytest.mark.parametrize("latency", [2, 3, 4])
+def test_a_decision_holds_after_the_executors_latency(latency: int) -> None:
+    ran: list[tuple[int, float]] = []
+
+    class Counting(Goodput):
+        """Dense, then 16 bit from the first observation on."""
+
+        def observe(self, state: Any, measurement: Any) -> Any:
+            ran.append((measurement.step, measurement.candidate.cf))
+            state, decision = super().observe(state, measurement)
+            half = next(c for c in state.candidates if c.cf == 2)
+            return state, type(decision)(half, reason="16 bit", summary=None)
+
+        def start(self, candidates: Any) -> Any:
+            state, decision = super().start(candidates)
+            return state, type(decision)(candidates[0], reason="dense", summary=None)
+
+    _, compressors, _ = in_memory(2, 10, latency=latency, base=topk, controller=Counting())
+    measured = ran[: len(ran) // 2] if ran[0] != ran[1] else ran[::2]
+    assert [step for step, _ in measured] == list(range(10 - latency + 1))
+    assert [cf for _, cf in measured] == [1.0] * latency + [2.0] * (10 - 2 * latency + 1)
+    state = compressors[0].state_dict()
+    assert len(state["older_reports"]) == latency - 2
+
+
+def apart(rank: int, world: int) -> float:
+    """Averages over pairs, agrees over all four: HSDP's replicas."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    everyone = dist.new_group([0, 1, 2, 3])
+    gradient = torch.full((64, 64), float(rank))
+    with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
+        door = compressor.door({"w": gradient}, group=pairs[rank // 2], agree_group=everyone)  # type: ignore[arg-type]
+        for _ in range(3):
+            gradient.fill_(rank)
+            door.begin()
+            handle = door.ready([("w", gradient)])
+            door.end()
+            handle.wait()
+            assert compressor._steps.executor.agree_world == 4
+        return float(gradient[0, 0])
+
+
+def test_replicas_average_over_one_group_and_agree_over_another() -> None:
+    assert processes(apart, 4) == [0.5, 0.5, 2.5, 2.5]
+
+
+def test_a_tensor_with_gaps_is_refused_by_name_and_any_dense_one_is_taken() -> None:
+    with pytest.raises(ValueError, match=r"w: a tensor of strides .* has gaps in memory; hand over .contiguous\(\)"):
+        flat("w", torch.randn(4, 4)[:, :2])
+    turned = torch.randn(3, 4).t()
+    assert flat("w", turned).data_ptr() == turned.data_ptr()
+    assert torch.equal(flat("w", turned), turned.t().reshape(-1))
+
+
+def test_a_failure_reaches_every_handle_and_every_later_one() -> None:
+    lockstep = Lockstep(2)
+    doors = []
+    for executor in lockstep.executors:
+        compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
+        doors.append(compressor.door({"w": torch.ones(64, 64)}, executor=executor))
+    handles, told = [], []
+    for rank, door in enumerate(doors):
+        door.begin()
+        handles.append(door.pieces([Piece("w", torch.ones(4096 + rank), (64, 64))]))
+        handles[-1].then(told.append)
+        door.end()
+    for handle in handles:
+        with pytest.raises(ValueError, match="ranks ask for different collectives"):
+            handle.wait()
+    assert len(told) == 2 and all(isinstance(failure, ValueError) for failure in told)
+    late: list[Any] = []
+    handles[0].then(late.append)
+    assert len(late) == 1
