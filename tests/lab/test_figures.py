@@ -19,7 +19,7 @@ STAMP = Stamp(
     torch="2.13.0", python="3.11.7", cores=2,
 )  # fmt: skip
 
-AWAITED = ("demo",)
+AWAITED: tuple[str, ...] = ()
 """Records that documents need and that are not there yet."""
 
 

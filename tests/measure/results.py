@@ -51,8 +51,8 @@ def read(path: str | Path) -> Rows:
     found = json.loads(Path(path).read_text(encoding="utf-8"))
     if isinstance(found, list):  # of gravac bench, once
         found = {"rows": found}
-    if STAMP in found:  # of gravac bench: one for all rows
-        return [{**row, STAMP: Stamp(**found[STAMP])} for row in found["rows"]]
+    if STAMP in found:  # of gravac bench and of the demo: one for all
+        return [{**row, STAMP: Stamp(**found[STAMP])} for row in found["rows" if "rows" in found else "runs"]]
     stamps = [Stamp(**one) for one in found.get("stamps", ())]
     return [{**row, STAMP: None if row.get(STAMP) is None else stamps[row[STAMP]]} for row in found["rows"]]
 
