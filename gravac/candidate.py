@@ -79,7 +79,7 @@ class Dropped:
     Attributes:
         candidate: that was dropped.
         cause: why.
-        other: with which it was compared: the one that sends the same, or the dense one that sends the fewest bytes.
+        other: candidate that it was compared with: the one that sends the same, or the dense one of the fewest bytes.
         ratio: predicted wire bytes of ``candidate`` over those of ``other``.
     """
 

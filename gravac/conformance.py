@@ -213,7 +213,10 @@ def cf_is_what_was_asked_for(compressor: Compressor) -> None:
 
 
 def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
-    """Check that with NaN or inf on one rank every rank gets NaN, no residual moves, and the next step works."""
+    """Check that with NaN or inf on one rank every rank gets NaN, no residual moves, and the next step works.
+
+    Of a compressor that leaves nothing out, what is not finite reaches every rank where it was, as in a plain sum.
+    """
     for bad in (float("nan"), float("inf")):
         for cf in cfs_of(compressor):
             ranks = [_averager(compressor, rank, 3) for rank in range(3)]
@@ -222,7 +225,8 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
             poisoned = _gradients(3, (40, 40), seed=1)
             poisoned[1].reshape(-1)[77] = bad
             for out in _average(ranks, poisoned, cf, step=1):
-                assert bool(out.isnan().all()), f"{bad} did not reach every rank"
+                reached = out.isnan().all() if compressor.compresses else ~out.reshape(-1)[77].isfinite()
+                assert bool(reached), f"{bad} did not reach every rank"
             for averager, old in zip(ranks, before, strict=True):
                 for key, tensor in averager.feedback.residual.items():
                     assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Known(Mapping[str, T], Generic[T]):
-    """By name: what is built in, then what entry points of a group offer, looked for at the first name not built in.
+    """What is known by name: built in, or offered by entry points, looked for at the first name that is not built in.
 
     An entry point is loaded when its name is asked for, or all are listed, and once. One that cannot be loaded raises
     where it is asked for, and is left out with a warning where all are listed. A name that is built in is not given
@@ -32,8 +32,8 @@ class Known(Mapping[str, T], Generic[T]):
 
     Args:
         what: they are, in words.
-        group: of entry points.
-        built_in: by name.
+        group: name of the group of entry points.
+        built_in: what the package brings, by name.
         wrong: what is wrong with an object that an entry point gave, in words; empty when nothing is.
     """
 

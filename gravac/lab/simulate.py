@@ -1,20 +1,22 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of N ranks in one process, averaged by a compressor as it runs over a network."""
+"""Training steps of N ranks in one process: the steps that a run makes over a network, without a clock."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from gravac.averaging.allocation import Curve, allocate
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Form, Piece, Plan
-from gravac.collectives import AllReduce, Ledger
-from gravac.compressors import Compressor, dense
-from gravac.exchange import memory
-from gravac.stepping.tensor_errors import TensorErrors
+from gravac.candidate import DENSE, Candidate, Span
+from gravac.compressors import Compressor, Dense, dense
+from gravac.controllers.base import LATENCY, Decision, Measurement
+from gravac.exchange.lockstep import Lockstep
+from gravac.stepping.admission import Admission
+from gravac.stepping.door import Door
+from gravac.stepping.steps import Steps
 
 BELOW = 1024
 """Number of elements below which a tensor is not compressed."""
@@ -60,50 +62,88 @@ def train(
         ramp: number of steps over which the learning rate rises to its own.
         after: function that is called with each step's number once the model is updated.
     """
-    averagers = [Averager(base, dense, feedback, BELOW, Feedback()) for _ in range(ranks)]
-    for rank, averager in enumerate(averagers):
-        averager.rank, averager.world = rank, ranks
-    ledgers = [Ledger(ranks) for _ in range(ranks)]
+    averagers = [_averager(base, feedback) for _ in range(ranks)]
+    chosen = Scheduled(base.name if base.compresses else DENSE, cf)
+
+    def admit(_: object) -> Admission:
+        return Admission((Candidate(DENSE, 1.0, 1.0), chosen.at(first)))
+
+    doors = []
+    for averager, executor in zip(averagers, Lockstep(ranks).executors, strict=True):
+        admission = Admission((Candidate(DENSE, 1.0, 1.0), chosen.at(first)))
+        run = Steps(
+            averager, chosen, lambda _, known=admission: known, lambda _: None, None, None, levels, survey_every
+        )  # type: ignore[misc]
+        run.state.step = first
+        run.open(executor)
+        doors.append((Door(run), run))
     parameters = dict(model.named_parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
     error = whole = 0.0
-    cfs: dict[str, float | None] = {}
     for step in range(first, first + steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * min(1.0, (step - first + 1) / max(ramp, 1))
-        gradients = []
-        for rank in range(ranks):
+        applied: dict[str, torch.Tensor] = {}
+        for rank, (door, _) in enumerate(doors):
             optimizer.zero_grad(set_to_none=True)
             loss(step, rank).backward()  # type: ignore[no-untyped-call]
-            gradients.append({name: p.grad.clone() for name, p in parameters.items() if p.grad is not None})
+            gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+            applied = applied or gradients
+            door.begin(forms=[(tuple(g.shape), g.dtype) for g in gradients.values()])
+            handle = door.ready(list(gradients.items()))
+            door.end()
+        handle.wait()
         for averager in averagers:
-            averager.begin()
-        survey = levels if levels and (step + 1) % survey_every == 0 else ()
-        now = cf(step) if callable(cf) else cf
-        plan = averagers[0].plan(step, now, cfs=cfs, survey=survey)
-        pieces = [[Piece(name, g.view(-1), tuple(g.shape)) for name, g in mine.items()] for mine in gradients]
-        memory.run([averager.average(mine, plan) for averager, mine in zip(averagers, pieces, strict=True)], ledgers)
-        if survey and now is not None:
-            cfs = allocate(curves(averagers, plan, base), now)
-        for averager in averagers:
-            averager.commit()
             error, whole = error + float(averager.stats.error), whole + float(averager.stats.energy)
         for name, p in parameters.items():
-            p.grad = gradients[0][name]
+            p.grad = applied[name]
         optimizer.step()
         if after is not None:
             after(step)
-    full = steps * AllReduce.wire_bytes(4 * sum(p.numel() for p in parameters.values()), ranks)
-    return Totals(1 - error / whole if whole else 1.0, full / max(ledger.wire_bytes for ledger in ledgers))
+    return Totals(1 - error / whole if whole else 1.0, min(run.totals()["wire_ratio"] for _, run in doors))
 
 
-def curves(averagers: list[Averager], plan: Plan, base: Compressor) -> dict[str, Curve]:
-    """Return each tensor's curve of loss by bytes, from a survey over the ranks."""
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A controller that has decided already: a compression factor for each step, whatever is measured.
 
-    def wire_bytes(form: Form, cf: float | None) -> int:
-        asked = averagers[0].traffic([form], dense if cf is None else base, 1.0 if cf is None else cf)
-        return sum(traffic.wire_bytes(len(averagers)) for traffic in asked)
+    Attributes:
+        compressor: name of the compressor.
+        cf: compression factor, or a function of the step that returns it; ``None`` is dense.
+    """
 
-    surveys = [TensorErrors.of(averager.stats, plan.survey, 1.0, wire_bytes) for averager in averagers]
-    surveyed = [survey for survey in surveys if survey is not None]
-    return surveyed[0].curves(torch.stack([survey.vector() for survey in surveyed]).sum(0))
+    name: ClassVar[str] = "scheduled"
+    keeps_all: ClassVar[bool] = True
+    sixteen_bit: ClassVar[bool] = False
+
+    compressor: str
+    cf: float | Callable[[int], float | None] | None
+
+    def at(self, step: int) -> Candidate:
+        """Return the candidate of a step."""
+        cf = self.cf(step) if callable(self.cf) else self.cf
+        return Candidate(DENSE, 1.0, 1.0) if cf is None else Candidate(self.compressor, cf, cf)
+
+    def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
+        """Propose nothing: what runs is not chosen from candidates."""
+        return ()
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[int, Decision]:
+        """Decide for the first step, and the second, which nothing is measured before."""
+        return 0, Decision(candidates[-1], reason="as scheduled")
+
+    def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
+        """Decide for the step that a decision from this measurement holds in."""
+        return state, Decision(self.at(measurement.step + LATENCY), reason="as scheduled")
+
+    def dump(self, state: int) -> dict[str, Any]:
+        """Return nothing: there is no state."""
+        return {}
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[int, Decision]:
+        """Start anew."""
+        return self.start(candidates)
+
+
+def _averager(base: Compressor, feedback: float | None) -> Averager:
+    return Averager(base, base if isinstance(base, Dense) else dense, feedback, BELOW, Feedback())
