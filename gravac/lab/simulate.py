@@ -70,10 +70,7 @@ def train(
 
     doors = []
     for averager, executor in zip(averagers, Lockstep(ranks).executors, strict=True):
-        admission = Admission((Candidate(DENSE, 1.0, 1.0), chosen.at(first)))
-        run = Steps(
-            averager, chosen, lambda _, known=admission: known, lambda _: None, None, None, levels, survey_every
-        )  # type: ignore[misc]
+        run = Steps(averager, chosen, admit, lambda _: None, None, None, levels, survey_every)
         run.state.step = first
         run.open(executor)
         doors.append((Door(run), run))
