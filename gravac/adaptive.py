@@ -112,8 +112,8 @@ class AdaptiveCompressor:
         settings |= {"error_feedback": error_feedback, "release": release, "overflow_safety": overflow_safety}
         settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
         settings |= {"allocation": allocation, "survey_every": survey_every}
-        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
-        self._build(Policy(**settings), Run(**run, log_dir=log_dir, pace=pace), sinks, process_group)
+        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch, "pace": pace}
+        self._build(Policy(**settings), Run(**run, log_dir=log_dir), sinks, process_group)
 
     @classmethod
     def from_policy(
@@ -287,7 +287,7 @@ class AdaptiveCompressor:
         self._steps.drain()
         return self._steps.ledger
 
-    # checkpoints
+    # checkpoints, and the end
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: residuals, controller, exchange groups, step. Tensors and plain values only.
@@ -308,8 +308,6 @@ class AdaptiveCompressor:
         self._steps.drain()
         self._adapter.layout = unpack(state, self.policy, self._steps, self._door.shapes)
         self._restored = state
-
-    # the end
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
