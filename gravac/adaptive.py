@@ -24,7 +24,7 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.threaded import threaded
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register
-from gravac.policy import Policy, Run, beside, load_policy
+from gravac.policy import Policy, RunSettings, beside, load_policy
 from gravac.stepping.admission import Admission, admit
 from gravac.stepping.door import Door
 from gravac.stepping.steps import Steps
@@ -113,7 +113,7 @@ class AdaptiveCompressor:
         settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
         settings |= {"allocation": allocation, "survey_every": survey_every}
         run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch, "pace": pace}
-        self._build(Policy(**settings), Run(**run, log_dir=log_dir), sinks, process_group)
+        self._build(Policy(**settings), RunSettings(**run, log_dir=log_dir), sinks, process_group)
 
     @classmethod
     def from_policy(
@@ -137,10 +137,10 @@ class AdaptiveCompressor:
         made = cls.__new__(cls)
         run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch, "pace": pace}
         chosen = policy if isinstance(policy, Policy) else load_policy(policy)
-        made._build(chosen, Run(**run, log_dir=log_dir), sinks, process_group)
+        made._build(chosen, RunSettings(**run, log_dir=log_dir), sinks, process_group)
         return made
 
-    def _build(self, policy: Policy, run: Run, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
+    def _build(self, policy: Policy, run: RunSettings, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
         self.policy = policy = run.policy(policy)
         self._run = run
         self._group = self._given_group = group

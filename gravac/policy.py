@@ -139,7 +139,7 @@ class Policy(Settings):
         return settings
 
 
-class Run(Settings):
+class RunSettings(Settings):
     """What belongs to one run and not to a policy; explained at :class:`gravac.AdaptiveCompressor`."""
 
     samples_per_step: float | None = Field(default=None, gt=0)

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import Decision, Measurement
-from gravac.controllers.goodput_state import HOLD, SEARCH, Entry, State
+from gravac.controllers.goodput_state import HOLD, SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.gravac_state import identify
 from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.window import Window
@@ -120,10 +120,10 @@ class Goodput(Settings):
             return snap(geometric(cf_range), reach)
         return tuple(cf for cf in sorted(set(reach)) if cf_range[0] <= cf <= cf_range[1])
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[State, Decision]:
+    def start(self, candidates: Sequence[Candidate]) -> tuple[GoodputState, Decision]:
         """Begin the search where the module's text says."""
         at = self._first(candidates)
-        state = State(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
+        state = GoodputState(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
         reason = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].efficiency:.2f}"
         if (ahead := _ahead(candidates[at])) is not None:
             reason = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
@@ -131,7 +131,7 @@ class Goodput(Settings):
             reason = "no candidate sends less than dense: dense for good"
         return state, Decision(candidates[at], reason=reason)
 
-    def observe(self, state: State, measurement: Measurement) -> tuple[State, Decision]:
+    def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
         """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
         given_up = state.phase == SEARCH and self._hopeless(state)
@@ -154,16 +154,16 @@ class Goodput(Settings):
         state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
         return state, Decision(state.running, (), reason, summary)
 
-    def dump(self, state: State) -> dict[str, Any]:
+    def dump(self, state: GoodputState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
         return {"candidates": identify(state.candidates), **state.dump()}
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State, Decision]:
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[GoodputState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force; start anew with other candidates."""
         if plain["candidates"] != identify(candidates):
             fresh, decision = self.start(candidates)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
-        state = State.restore({name: value for name, value in plain.items() if name != "candidates"}, candidates)
+        state = GoodputState.restore({name: value for name, value in plain.items() if name != "candidates"}, candidates)
         return state, Decision(state.running)
 
     def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:
@@ -178,7 +178,7 @@ class Goodput(Settings):
             return max(good, key=lambda position: candidates[position].wire_ratio)
         return min(ahead)[1]
 
-    def _hopeless(self, state: State) -> bool:
+    def _hopeless(self, state: GoodputState) -> bool:
         """Tell whether a trial can be given up: its best step is clearly too slow for its efficiency, or its first far.
 
         Its best step counts, because a shared machine stalls a step now and then. If its last steps are far too slow,
@@ -193,7 +193,7 @@ class Goodput(Settings):
             return seconds[0] > FAR * allowed
         return min(seconds[1:]) > self.hopeless * allowed or _all_beyond(BROKEN * allowed, seconds)
 
-    def _tried(self, state: State, seconds: float, given_up: bool) -> tuple[State, str]:
+    def _tried(self, state: GoodputState, seconds: float, given_up: bool) -> tuple[GoodputState, str]:
         """Enter what a trial measured, and go on; return the state and the reason, in words."""
         best, ran = state.entry(state.best), state.running
         if best is not None and state.position != state.best:
@@ -206,7 +206,7 @@ class Goodput(Settings):
         reason = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.efficiency(state.position):.2f}"
         return self._go_on(state, f"{reason}: given up early" if given_up else reason)
 
-    def _held(self, state: State, seconds: float) -> tuple[State, str]:
+    def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
         """Enter what a window of the chosen candidate measured; search again if the link or the machine changed."""
         entry = state.entry(state.position)
         if entry is None:
@@ -226,7 +226,7 @@ class Goodput(Settings):
             return self._anew(state.changed(seconds), f"{reason}: the link or the machine changed")
         return self._go_on(replace(state, off=0).drift(seconds), f"{reason} holds")
 
-    def _anew(self, state: State, reason: str) -> tuple[State, str]:
+    def _anew(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from where a run starts, when that is another candidate and may be better."""
         first = self._first(state.candidates, moved=True)
         promise = state.efficiency(first) / state.fastest(first, self.expire)
@@ -237,7 +237,7 @@ class Goodput(Settings):
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{reason}; search again from {state.running}"
 
-    def _go_on(self, state: State, reason: str) -> tuple[State, str]:
+    def _go_on(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Try a candidate that could still be better, or hold the best."""
         best = self._best(state)
         state = replace(state, best=best.position)
@@ -259,7 +259,7 @@ class Goodput(Settings):
             f"{reason}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}",
         )
 
-    def _best(self, state: State) -> Entry:
+    def _best(self, state: GoodputState) -> GoodputEntry:
         """Return the entry of highest goodput; the one that was best stays so within the hysteresis."""
         top = max(state.entries, key=lambda entry: (state.goodput(entry), -entry.position))
         held = state.entry(state.best)
@@ -267,7 +267,7 @@ class Goodput(Settings):
             return top
         return held
 
-    def _to_beat(self, state: State, held: Entry, position: int) -> float:
+    def _to_beat(self, state: GoodputState, held: GoodputEntry, position: int) -> float:
         """Return the goodput that a candidate must exceed to replace the one that is held, or to be tried."""
         margin = self.hysteresis
         coarse = (
@@ -278,7 +278,7 @@ class Goodput(Settings):
         return state.goodput(held) * (1 + margin)
 
 
-def _broken(state: State) -> bool:
+def _broken(state: GoodputState) -> bool:
     """Tell whether the last steps of the held candidate are far slower than its steps were."""
     held = state.entry(state.position)
     return held is not None and _all_beyond(BROKEN * held.seconds, state.window.seconds)

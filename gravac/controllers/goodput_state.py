@@ -42,7 +42,7 @@ DOUBTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GoodputEntry:
     """The measurement of a candidate that ran.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entry:
     doubt: float = 0.0
     times: int = 1
 
-    def pooled(self, before: Entry, share: float) -> Entry:
+    def pooled(self, before: GoodputEntry, share: float) -> GoodputEntry:
         """Return the mean of this entry and an earlier one of the same candidate.
 
         Args:
@@ -71,7 +71,7 @@ class Entry:
             share: weight of this entry, in [0, 1].
 
         Example:
-            >>> old, new = Entry(1, 0.2, 3, 0.9), Entry(1, 0.1, 4, 0.9)
+            >>> old, new = GoodputEntry(1, 0.2, 3, 0.9), GoodputEntry(1, 0.1, 4, 0.9)
             >>> round(new.pooled(old, share=0.5).seconds, 3)
             0.15
         """
@@ -79,11 +79,11 @@ class Entry:
         doubt = math.hypot((1 - share) * before.doubt, share * self.doubt)
         return replace(self, seconds=seconds, doubt=doubt, times=before.times + 1)
 
-    def scaled(self, ratio: float) -> Entry:
+    def scaled(self, ratio: float) -> GoodputEntry:
         """Return the entry that a machine would measure which takes ``ratio`` times as long to compute and to code.
 
         Example:
-            >>> entry = Entry(1, 0.3, 0, 0.9, saved=(0.1, 0.05, 0.15))  # waits 0.1 s of 0.3 s for bytes
+            >>> entry = GoodputEntry(1, 0.3, 0, 0.9, saved=(0.1, 0.05, 0.15))  # waits 0.1 s of 0.3 s for bytes
             >>> entry.scaled(2).seconds  # 0.2 s of work take twice as long, waiting does not
             0.5
         """
@@ -96,13 +96,13 @@ class Entry:
         return {**asdict(self), "saved": None if self.saved is None else list(self.saved)}
 
     @classmethod
-    def restore(cls, plain: dict[str, Any]) -> Entry:
+    def restore(cls, plain: dict[str, Any]) -> GoodputEntry:
         """Return the entry that ``dump`` made plain."""
         return cls(**{**plain, "saved": None if plain["saved"] is None else tuple(plain["saved"])})
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class GoodputState:
     """The state of a search.
 
     Attributes:
@@ -126,7 +126,7 @@ class State:
     position: int
     best: int
     window: Window
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[GoodputEntry, ...] = ()
     windows: int = 0
     steps: int = 0
     elapsed: float = 0.0
@@ -140,16 +140,16 @@ class State:
         """The candidate that runs."""
         return self.candidates[self.position]
 
-    def count(self, measured: Measurement) -> State:
+    def count(self, measured: Measurement) -> GoodputState:
         """Return the state with one more step."""
         seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
         return replace(self, steps=self.steps + 1, elapsed=self.elapsed + seconds)
 
-    def entry(self, position: int) -> Entry | None:
+    def entry(self, position: int) -> GoodputEntry | None:
         """Return the measurement of a candidate; ``None`` when it has not run."""
         return next((entry for entry in self.entries if entry.position == position), None)
 
-    def enter(self, seconds: float, share: float = 1.0) -> State:
+    def enter(self, seconds: float, share: float = 1.0) -> GoodputState:
         """Return the state with the measurement of the running candidate in the window that ends.
 
         Args:
@@ -159,7 +159,7 @@ class State:
         before = self.entry(self.position)
         others = tuple(entry for entry in self.entries if entry.position != self.position)
         worth, saved = self.running.efficiency_at(self.window.gain), self.window.savings
-        entry = Entry(self.position, seconds, self.windows, worth, saved, self.window.doubt)
+        entry = GoodputEntry(self.position, seconds, self.windows, worth, saved, self.window.doubt)
         return replace(self, entries=(*others, entry if before is None else entry.pooled(before, share)))
 
     def same_link(self, change: float) -> bool:
@@ -183,7 +183,7 @@ class State:
             return None
         return now[2] / held.saved[2]
 
-    def drift(self, seconds: float, at_once: bool = False) -> State:
+    def drift(self, seconds: float, at_once: bool = False) -> GoodputState:
         """Return the state with another window of the held candidate; all others change as much as the machine did.
 
         Half of the change is believed, unless ``at_once``. What a step did not wait for bytes tells the machine from
@@ -207,7 +207,7 @@ class State:
         measured = self.entry(position)
         return measured.efficiency if measured else self.candidates[position].efficiency
 
-    def changed(self, seconds: float) -> State:
+    def changed(self, seconds: float) -> GoodputState:
         """Return the state after the link changed: measurements are forgotten, but for bounds that follow from them.
 
         A step of the held candidate takes ``seconds`` now.
@@ -230,7 +230,7 @@ class State:
         cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0, moved=True)
         return cleared.enter(seconds)
 
-    def goodput(self, entry: Entry) -> float:
+    def goodput(self, entry: GoodputEntry) -> float:
         """Return the goodput of a measured candidate: steps per second, each counted by its statistical efficiency."""
         return entry.efficiency / entry.seconds
 
@@ -242,7 +242,7 @@ class State:
         mine = self.candidates[position].wire_ratio
         measured = self.entry(position)
 
-        def most(entry: Entry) -> float:
+        def most(entry: GoodputEntry) -> float:
             _, _, exchanged = entry.saved or (entry.seconds,) * 3
             return entry.seconds + exchanged * max(0.0, self.candidates[entry.position].wire_ratio / mine - 1)
 
@@ -335,12 +335,12 @@ class State:
         return {**plain, "window": self.window.dump(), "entries": [entry.dump() for entry in self.entries]}
 
     @classmethod
-    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> State:
+    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> GoodputState:
         """Return the state that ``dump`` made plain, for the same candidates."""
         fields = {
             **plain,
             "candidates": tuple(candidates),
-            "entries": tuple(Entry.restore(entry) for entry in plain["entries"]),
+            "entries": tuple(GoodputEntry.restore(entry) for entry in plain["entries"]),
             "floors": tuple((at, floor) for at, floor in plain["floors"]),
             "window": Window.restore(candidates[plain["position"]], plain["window"]),
         }

@@ -25,10 +25,13 @@ from pydantic import Field
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import SHADOWS, Decision, Measurement
 from gravac.controllers.gravac_literal import Literal1, LiteralState
-from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, Entry, State, identify
+from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacEntry, GravacState, identify
 from gravac.controllers.schedule import exponential, geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
+
+AnyState = GravacState | LiteralState
+"""State of the repaired algorithm, or of the printed one."""
 
 
 class GraVAC(Settings):
@@ -84,11 +87,11 @@ class GraVAC(Settings):
         spaced = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
         return snap(spaced, reach)
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[State | LiteralState, Decision]:
+    def start(self, candidates: Sequence[Candidate]) -> tuple[AnyState, Decision]:
         """Begin the warm-up at the lowest CF; run dense for good when there is no other candidate."""
         if self.paper_literal:
             return self._literal.start(candidates)
-        state = State(tuple(candidates), EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
+        state = GravacState(tuple(candidates), EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
         position = state.lowest if state.compresses else state.home
         running = candidates[position]
         reason = f"warm-up at {running}" if state.compresses else f"no candidate sends less than {running}: it stays"
@@ -96,7 +99,7 @@ class GraVAC(Settings):
         state = replace(state, phase=phase, position=position, floor=position, window=Window(running))
         return state, Decision(running, reason=reason)
 
-    def observe(self, state: State | LiteralState, measurement: Measurement) -> tuple[State | LiteralState, Decision]:
+    def observe(self, state: AnyState, measurement: Measurement) -> tuple[AnyState, Decision]:
         """Take in one step; at the end of a window, move between the states of the module's text."""
         if isinstance(state, LiteralState):
             return self._literal.observe(state, measurement)
@@ -118,11 +121,11 @@ class GraVAC(Settings):
             state = replace(state, window=Window(state.running, settling=0))
         return state, Decision(state.running, self._shadow(state), reason, summary)
 
-    def dump(self, state: State | LiteralState) -> dict[str, Any]:
+    def dump(self, state: AnyState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
         return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **state.dump()}
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State | LiteralState, Decision]:
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AnyState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.
 
         With other candidates than at the dump, or the other algorithm, it starts anew.
@@ -134,7 +137,7 @@ class GraVAC(Settings):
         if self.paper_literal:
             literal = LiteralState.restore(fields, candidates)
             return literal, self._literal.decide(literal)
-        state = State.restore(fields, candidates)
+        state = GravacState.restore(fields, candidates)
         return state, Decision(state.running, self._shadow(state))
 
     @property
@@ -145,7 +148,7 @@ class GraVAC(Settings):
     def _literal(self) -> Literal1:
         return Literal1(self.window, self.epsilon, self.omega, self.step, self.ewma)
 
-    def _shadow(self, state: State) -> tuple[float, ...]:
+    def _shadow(self, state: GravacState) -> tuple[float, ...]:
         """Return the CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
         if (state.steps + 1) % self.shadow_every or (state.phase == WARM_UP and state.steps <= self.warmup):
             return ()
@@ -155,7 +158,7 @@ class GraVAC(Settings):
         ahead = state.others if state.phase == WARM_UP else state.queue
         return tuple(state.candidates[position].cf for position in ahead if position > state.lowest)[:SHADOWS]
 
-    def _judge(self, state: State) -> tuple[State, str]:
+    def _judge(self, state: GravacState) -> tuple[GravacState, str]:
         """Judge the window that ended; return the state and the reason, in words."""
         if state.phase == EXPLOIT:
             return self._judge_chosen(state)
@@ -163,7 +166,7 @@ class GraVAC(Settings):
             return self._judge_lowest(state)
         return self._judge_candidate(state)
 
-    def _judge_lowest(self, state: State) -> tuple[State, str]:
+    def _judge_lowest(self, state: GravacState) -> tuple[GravacState, str]:
         """Calibrate ε by the lowest CF, which ran, and go on to the next candidate."""
         gain, lowest = state.window.gain, state.running
         threshold = self.epsilon * max(gain, 0.0) if self.epsilon_mode == "calibrated" else self.epsilon
@@ -176,7 +179,7 @@ class GraVAC(Settings):
             reason += f" sets ε to {threshold:.3g} ({self.epsilon:g} of it)"
         return self._go_on(self._enter(state), reason)
 
-    def _judge_candidate(self, state: State) -> tuple[State, str]:
+    def _judge_candidate(self, state: GravacState) -> tuple[GravacState, str]:
         """Tell whether the candidate that ran for its window is eligible, or refused."""
         gain, ran = state.window.gain, state.running
         if gain < state.threshold:
@@ -190,15 +193,15 @@ class GraVAC(Settings):
             state = replace(state, floor=state.position)
         return self._go_on(state, reason)
 
-    def _enter(self, state: State) -> State:
+    def _enter(self, state: GravacState) -> GravacState:
         """Enter what the window measured, over an older entry of the same candidate; forget what has expired."""
         t_system = state.window.t_system or 0.0
         gain = state.window.gain
-        entry = Entry(state.position, gain, t_system * max(gain, 0.0), state.windows)
+        entry = GravacEntry(state.position, gain, t_system * max(gain, 0.0), state.windows)
         fresh = [e for e in state.entries if state.windows - e.window < self.expire and e.position != state.position]
         return replace(state, entries=(*fresh, entry))
 
-    def _go_on(self, state: State, reason: str) -> tuple[State, str]:
+    def _go_on(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """Settle where throughput saturates; else try the next candidate, unless its shadow gain is below ε."""
         pair = self._saturated(state)
         if pair is not None or not state.queue:
@@ -213,7 +216,7 @@ class GraVAC(Settings):
             return self._settle(replace(state, queue=()), reason)
         return replace(state, position=following, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
-    def _saturated(self, state: State) -> tuple[Entry, Entry] | None:
+    def _saturated(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
         """Return the two entries of best throughput when they are within ω, lower CF first; ``None`` otherwise."""
         best = sorted(state.entries, key=lambda e: e.t_compression)[-2:]
         if len(best) < 2 or not best[0].t_compression:
@@ -223,7 +226,7 @@ class GraVAC(Settings):
         low, high = sorted(best, key=lambda e: e.position)
         return low, high
 
-    def _settle(self, state: State, reason: str) -> tuple[State, str]:
+    def _settle(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """Choose among the entries and end the search."""
         pair = self._saturated(state)
         if pair is not None:
@@ -239,7 +242,7 @@ class GraVAC(Settings):
         settled = replace(settled, speed=None, off=0, rate=None)
         return replace(settled, rest_until=state.windows + state.dwell), reason
 
-    def _judge_chosen(self, state: State) -> tuple[State, str]:
+    def _judge_chosen(self, state: GravacState) -> tuple[GravacState, str]:
         """Judge a window of the chosen candidate: hold it, scale down, come back from dense, or search again."""
         if not state.compresses:
             return state, f"no candidate sends less than {state.running}"
@@ -269,13 +272,13 @@ class GraVAC(Settings):
             return self._again(state, reason, 2 * state.dwell)
         return state, f"gain {gain:.3g} at {ran} holds"
 
-    def _again(self, state: State, reason: str, dwell: int) -> tuple[State, str]:
+    def _again(self, state: GravacState, reason: str, dwell: int) -> tuple[GravacState, str]:
         """Search again from the lowest CF; what was measured before is no longer compared with."""
         lowest = state.lowest
         again = replace(state, phase=EXPLORE, position=lowest, floor=lowest, queue=state.others, dwell=dwell)
         return again, f"{reason}: search again from {again.running}"
 
-    def _changed(self, state: State) -> tuple[State, str]:
+    def _changed(self, state: GravacState) -> tuple[GravacState, str]:
         """Say why a new search is due, throughput or learning rate having changed since the choice; else nothing."""
         speed, rate = state.window.t_system, state.learning_rate
         if state.speed is None or speed is None:
@@ -288,7 +291,7 @@ class GraVAC(Settings):
             return state, f"the learning rate fell from {state.rate:.3g} to {rate:.3g}"
         return replace(state, rate=state.rate or rate), ""
 
-    def _judge_dense(self, state: State) -> tuple[State, str]:
+    def _judge_dense(self, state: GravacState) -> tuple[GravacState, str]:
         """Leave dense when the rest is over and the lowest CF's shadow gain, which is optimistic, reaches ε."""
         lowest = state.candidates[state.floor]
         shadow = state.window.shadow_gain(lowest.cf)

@@ -20,7 +20,7 @@ def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GravacEntry:
     """The measurement of a candidate that ran.
 
     Attributes:
@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class GravacState:
     """The state of a search.
 
     Attributes:
@@ -71,7 +71,7 @@ class State:
     dwell: int
     threshold: float = 0.0
     queue: tuple[int, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[GravacEntry, ...] = ()
     reference: float | None = None
     windows: int = 0
     rest_until: int = 0
@@ -113,7 +113,7 @@ class State:
         """Tell whether it runs dense because no gain was high enough, and not because that was fastest."""
         return self.phase == EXPLOIT and self.running.dense and self.reference is None
 
-    def count(self, measured: Measurement) -> "State":
+    def count(self, measured: Measurement) -> "GravacState":
         """Return the state with one more step, counted as dense, θ_min or candidate."""
         rate = measured.learning_rate
         return replace(
@@ -124,7 +124,7 @@ class State:
             floor_steps=self.floor_steps + (measured.candidate == self.candidates[self.floor] and self.compresses),
         )
 
-    def rest(self, dwell: int) -> "State":
+    def rest(self, dwell: int) -> "GravacState":
         """Return the state at dense for the present dwell, or ``dwell`` if longer; the next rest is twice as long."""
         lasting = max(self.dwell, dwell)
         return replace(
@@ -157,13 +157,13 @@ class State:
         }
 
     @classmethod
-    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "State":
+    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "GravacState":
         """Return the state that ``dump`` made plain, for the same candidates."""
         fields = {
             **plain,
             "candidates": tuple(candidates),
             "queue": tuple(plain["queue"]),
-            "entries": tuple(Entry(**entry) for entry in plain["entries"]),
+            "entries": tuple(GravacEntry(**entry) for entry in plain["entries"]),
             "window": Window.restore(candidates[plain["position"]], plain["window"]),
         }
         return cls(**fields)

@@ -245,7 +245,7 @@ def measure_here(workers: int, link: str | None) -> Calibration:
         raise ValueError(f"workers: {workers} is outside 2 to {links.MOST_WORKERS}; use 2")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-calibrate-")))
-        network = None if link is None else stack.enter_context(links.Network(workers, link))
+        network = None if link is None else stack.enter_context(links.EmulatedNetwork(workers, link))
         interface = "lo" if network is None else links.INTERFACE
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "gravac.lab.calibrate", str(folder), str(workers), link or ""]

@@ -18,7 +18,7 @@ from gravac.candidate import Candidate
 from gravac.controllers import Decision, Measurement, conformance
 from gravac.controllers.conformance import Step, drive
 from gravac.controllers.goodput import HARMLESS
-from gravac.controllers.goodput_state import Entry, State
+from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 from gravac.controllers.window import Window
 
 LADDER = (
@@ -329,8 +329,8 @@ def test_what_follows_from_a_change_is_true(
     compute: float, before: float, after: float, hidden: float, held: int
 ) -> None:
     old, new = (Cluster(compute, lambda step, link=link: link, CODING, hidden) for link in (before, after))
-    entries = tuple(Entry(at, old.seconds(c, 0), 1, c.efficiency) for at, c in enumerate(LADDER))
-    state = State(LADDER, "hold", held, held, Window(LADDER[held]), entries)
+    entries = tuple(GoodputEntry(at, old.seconds(c, 0), 1, c.efficiency) for at, c in enumerate(LADDER))
+    state = GoodputState(LADDER, "hold", held, held, Window(LADDER[held]), entries)
     for at, floor in state.changed(new.seconds(LADDER[held], 0)).floors:
         assert floor <= new.seconds(LADDER[at], 0) * (1 + 1e-9)
 
@@ -361,8 +361,8 @@ def test_what_may_set_training_back_is_tried_last(dense: float, booked: bool) ->
 def test_no_step_is_expected_to_be_shorter_than_what_it_computes() -> None:
     """2 bits on a slow link: 25 ms of a step are neither waited nor coded, and rank 1 will take no less."""
     ladder = tuple(replace(c, coding_s=0.005, exchange_s=1.0 / c.wire_ratio) for c in LADDER)
-    two_bits = Entry(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
-    state = State(ladder, "hold", 5, 5, Window(ladder[5]), (two_bits,))
+    two_bits = GoodputEntry(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
+    state = GoodputState(ladder, "hold", 5, 5, Window(ladder[5]), (two_bits,))
     assert state.fastest(9, 40) >= 0.025 + 0.8 * 0.005
 
 
@@ -389,17 +389,17 @@ def test_where_nothing_waits_for_bytes_nothing_that_sends_less_is_tried() -> Non
 
 def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
     """Two bits at 14x, coding for half of the step: dense sends 14 times as much, and takes little longer for that."""
-    known, unknown = (Entry(5, 0.16, 1, 0.95, saved) for saved in ((0.0, 0.08, 0.002), None))
-    bound, guess = (State(LADDER, "hold", 5, 5, Window(LADDER[5]), (e,)).slowest(0) for e in (known, unknown))
+    known, unknown = (GoodputEntry(5, 0.16, 1, 0.95, saved) for saved in ((0.0, 0.08, 0.002), None))
+    bound, guess = (GoodputState(LADDER, "hold", 5, 5, Window(LADDER[5]), (e,)).slowest(0) for e in (known, unknown))
     assert bound == pytest.approx(0.16 + 13 * 0.002)
     assert guess == pytest.approx(14 * 0.16)
 
 
 def test_coding_that_grows_with_what_is_sent_is_not_taken_for_the_link() -> None:
     """Low rank at twice the rank codes for longer; dense would not."""
-    light, heavy = Entry(7, 0.05, 1, 0.5, (0.0, 0.02, 0.001)), Entry(6, 0.08, 1, 0.9, (0.0, 0.05, 0.001))
+    light, heavy = GoodputEntry(7, 0.05, 1, 0.5, (0.0, 0.02, 0.001)), GoodputEntry(6, 0.08, 1, 0.9, (0.0, 0.05, 0.001))
     candidates = (*LADDER[:6], replace(LADDER[6], family="topkc"), *LADDER[7:])
-    state = State(candidates, "hold", 7, 7, Window(LADDER[7]), (light, heavy))
+    state = GoodputState(candidates, "hold", 7, 7, Window(LADDER[7]), (light, heavy))
     assert state.fastest(0, 40) <= 0.05
     blind = replace(state, entries=(replace(light, saved=None), replace(heavy, saved=None)))
     assert blind.fastest(0, 40) > 0.5

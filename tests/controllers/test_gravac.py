@@ -6,7 +6,7 @@ import pytest
 
 from gravac.candidate import DENSE, Candidate
 from gravac.controllers import Decision, GraVAC, Summary
-from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, State
+from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacState
 from tests.controllers.script import DENSE_CANDIDATE, PAPER, Curve, Script, by_cf, play, topk
 
 pytestmark = pytest.mark.timeout(60)
@@ -442,7 +442,7 @@ def test_other_candidates_at_a_restore_start_over() -> None:
     played = play(ABSOLUTE, Script(GOOD, FASTER), 200)
     fewer = (DENSE_CANDIDATE, *PAPER[2:])
     state, decision = ABSOLUTE.restore(ABSOLUTE.dump(played.end), fewer)
-    assert isinstance(state, State)
+    assert isinstance(state, GravacState)
     assert (state.phase, decision.candidate) == (WARM_UP, topk(20.0))
     assert "not what the checkpoint was made with" in decision.reason
 

@@ -8,7 +8,7 @@ import math
 import random
 from typing import Any
 
-from gravac.lab.tta.record import Point, Split, TrainingRecord, Turn
+from gravac.lab.tta.record import CurvePoint, Split, TrainingRecord, Turn
 
 DENSE_BYTES = 8_000_000
 """A step of float32 over the wire."""
@@ -68,7 +68,7 @@ def made_up(method: str = "fp16", seed: int = 0, **given: Any) -> TrainingRecord
         "cpu_seconds": 40.0,
         "gain": None if method in NATIVE else 0.9,
         "val_metric": 1.7,
-        "curve": tuple(Point(step=s, seconds=s / 5, metric=4.0 - 0.0225 * s) for s in range(0, 121, 20)),
+        "curve": tuple(CurvePoint(step=s, seconds=s / 5, metric=4.0 - 0.0225 * s) for s in range(0, 121, 20)),
         "turns": (),
         "split": Split(compute=0.15, compress=None, exchange=None, exposed=0.04, input_wait=0.01),
         "paced": False,
@@ -91,7 +91,7 @@ def realistic(task: str, link: str, method: str, seed: int) -> TrainingRecord:
     budget = 3200
     while steps <= budget:
         level = start + (end - start) * (1 - math.exp(-steps / pace)) + chance.gauss(0, abs(end - start) * 0.004)
-        curve.append(Point(step=steps, seconds=steps * step_s, metric=level))
+        curve.append(CurvePoint(step=steps, seconds=steps * step_s, metric=level))
         if reached is None and steps and (level >= target if higher else level <= target):
             reached = steps - 50
             budget = min(budget, steps + 300)

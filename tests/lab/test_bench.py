@@ -16,7 +16,7 @@ from rich.console import Console
 from gravac.cli import main
 from gravac.lab.bench.bench import Bench, Contender, contenders
 from gravac.lab.bench.display import run_bench
-from gravac.lab.bench.measure import Gradients, Row, measure
+from gravac.lab.bench.measure import BenchRow, Gradients, measure
 from gravac.lab.bench.ranks import TORCH
 from gravac.lab.shapes import MODELS
 
@@ -33,7 +33,7 @@ def test_rows_have_all_keys_and_sane_values(tmp_path: Path, capsys: pytest.Captu
     assert torch.get_num_threads() == threads
     assert [row["compressor"] for row in rows] == ["dense", "topk"]
     for row in rows:
-        assert set(row) == {field.name for field in fields(Row)}
+        assert set(row) == {field.name for field in fields(BenchRow)}
         assert row["workers"] == 2 and row["elements"] == 4096
         assert row["encode_over_copy"] > 0 and row["decode_over_copy"] > 0 and row["gb_per_s"] > 0
         assert row["total_over_copy_low"] == row["total_over_copy"] == row["total_over_copy_high"]
@@ -112,7 +112,7 @@ def test_wrong_argument_is_named_with_value_and_remedy(
 def test_an_interrupt_keeps_the_finished_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(bench: Bench, contender: Contender, gradients: Gradients) -> Row:
+    def interrupted(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRow:
         if contender.name == "topk":
             raise SystemExit(130)
         return measure(bench, contender, gradients)

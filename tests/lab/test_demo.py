@@ -15,7 +15,7 @@ import pytest
 
 from gravac.lab.links.network import available
 from gravac.lab.links.owner import started
-from gravac.lab.training.run import Run, RunFailed, Settings
+from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 
 HUNG = 250.0
@@ -111,10 +111,10 @@ def test_interrupt_leaves_no_process_namespace_or_file(
 
 
 def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path) -> None:
-    settings = Settings(workers=2, link="100mbit", slowest=1e8, log_dir=tmp_path)
+    settings = TrainingSettings(workers=2, link="100mbit", slowest=1e8, log_dir=tmp_path)
     with (
         pytest.raises(RunFailed, match="dense-fp16: worker 1 was killed by signal 9"),
-        Run([Leg("fp16", "dense-fp16", seconds=60)], settings, None) as run,
+        TrainingRun([Leg("fp16", "dense-fp16", seconds=60)], settings, None) as run,
     ):
         pids = run.pids
         for event in run.events():

@@ -7,14 +7,14 @@ import threading
 import pytest
 
 from gravac.lab.links.link import Phase, parse_link
-from gravac.lab.links.network import LinkError, Network
+from gravac.lab.links.network import EmulatedNetwork, LinkError
 from gravac.lab.links.schedule import Schedule
 
 HUNG = 120.0
 """Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
 
 
-class Recorder(Network):
+class Recorder(EmulatedNetwork):
     """A network that only notes what it is asked for, and tells who waits for it."""
 
     def __init__(self, words: str, failing: bool = False) -> None:

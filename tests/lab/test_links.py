@@ -17,7 +17,7 @@ import pytest
 from gravac.lab.links import network as links
 from gravac.lab.links.link import Phase, parse_link
 from gravac.lab.links.link_rate import Sample, stream, tcp_rate
-from gravac.lab.links.network import LinkError, Network, available, netem_missing, remove_leftovers
+from gravac.lab.links.network import EmulatedNetwork, LinkError, available, netem_missing, remove_leftovers
 from gravac.lab.links.owner import mark, orphaned, started
 
 HUNG = 120.0
@@ -51,8 +51,8 @@ print(time.perf_counter() - began)
 
 OWNER = """
 import json, subprocess, sys, time
-from gravac.lab.links.network import Network
-with Network(2, 1e8) as network:
+from gravac.lab.links.network import EmulatedNetwork
+with EmulatedNetwork(2, 1e8) as network:
     inside = subprocess.Popen([*network.prefix(0), "sleep", "600"])
     print(json.dumps([network.hub, network.namespace(0), network.namespace(1), inside.pid]), flush=True)
     time.sleep(600)
@@ -65,7 +65,7 @@ def namespaces() -> list[str]:
 
 
 @contextmanager
-def sending(network: Network, size: int, *marks: int) -> Iterator[tuple[IO[str], "subprocess.Popen[str]"]]:
+def sending(network: EmulatedNetwork, size: int, *marks: int) -> Iterator[tuple[IO[str], "subprocess.Popen[str]"]]:
     """Sends so many bytes from worker 1 to worker 0; a line comes for each number of bytes in ``marks`` that arrived.
 
     Ends when all are there. The sender prints the seconds from the first byte until it hears so: no fewer than the link
@@ -84,7 +84,7 @@ def sending(network: Network, size: int, *marks: int) -> Iterator[tuple[IO[str],
                 receiver.kill()
 
 
-def most(network: Network, size: int) -> float:
+def most(network: EmulatedNetwork, size: int) -> float:
     """Bits per second that a stream of so many bytes came to; a busy machine makes it less, nothing makes it more."""
     with sending(network, size) as (_, sender):
         assert sender.stdout
@@ -92,14 +92,14 @@ def most(network: Network, size: int) -> float:
     return 8 * size / seconds
 
 
-def shaping(network: Network, worker: int) -> list[dict[str, Any]]:
+def shaping(network: EmulatedNetwork, worker: int) -> list[dict[str, Any]]:
     """What holds a worker's upload, and its download."""
     places = ((network.namespace(worker), "eth0"), (network.hub, f"p{worker}"))
     shown = [["tc", "-n", name, "-j", "qdisc", "show", "dev", device] for name, device in places]
     return [json.loads(subprocess.run(command, capture_output=True, check=True).stdout)[0] for command in shown]
 
 
-def rates(network: Network, worker: int) -> list[float | None]:
+def rates(network: EmulatedNetwork, worker: int) -> list[float | None]:
     """Bits per second of a worker's upload and download, as the kernel has them; ``None`` is not limited."""
     found = shaping(network, worker)
     assert {qdisc["kind"] for qdisc in found} <= {"tbf", "noqueue"}
@@ -130,7 +130,7 @@ def names_and_pid(owner: "subprocess.Popen[str]") -> tuple[list[str], int]:
 
 @needs_namespaces
 def test_network_exists_inside_its_block_and_not_after() -> None:
-    with Network(3, 1e8) as network:
+    with EmulatedNetwork(3, 1e8) as network:
         mine = {network.hub, *(network.namespace(worker) for worker in range(3))}
         assert mine <= set(namespaces())
     assert not mine & set(namespaces())
@@ -138,7 +138,7 @@ def test_network_exists_inside_its_block_and_not_after() -> None:
 
 @needs_namespaces
 def test_network_is_removed_when_its_block_raises_with_a_process_inside() -> None:
-    with pytest.raises(KeyboardInterrupt), Network(2, 1e8) as network:
+    with pytest.raises(KeyboardInterrupt), EmulatedNetwork(2, 1e8) as network:
         inside = subprocess.Popen([*network.prefix(1), "sleep", "600"])
         raise KeyboardInterrupt
     assert inside.wait(HUNG) == -signal.SIGKILL
@@ -147,11 +147,11 @@ def test_network_is_removed_when_its_block_raises_with_a_process_inside() -> Non
 
 @needs_namespaces
 def test_half_made_network_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Network, phase: Phase) -> None:
+    def refuse(self: EmulatedNetwork, phase: Phase) -> None:
         raise LinkError("no tbf")
 
-    monkeypatch.setattr(Network, "apply", refuse)
-    network = Network(2, 1e8)
+    monkeypatch.setattr(EmulatedNetwork, "apply", refuse)
+    network = EmulatedNetwork(2, 1e8)
     with pytest.raises(LinkError, match="no tbf"), network:
         pass
     assert network.hub not in namespaces()
@@ -164,7 +164,7 @@ def test_leftovers_of_a_killed_owner_are_removed_at_the_next_start(owner: "subpr
     assert runs(inside)
     owner.kill()  # SIGKILL: it cannot clean up
     owner.wait()
-    with Network(2, 1e8):
+    with EmulatedNetwork(2, 1e8):
         assert not set(names) & set(namespaces())
         assert not runs(inside)
 
@@ -181,7 +181,7 @@ def test_network_of_a_living_owner_is_left_alone(owner: "subprocess.Popen[str]")
 @pytest.mark.parametrize("rate", [20e6, 100e6, 1000e6])
 def test_no_stream_is_faster_than_its_link(rate: float) -> None:
     """How close it comes is measured (``make measure-links``): the machine has its part in that."""
-    with Network(2, rate) as network:
+    with EmulatedNetwork(2, rate) as network:
         assert rates(network, 0) == rates(network, 1) == [rate, rate]
         assert most(network, int(rate / 8 / 4)) <= rate
 
@@ -190,7 +190,7 @@ def test_no_stream_is_faster_than_its_link(rate: float) -> None:
 @pytest.mark.parametrize(("words", "rate"), [("40mbit/15mbit", 15e6), ("15mbit/40mbit", 15e6)])
 def test_each_direction_has_its_own_rate(words: str, rate: float) -> None:
     """A worker's upload meets another's download: the slower of the two holds, whichever it is."""
-    with Network(2, parse_link(words)) as network:
+    with EmulatedNetwork(2, parse_link(words)) as network:
         assert most(network, 400_000) <= rate
         network.apply(Phase(0, 40e6, 40e6))
         assert rates(network, 0) == rates(network, 1) == [40e6, 40e6]
@@ -198,13 +198,13 @@ def test_each_direction_has_its_own_rate(words: str, rate: float) -> None:
 
 @needs_namespaces
 def test_upload_is_on_the_worker_and_download_on_the_hub() -> None:
-    with Network(2, parse_link("40mbit/15mbit")) as network:
+    with EmulatedNetwork(2, parse_link("40mbit/15mbit")) as network:
         assert [rates(network, worker) for worker in range(2)] == [[15e6, 40e6]] * 2
 
 
 @needs_namespaces
 def test_unthrottled_has_no_bucket_and_can_be_throttled_and_freed() -> None:
-    with Network(2, parse_link("unthrottled")) as network:
+    with EmulatedNetwork(2, parse_link("unthrottled")) as network:
         assert rates(network, 0) == rates(network, 1) == [None, None]
         network.set_rate(1, 20e6)
         assert rates(network, 0) == [None, None] and rates(network, 1) == [20e6, 20e6]
@@ -219,7 +219,7 @@ def test_unthrottled_has_no_bucket_and_can_be_throttled_and_freed() -> None:
 def test_a_stream_goes_on_when_rates_fall_and_rise(known: bool) -> None:
     """From a rate whose segments are larger than the next rate's bucket: none may stay stuck in the queue."""
     link = parse_link("400mbit,1s:20mbit,2s:400mbit" if known else "400mbit")
-    with Network(2, link) as network, sending(network, 3_000_000, 250_000, 1_000_000) as (arrived, _):
+    with EmulatedNetwork(2, link) as network, sending(network, 3_000_000, 250_000, 1_000_000) as (arrived, _):
         for rate in (20e6, 400e6):
             assert arrived.readline()
             network.apply(Phase(0, rate, rate))
@@ -228,7 +228,7 @@ def test_a_stream_goes_on_when_rates_fall_and_rise(known: bool) -> None:
 
 @needs_namespaces
 def test_a_rate_that_fell_while_traffic_flowed_holds() -> None:
-    with Network(2, 400e6) as network:
+    with EmulatedNetwork(2, 400e6) as network:
         with sending(network, 1_000_000, 250_000) as (arrived, _):
             assert arrived.readline()
             for worker in range(2):
@@ -238,7 +238,7 @@ def test_a_rate_that_fell_while_traffic_flowed_holds() -> None:
 
 @needs_namespaces
 def test_a_stream_tells_how_far_it_came() -> None:
-    with Network(2, 100e6) as network, stream(network, 0.3) as samples:
+    with EmulatedNetwork(2, 100e6) as network, stream(network, 0.3) as samples:
         assert not samples
     assert samples
     assert all(later.at > one.at and later.received > one.received for one, later in pairwise(samples))
@@ -247,16 +247,16 @@ def test_a_stream_tells_how_far_it_came() -> None:
 def test_a_rate_is_taken_once_the_stream_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     told = [Sample(100.0, 1), Sample(100.2, 2), Sample(100.4, 1000), Sample(100.9, 501_000)]
     monkeypatch.setattr("gravac.lab.links.link_rate.stream", lambda network, seconds: nullcontext(told))
-    assert tcp_rate(Network(2, 1e8)) == pytest.approx(8e6)
+    assert tcp_rate(EmulatedNetwork(2, 1e8)) == pytest.approx(8e6)
     del told[2:]
     with pytest.raises(LinkError, match="brought nothing to measure"):
-        tcp_rate(Network(2, 1e8))
+        tcp_rate(EmulatedNetwork(2, 1e8))
 
 
 @needs_namespaces
 def test_interface_counters_grow_by_what_is_sent() -> None:
     size = 500_000  # which the queue holds: nothing is dropped and sent again
-    with Network(2, 100e6) as network:
+    with EmulatedNetwork(2, 100e6) as network:
         before = [network.interface_bytes(worker) for worker in range(2)]
         with sending(network, size):
             pass
@@ -279,7 +279,7 @@ def test_delay_without_netem_is_refused_with_the_reason_and_the_remedy(monkeypat
     reason = "the kernel has no netem (sch_netem): latency and loss are unavailable"
     monkeypatch.setattr(links, "netem_missing", lambda: reason)
     for words in ("100mbit+20ms", "100mbit+0.1%"):
-        network = Network(2, parse_link(words))
+        network = EmulatedNetwork(2, parse_link(words))
         with pytest.raises(LinkError) as refused, network:
             pass
         assert reason in str(refused.value)
@@ -290,7 +290,7 @@ def test_delay_without_netem_is_refused_with_the_reason_and_the_remedy(monkeypat
 
 @needs_namespaces
 def test_workers_see_their_own_network_only() -> None:
-    with Network(2, 1e8) as network:
+    with EmulatedNetwork(2, 1e8) as network:
         shown = subprocess.run(
             [*network.prefix(1), "ip", "-br", "address"], capture_output=True, text=True, check=True
         ).stdout
@@ -301,7 +301,7 @@ def test_workers_see_their_own_network_only() -> None:
 @pytest.mark.parametrize("workers", [0, 1, 9])
 def test_number_of_workers_is_refused_by_name(workers: int) -> None:
     with pytest.raises(ValueError, match=f"workers: {workers} is outside 2 to 8"):
-        Network(workers, 1e8)
+        EmulatedNetwork(workers, 1e8)
 
 
 def test_reason_why_not_is_given_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

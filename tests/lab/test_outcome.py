@@ -9,22 +9,22 @@ import pytest
 from rich.console import Console
 
 from gravac.lab.demo.display import show_result
-from gravac.lab.demo.outcome import Comparison, Outcome
+from gravac.lab.demo.outcome import Comparison, DemoOutcome
 from gravac.lab.json_file import write_json
-from gravac.lab.tta.record import Point
+from gravac.lab.tta.record import CurvePoint
 
 pytestmark = pytest.mark.timeout(30)
 
 
-def outcome(method: str, steps: int, final: float, wire_bytes: int = 1000) -> Outcome:
+def outcome(method: str, steps: int, final: float, wire_bytes: int = 1000) -> DemoOutcome:
     """Ten seconds in which the loss falls linearly from 5 to ``final``."""
-    return Outcome(
+    return DemoOutcome(
         method=method,
         steps=steps,
         seconds=10.0,
         samples_per_s=steps * 16 / 10,
         wire_bytes=wire_bytes,
-        curve=(Point(step=0, seconds=0.0, metric=5.0), Point(step=steps, seconds=10.0, metric=final)),
+        curve=(CurvePoint(step=0, seconds=0.0, metric=5.0), CurvePoint(step=steps, seconds=10.0, metric=final)),
         cf_path=({"step": 0, "cf": 10.0, "reason": "start"},),
     )
 

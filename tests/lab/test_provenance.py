@@ -20,7 +20,7 @@ from gravac.lab.calibrate import read_calibration
 from gravac.lab.provenance import UNRECORDED, Stamp, one_commit, stamp
 from gravac.lab.report.markdown import tables
 from gravac.lab.tta import record
-from gravac.lab.tta.display import Live
+from gravac.lab.tta.display import TtaLive
 from gravac.lab.tta.factored import factored, refactored
 from gravac.settings import SettingsError
 from tests.lab.made_up_runs import made_up
@@ -181,7 +181,7 @@ def test_what_the_commands_write_is_stamped(
 
 
 def test_a_bench_that_goes_on_in_a_file_of_other_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with Live(Console(width=300), paced=False) as live:
+    with TtaLive(Console(width=300), paced=False) as live:
         live.stamped("abc", ["abc"])
         live.stamped("abc", [])
         assert capsys.readouterr().out == ""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gravac.lab.report.numbers import DENSE, Row, amount, bytes_per_step, faster
+from gravac.lab.report.numbers import DENSE, ReportRow, amount, bytes_per_step, faster
 from gravac.lab.report.summary import Section, link_order, sections
 from gravac.lab.report.words import times
 from gravac.lab.tta.record import Split, TrainingRecord, Turn
@@ -38,7 +38,7 @@ def only(runs: list[TrainingRecord]) -> Section:
     return section
 
 
-def row(section: Section, method: str) -> Row:
+def row(section: Section, method: str) -> ReportRow:
     found = section.row(method)
     assert found is not None
     return found

@@ -15,12 +15,12 @@ from typing import ClassVar
 import pytest
 
 from gravac.lab.links.network import available
-from gravac.lab.training.run import RunFailed, Settings
+from gravac.lab.training.run import RunFailed, TrainingSettings
 from gravac.lab.training.session import ALONE, Leg, Spec
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import factored, refactored
 from gravac.lab.tta.matrix import Matrix
-from gravac.lab.tta.record import Point, TrainingRecord, first_reached
+from gravac.lab.tta.record import CurvePoint, TrainingRecord, first_reached
 from gravac.lab.tta.runner import run_matrix, target_of
 
 HUNG = 250.0
@@ -77,7 +77,7 @@ class Scripted:
 
     to_fail: ClassVar[list[str]] = []
 
-    def __init__(self, legs: Sequence[Leg], settings: Settings, network: object) -> None:
+    def __init__(self, legs: Sequence[Leg], settings: TrainingSettings, network: object) -> None:
         self.legs = legs
 
     def __enter__(self) -> "Scripted":
@@ -128,7 +128,7 @@ def test_a_matrix_is_run_written_and_not_run_twice(tmp_path: Path) -> None:
 
 
 def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gravac.lab.tta.runner.Run", Scripted)
+    monkeypatch.setattr("gravac.lab.tta.runner.TrainingRun", Scripted)
     two = matrix(tmp_path, methods=("fp16", "topk@10"), links=("unthrottled",), seeds=(0, 1), paced=True, budget=20)
     runs = run_matrix(two, Notes())
     assert {run.seed for run in runs} == {0, 1}
@@ -197,7 +197,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scripted, "to_fail", ["topk@10"])
-    monkeypatch.setattr("gravac.lab.tta.runner.Run", Scripted)
+    monkeypatch.setattr("gravac.lab.tta.runner.TrainingRun", Scripted)
     notes = Notes()
     runs = run_matrix(matrix(tmp_path, paced=True, methods=("fp16", "topk@10", "topkc@10"), budget=20), notes)
     assert notes.failures == ["topk@10"]
@@ -234,12 +234,12 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> N
     assert (tmp_path / "runs.json").read_text() == '[{"task": 3}]'
 
 
-def curve(*metrics: float) -> tuple[Point, ...]:
-    return tuple(Point(step=10 * at, seconds=2.0 * at, metric=metric) for at, metric in enumerate(metrics))
+def curve(*metrics: float) -> tuple[CurvePoint, ...]:
+    return tuple(CurvePoint(step=10 * at, seconds=2.0 * at, metric=metric) for at, metric in enumerate(metrics))
 
 
 def test_a_run_that_diverged_is_written_and_read_again(tmp_path: Path, run: TrainingRecord) -> None:
-    curve = (*run.curve, Point(step=99, seconds=9.0, metric=math.nan))
+    curve = (*run.curve, CurvePoint(step=99, seconds=9.0, metric=math.nan))
     record.save(tmp_path / "runs.json", [run, run.model_copy(update={"val_metric": math.nan, "curve": curve})])
     assert json.loads((tmp_path / "runs.json").read_text())[1]["val_metric"] is None
     whole, diverged = record.read([tmp_path / "runs.json"])

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
-from gravac.lab.tta.display import Live
+from gravac.lab.tta.display import TtaLive
 from gravac.lab.tta.matrix import REFERENCE, Matrix
 from gravac.lab.tta.runner import run_matrix
 from tests.measure.results import write
@@ -41,7 +41,7 @@ def main() -> None:
         reference = next(
             run for run in there if (run.task, run.method, run.link, run.seed) == (task, REFERENCE, UNTHROTTLED, 0)
         )
-        with tempfile.TemporaryDirectory() as folder, Live(Console(), paced=False) as live:
+        with tempfile.TemporaryDirectory() as folder, TtaLive(Console(), paced=False) as live:
             path = Path(folder, "runs.json")
             record.save(path, [reference])
             matrix = Matrix(

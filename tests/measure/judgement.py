@@ -23,7 +23,7 @@ from rich.console import Console
 
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
-from gravac.lab.tta.display import Live
+from gravac.lab.tta.display import TtaLive
 from gravac.lab.tta.matrix import REFERENCE, Matrix
 from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
@@ -122,7 +122,7 @@ def main() -> None:
             reference = next(
                 run for run in picked_from if (run.task, run.method, run.link) == (task, REFERENCE, UNTHROTTLED)
             )
-            with Live(Console(), paced=False) as live:
+            with TtaLive(Console(), paced=False) as live:
                 matrix = Matrix(
                     tasks=(task,),
                     links=(link,),

@@ -35,7 +35,7 @@ from gravac.collectives import AllReduce
 from gravac.exchange.group import GroupTransport
 from gravac.lab.links.link import Link, Phase, parse_link
 from gravac.lab.links.link_rate import Sample, stream, tcp_rate
-from gravac.lab.links.network import INTERFACE, Counters, Network
+from gravac.lab.links.network import INTERFACE, Counters, EmulatedNetwork
 from gravac.lab.links.schedule import Schedule
 from tests.measure.results import write
 
@@ -113,7 +113,7 @@ def rank_main(rank: int, world: int, store: str) -> None:
 class Ranks:
     """The workers of a network, told what to do all at once."""
 
-    def __init__(self, network: Network, store: str) -> None:
+    def __init__(self, network: EmulatedNetwork, store: str) -> None:
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
         module = [sys.executable, "-m", "tests.measure.links", "--store", store, "--world", str(network.workers)]
         self.processes = [
@@ -140,7 +140,7 @@ class Ranks:
 
 
 @contextmanager
-def ranks(network: Network) -> Iterator[Ranks]:
+def ranks(network: EmulatedNetwork) -> Iterator[Ranks]:
     with tempfile.TemporaryDirectory() as folder:
         started = Ranks(network, f"{folder}/store")
         try:
@@ -151,7 +151,7 @@ def ranks(network: Network) -> Iterator[Ranks]:
                 process.wait()
 
 
-def drained(network: Network) -> list[Counters]:
+def drained(network: EmulatedNetwork) -> list[Counters]:
     """The workers' counters once they have stood still for 0.2 s."""
     before: list[Counters] = []
     while True:
@@ -164,7 +164,7 @@ def drained(network: Network) -> list[Counters]:
 
 def all_reduces(workers: int, rate: float) -> Iterator[dict[str, Any]]:
     link = Link((Phase(0, rate, rate),))
-    with Network(workers, link) as network, ranks(network) as told:
+    with EmulatedNetwork(workers, link) as network, ranks(network) as told:
         network.apply(Phase(0, None, None))  # set up without a limit: DDP hands out the model first
         for way in (*WAYS, *WAYS):
             told.do(way)
@@ -183,7 +183,7 @@ def all_reduces(workers: int, rate: float) -> Iterator[dict[str, Any]]:
             }
 
 
-def repeated(network: Network, told: Ranks, way: str, repeats: int, tcp: float) -> dict[str, Any]:
+def repeated(network: EmulatedNetwork, told: Ranks, way: str, repeats: int, tcp: float) -> dict[str, Any]:
     size = 2 * WIDTH * WIDTH * 4
     expected = AllReduce.wire_bytes(size, network.workers) * 8 / tcp
     seconds, compute, by_ledger, with_headers, payload = [], [], [], [], []
@@ -215,7 +215,7 @@ def repeated(network: Network, told: Ranks, way: str, repeats: int, tcp: float) 
 
 def followed(words: str) -> Iterator[dict[str, Any]]:
     link = parse_link(words)
-    with Network(2, link) as network, Schedule(network) as schedule:
+    with EmulatedNetwork(2, link) as network, Schedule(network) as schedule:
         with stream(network, link.phases[-1].at_seconds + 4) as samples:
             time.sleep(2)
             began = time.monotonic()

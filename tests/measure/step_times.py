@@ -15,8 +15,8 @@ import statistics
 from typing import Any
 
 from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
-from gravac.lab.links.network import Network
-from gravac.lab.training.run import Run, Settings
+from gravac.lab.links.network import EmulatedNetwork
+from gravac.lab.training.run import TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 from tests.measure.results import write
 
@@ -43,9 +43,9 @@ def session(task: str, link: Link, methods: list[str], steps: int) -> dict[str, 
     """Step time and processor time a step, seconds, by method; after a few steps of float32 to warm up."""
     legs = [Leg("fp32", "warm-up", steps=8), *(Leg(method, method, steps=steps) for method in methods)]
     came: dict[str, dict[str, float]] = {}
-    with Network(2, link) as network:
-        settings = Settings(workers=2, link=str(link), slowest=link.slowest, task=task, scale=TASKS[task])
-        with Run(legs, settings, network) as run:
+    with EmulatedNetwork(2, link) as network:
+        settings = TrainingSettings(workers=2, link=str(link), slowest=link.slowest, task=task, scale=TASKS[task])
+        with TrainingRun(legs, settings, network) as run:
             for event in run.events():
                 leg = legs[event["leg"]]
                 if event["event"] == "end" and leg.label != "warm-up":

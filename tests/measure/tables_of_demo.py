@@ -6,7 +6,7 @@ import itertools
 import json
 from typing import Any
 
-from gravac.lab.tta.record import Point, first_reached
+from gravac.lab.tta.record import CurvePoint, first_reached
 from tests.measure.published import FOLDER
 from tests.measure.tables_of_runs import head, line
 
@@ -27,7 +27,7 @@ def _at(run: dict[str, Any], step: float) -> float:
 
 
 def _until(run: dict[str, Any], loss: float) -> float | None:
-    reached = first_reached([Point(**point) for point in run["curve"]], loss, higher_is_better=False)
+    reached = first_reached([CurvePoint(**point) for point in run["curve"]], loss, higher_is_better=False)
     return reached[0] if reached else None
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gravac.lab.tta import record
-from gravac.lab.tta.display import Live
+from gravac.lab.tta.display import TtaLive
 from gravac.lab.tta.matrix import REFERENCE, Matrix
 from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
@@ -129,7 +129,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for task in () if arguments.table else arguments.tasks:
         scale, budget, limit = TASKS[task]
-        with Live(Console(), paced=False) as live:
+        with TtaLive(Console(), paced=False) as live:
             matrix = Matrix(
                 tasks=(task,),
                 links=(arguments.link,),

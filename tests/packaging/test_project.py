@@ -105,3 +105,11 @@ def test_the_example_runs(tmp_path: Path) -> None:
     changes = [record for record in records if isinstance(record, DecisionRecord) and record.changed]
     told = [f"from step {change.step}: CF {change.cf:g}, since {change.reason}" for change in changes]
     assert [line for line in ran.stdout.splitlines() if line.startswith("from step")] == told
+
+
+def test_a_public_class_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "gravac").rglob("*.py")):
+        for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            found.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}

@@ -37,7 +37,7 @@ COPY = 14e9
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Option:
     """One way of exchanging gradients.
 
     Attributes:
@@ -88,7 +88,7 @@ class Advice:
         elements: number of elements of the model.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[Option, ...]
     verdict: str
     workers: int
     network: Network
@@ -196,9 +196,9 @@ def advise(
 
     def choice(
         name: str, cf: float, predicted: Prediction, even: float | None = None, efficiency: float = 1.0
-    ) -> Choice:
+    ) -> Option:
         hours = 1000 * predicted.step_s / 3600 * workers
-        return Choice(
+        return Option(
             compressor=name,
             cf=cf,
             step_s=predicted.step_s,
@@ -223,7 +223,7 @@ def advise(
     return Advice(tuple(choices), verdict, workers, network, machine, batch_s, elements)
 
 
-def _verdict(choices: Sequence[Choice], dense: Format) -> str:
+def _verdict(choices: Sequence[Option], dense: Format) -> str:
     short = {"bfloat16": "bf16", "float16": "fp16"}.get(dense, dense)
     best = max(choices, key=lambda choice: choice.progress)
     fastest = max(choices, key=lambda choice: choice.speed_up)

@@ -20,7 +20,7 @@ from gravac.lab.shapes import Shape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
-from gravac.lab.advise.choices import MARGIN, Advice, Choice, shapes_of
+from gravac.lab.advise.choices import MARGIN, Advice, Option, shapes_of
 
 BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
 """Bandwidths on the plot's axis, bits per second: 0.01 to 100 Gbit/s."""
@@ -80,11 +80,11 @@ def _even(bandwidth: float | None) -> str:
 def as_json(advice: Advice) -> dict[str, Any]:
     """Return advice as JSON values; ``break_even`` is bits per second, ``"always"`` or ``"never"``."""
 
-    def row(choice: Choice) -> dict[str, Any]:
+    def row(choice: Option) -> dict[str, Any]:
         even: float | str | None = choice.break_even
         if even in (0.0, math.inf):
             even = "never" if even == 0.0 else "always"
-        return {**{name: getattr(choice, name) for name in Choice.__slots__}, "break_even": even}
+        return {**{name: getattr(choice, name) for name in Option.__slots__}, "break_even": even}
 
     return {
         "verdict": advice.verdict,
@@ -119,13 +119,13 @@ def plot(
 
     shapes = shapes_of(model)
     machine, network = advice.machine, advice.network
-    best: dict[str, Choice] = {}
+    best: dict[str, Option] = {}
     for choice in advice.choices[2:]:
         if choice.compressor not in best or choice.progress > best[choice.compressor].progress:
             best[choice.compressor] = choice
     shown = sorted(best.values(), key=lambda choice: -choice.progress)[:8]
 
-    def held(choice: Choice | None, workers: int) -> Load:
+    def held(choice: Option | None, workers: int) -> Load:
         compressor, cf = (None, 1.0) if choice is None else (COMPRESSORS[choice.compressor], choice.cf)
         return load(shapes, compressor, cf, advice.batch_s, workers, machine, dense=dense)
 

@@ -13,19 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from gravac.lab.bench.bench import Bench, Contender, contenders
-from gravac.lab.bench.measure import Gradients, Row, measure
+from gravac.lab.bench.measure import BenchRow, Gradients, measure
 from gravac.lab.console import wide
 from gravac.lab.json_file import write_json
 from gravac.lab.provenance import stamp
 
 
-def run_bench(bench: Bench, console: Console | None = None) -> list[Row]:
+def run_bench(bench: Bench, console: Console | None = None) -> list[BenchRow]:
     """Measure all contenders, one after another; show, write and return the rows.
 
     Interrupted, it shows and writes the rows that are finished.
     """
     console = wide(console)
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     taken = stamp()
     try:
         _measure_all(bench, console, rows)
@@ -38,7 +38,7 @@ def run_bench(bench: Bench, console: Console | None = None) -> list[Row]:
     return rows
 
 
-def _measure_all(bench: Bench, console: Console, rows: list[Row]) -> None:
+def _measure_all(bench: Bench, console: Console, rows: list[BenchRow]) -> None:
     waiting = contenders(bench)
     gradients = Gradients(bench.workers)
     if not console.is_terminal:
@@ -56,7 +56,7 @@ def _measure_all(bench: Bench, console: Console, rows: list[Row]) -> None:
             progress.update(task, advance=1, refresh=True)
 
 
-def table(bench: Bench, rows: Sequence[Row]) -> Table:
+def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
     """Return one line per row; times in copies of the tensors."""
     what = bench.model or " x ".join(map(str, bench.shapes[0]))
     title = f"{what}: {rows[0].elements:,} elements, {bench.workers} workers, one thread; times in copies of the tensor"
@@ -98,7 +98,7 @@ def _title(contender: Contender) -> str:
     return f"{contender.name} {contender.cf:.4g}x"
 
 
-def _line(row: Row) -> str:
+def _line(row: BenchRow) -> str:
     return (
         f"{row.compressor} {row.cf:.4g}x: {row.total_over_copy:.1f} copies "
         f"({row.total_over_copy_low:.1f} to {row.total_over_copy_high:.1f}), "

@@ -38,7 +38,7 @@ TYPICAL = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """The measurement of one compressor at one CF.
 
     Attributes:
@@ -78,7 +78,7 @@ class Row:
     elements: int
 
 
-def measure(bench: Bench, contender: Contender, gradients: Gradients) -> Row:
+def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRow:
     """Measure one compressor at one CF; return its row. It takes seconds to minutes, and keeps nothing."""
     sums = _Sums(bench.repeats)
     shapes = bench.shapes
@@ -91,7 +91,7 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> Row:
     totals = [encode + decode for encode, decode in zip(sums.encode, sums.decode, strict=True)]
     multiples = [total / copy for total, copy in zip(totals, sums.copy, strict=True)]
     low, middle, high = statistics.quantiles(multiples, n=4, method="inclusive") if bench.repeats > 1 else multiples * 3
-    return Row(
+    return BenchRow(
         compressor=contender.name,
         cf=contender.cf,
         achieved_cf=elements / sums.sent,

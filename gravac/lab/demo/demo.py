@@ -12,16 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gravac.lab.demo.display import Live, show_result
-from gravac.lab.demo.outcome import Comparison, Outcome
+from gravac.lab.demo.display import DemoLive, show_result
+from gravac.lab.demo.outcome import Comparison, DemoOutcome
 from gravac.lab.json_file import write_json
 from gravac.lab.links.link import PACED
-from gravac.lab.links.network import MOST_WORKERS, Network, available
+from gravac.lab.links.network import MOST_WORKERS, EmulatedNetwork, available
 from gravac.lab.links.rates import format_rate, parse_rate
 from gravac.lab.provenance import stamp
-from gravac.lab.training.run import Run, Settings
+from gravac.lab.training.run import TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
-from gravac.lab.tta.record import Point
+from gravac.lab.tta.record import CurvePoint
 
 METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "goodput:ladder@2-1000"}
 """Methods that are compared, by the name each is shown with; see ``gravac.lab.training.methods``."""
@@ -84,10 +84,10 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
     log_dir.mkdir(parents=True, exist_ok=True)
     _introduce(console, demo, reason)
     taken = stamp()
-    settings = Settings(workers=demo.workers, link=format_rate(demo.rate), slowest=demo.rate, log_dir=log_dir)
+    settings = TrainingSettings(workers=demo.workers, link=format_rate(demo.rate), slowest=demo.rate, log_dir=log_dir)
     with ExitStack() as stack:
-        network = None if paced else stack.enter_context(Network(demo.workers, demo.rate))
-        live = stack.enter_context(Live(console, demo.seconds, list(METHODS), paced))
+        network = None if paced else stack.enter_context(EmulatedNetwork(demo.workers, demo.rate))
+        live = stack.enter_context(DemoLive(console, demo.seconds, list(METHODS), paced))
         comparison = Comparison(tuple(_train(name, demo.seconds, settings, network, live) for name in METHODS))
     if demo.json is not None:
         content = comparison.to_json(rate=demo.rate, workers=demo.workers, paced=paced, log_dir=log_dir)
@@ -110,22 +110,24 @@ def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
     )
 
 
-def _train(name: str, seconds: float, settings: Settings, network: Network | None, live: Live) -> Outcome:
+def _train(
+    name: str, seconds: float, settings: TrainingSettings, network: EmulatedNetwork | None, live: DemoLive
+) -> DemoOutcome:
     leg = Leg(METHODS[name], name, seconds=seconds, every_seconds=min(EVALUATE_SECONDS, seconds / 2))
-    curve: list[Point] = []
+    curve: list[CurvePoint] = []
     outcome = None
     live.starting(name)
-    with Run([leg], settings, network) as run:
+    with TrainingRun([leg], settings, network) as run:
         samples = 0
         for event in run.events():
             live.event(name, event)
             if event["event"] == "start":
                 samples = event["samples_per_step"]
             elif event["event"] == "evaluation":
-                curve.append(Point(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
+                curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
             elif event["event"] == "end":
                 turns = [turn for at, turn in enumerate(event["turns"]) if turn["changed"] or at == 0]
-                outcome = Outcome(
+                outcome = DemoOutcome(
                     method=name,
                     steps=event["step"],
                     seconds=event["seconds"],

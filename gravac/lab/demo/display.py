@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from gravac.lab.console import PLAIN_SECONDS, Shown
-from gravac.lab.demo.outcome import Comparison, Outcome
+from gravac.lab.demo.outcome import Comparison, DemoOutcome
 from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
 
@@ -22,7 +22,7 @@ MOST_TURNS = 24
 """Number of changes of the compression factor that are printed; more are cut in the middle."""
 
 
-class Live(Shown):
+class DemoLive(Shown):
     """Progress of the runs: a line each with a bar on a terminal, otherwise a plain line every few seconds.
 
     Args:
@@ -97,7 +97,7 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
     return table
 
 
-def _row(comparison: Comparison, outcome: Outcome, best: float) -> list[str]:
+def _row(comparison: Comparison, outcome: DemoOutcome, best: float) -> list[str]:
     loss = outcome.at_time(comparison.equal_seconds)
     reached = outcome.time_to(comparison.target)
     return [

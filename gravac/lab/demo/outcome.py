@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gravac.lab.tta.record import Point, first_reached
+from gravac.lab.tta.record import CurvePoint, first_reached
 
 DRAW = 0.01
 """Difference of validation losses (nats) below which they are called equal: another seed makes as much."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """The result of one run.
 
     Attributes:
@@ -35,7 +35,7 @@ class Outcome:
     seconds: float
     samples_per_s: float
     wire_bytes: int
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
     cf_path: tuple[dict[str, Any], ...]
 
     @property
@@ -66,9 +66,9 @@ class Outcome:
 class Comparison:
     """Runs of the same budget, side by side. ``outcomes`` holds ``dense-fp32``, ``dense-fp16`` and ``adaptive``."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[DemoOutcome, ...]
 
-    def __getitem__(self, method: str) -> Outcome:
+    def __getitem__(self, method: str) -> DemoOutcome:
         return next(outcome for outcome in self.outcomes if outcome.method == method)
 
     @property
@@ -81,7 +81,7 @@ class Comparison:
         """Training time that every run had."""
         return min(outcome.seconds for outcome in self.outcomes)
 
-    def wire_ratio(self, outcome: Outcome) -> float:
+    def wire_ratio(self, outcome: DemoOutcome) -> float:
         """Return bytes a step of dense float32 / bytes a step of this run, counted the same way."""
         return self["dense-fp32"].bytes_per_step / outcome.bytes_per_step if outcome.bytes_per_step else float("inf")
 

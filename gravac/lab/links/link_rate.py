@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
-from gravac.lab.links.network import LinkError, Network
+from gravac.lab.links.network import EmulatedNetwork, LinkError
 
 PORT = 5077
 
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
 
 @contextmanager
-def stream(network: Network, seconds: float) -> Iterator[list[Sample]]:
+def stream(network: EmulatedNetwork, seconds: float) -> Iterator[list[Sample]]:
     """Send for some seconds from worker 1 to worker 0, while the block runs.
 
     Args:
@@ -87,7 +87,7 @@ def stream(network: Network, seconds: float) -> Iterator[list[Sample]]:
             samples += [Sample(*sample) for sample in json.loads(output)]
 
 
-def tcp_rate(network: Network, seconds: float = 2.0) -> float:
+def tcp_rate(network: EmulatedNetwork, seconds: float = 2.0) -> float:
     """Payload bits per second of one TCP stream from worker 1 to worker 0, once it has settled.
 
     Raises:
@@ -102,7 +102,7 @@ def tcp_rate(network: Network, seconds: float = 2.0) -> float:
 
 
 @contextmanager
-def _started(network: Network, worker: int, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+def _started(network: EmulatedNetwork, worker: int, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     command = [*network.prefix(worker), sys.executable, "-c", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

@@ -54,7 +54,7 @@ class Counters(NamedTuple):
     received_packets: int
 
 
-class Network:
+class EmulatedNetwork:
     """Workers joined by emulated links; a context manager that always cleans up.
 
     Args:
@@ -67,7 +67,7 @@ class Network:
         LinkError: when entered: it could not be made, or the link asks for what the kernel cannot do.
 
     Example:
-        >>> with Network(2, 100e6) as network:                                        # doctest: +SKIP
+        >>> with EmulatedNetwork(2, 100e6) as network:                                        # doctest: +SKIP
         ...     subprocess.run([*network.prefix(0), "ip", "address"])
     """
 
@@ -122,7 +122,7 @@ class Network:
         sent, received = shown["stats64"]["tx"], shown["stats64"]["rx"]
         return Counters(sent["bytes"], received["bytes"], sent["packets"], received["packets"])
 
-    def __enter__(self) -> Network:
+    def __enter__(self) -> EmulatedNetwork:
         remove_leftovers()
         if self._impaired and (reason := netem_missing()) is not None:
             raise LinkError(
@@ -228,7 +228,7 @@ def available() -> str | None:
     if os.geteuid() != 0:
         return "making network namespaces needs root"
     try:
-        with Network(2, 1e9) as network:
+        with EmulatedNetwork(2, 1e9) as network:
             _command(*network.prefix(0), "true")
     except LinkError as error:
         return str(error)

@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import NamedTuple
 
-from gravac.lab.links.network import Network
+from gravac.lab.links.network import EmulatedNetwork
 
 
 class Change(NamedTuple):
@@ -30,11 +30,12 @@ class Schedule:
         changes: when each phase after the first was due, and when it was in force, so far.
 
     Example:
-        >>> with Network(2, parse_link("1gbit,30s:50mbit")) as network, Schedule(network) as schedule:  # doctest: +SKIP
+        >>> link = parse_link("1gbit,30s:50mbit")
+        >>> with EmulatedNetwork(2, link) as network, Schedule(network) as schedule:  # doctest: +SKIP
         ...     schedule.start()
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: EmulatedNetwork) -> None:
         self.changes: list[Change] = []
         self._network = network
         self._over = threading.Event()

@@ -22,7 +22,7 @@ from gravac.lab.report.style import (
     title,
 )
 from gravac.lab.report.summary import Section
-from gravac.lab.tta.record import Point, TrainingRecord
+from gravac.lab.tta.record import CurvePoint, TrainingRecord
 
 
 def metric_against_time(section: Section, drawn: Looks) -> Figure:
@@ -93,7 +93,7 @@ Track = tuple["np.ndarray[tuple[int], np.dtype[np.float64]]", ...]
 """Steps, where along the axis, and metric, of one run."""
 
 
-def _track(curve: Sequence[Point], along: Sequence[float]) -> Track:
+def _track(curve: Sequence[CurvePoint], along: Sequence[float]) -> Track:
     points = [(point, x) for point, x in zip(curve, along, strict=False) if math.isfinite(x)]
     return (
         np.array([point.step for point, _ in points], dtype=float),

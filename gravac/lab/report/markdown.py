@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gravac.lab.report.numbers import Amount, Row
+from gravac.lab.report.numbers import Amount, ReportRow
 from gravac.lab.report.summary import Section, methods, sections
 from gravac.lab.tta.record import TrainingRecord
 from gravac.settings import SettingsError
@@ -64,7 +64,7 @@ def _task(task: str, scale: float, workers: int, group: Sequence[Section]) -> st
     return "\n\n".join((head, about, "\n".join(lines), verdicts))
 
 
-def _cell(row: Row) -> str:
+def _cell(row: ReportRow) -> str:
     """Return time to target in multiples of the limit, with its range over seeds; then the speed-up over fp16."""
     amount = row.relative or row.tta
     words = f"{amount.sense}{amount.median:.2f}"

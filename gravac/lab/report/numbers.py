@@ -103,7 +103,7 @@ def amount(intervals: Sequence[Interval]) -> Amount | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One method at one place; ``None`` is what was not measured.
 
     Attributes:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from gravac.lab.links.link import PACED
 from gravac.lab.report import curves, plots, style
-from gravac.lab.report.numbers import BASELINE, Amount, Row, inside_spread
+from gravac.lab.report.numbers import BASELINE, Amount, ReportRow, inside_spread
 from gravac.lab.report.style import Looks
 from gravac.lab.report.summary import Section, link_order, methods, sections
 from gravac.lab.report.template import HOW_TO_READ, STYLE
@@ -30,7 +30,7 @@ Form = Callable[[float], str]
 
 
 @dataclass(frozen=True)
-class Shown:
+class PageSection:
     """One figure: the end of its file's name, the picture, the text and the list below it."""
 
     name: str
@@ -216,7 +216,7 @@ def _table(section: Section) -> str:
 <thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"""
 
 
-def _row(row: Row) -> str:
+def _row(row: ReportRow) -> str:
     spread = f'<small class="note">{escape(row.spread)}</small>' if row.spread else ""
     cells = (
         _amount(row.tta, _seconds) + _ranged(row.tta, _seconds),
@@ -264,7 +264,7 @@ def _ranged(amount: Amount, form: Form) -> str:
     return "" if amount.runs < 2 else f'<small class="range">{_range(amount, form)}</small>'
 
 
-def _figures(section: Section, drawn: Looks) -> Iterable[Shown]:
+def _figures(section: Section, drawn: Looks) -> Iterable[PageSection]:
     """Draw the figures in the order they are shown, but for those that the records hold nothing for."""
     seeds = "Thin lines are single seeds, thick coloured ones adaptive methods; the rest are medians over seeds."
     shown: list[tuple[str, Figure | None, str]] = [
@@ -294,14 +294,14 @@ def _figures(section: Section, drawn: Looks) -> Iterable[Shown]:
     ]
     for name, figure, caption in shown:
         if figure is not None:
-            yield Shown(name, figure, caption)
+            yield PageSection(name, figure, caption)
     for row in section.rows:
         for number, run in enumerate(row.runs if row.adaptive else ()):
             figure = plots.decisions(section, run, drawn)
             if figure is not None:
                 name = f"decisions-{_slug(run.method)}-seed_{run.seed}"
                 caption = f"{run.method}, seed {run.seed}: dotted lines are changes, numbered as in the list below."
-                yield Shown(name, figure, caption, _reasons(run), folded=number > 0)
+                yield PageSection(name, figure, caption, _reasons(run), folded=number > 0)
 
 
 def _unknown_bytes(section: Section) -> str:
@@ -326,7 +326,7 @@ def _reasons(run: TrainingRecord) -> str:
     return f"<details{' open' * (len(turns) <= 12)}><summary>{len(turns)} changes</summary>{table}</details>"
 
 
-def _figure(section: Section, name: str, shown: Shown, out: Path) -> str:
+def _figure(section: Section, name: str, shown: PageSection, out: Path) -> str:
     picture = style.png(shown.figure)
     file = f"{name}-{shown.name}.png"
     (out / file).write_bytes(picture)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from gravac.lab.report.numbers import BASELINE, Row
+from gravac.lab.report.numbers import BASELINE, ReportRow
 from gravac.lab.report.style import (
     INK,
     PALE,
@@ -66,7 +66,7 @@ def time_to_target(section: Section, drawn: Looks) -> Figure:
     return figure
 
 
-def _bar(axes: Axes, at: int, row: Row, unit: float, left: float, colour: str) -> None:
+def _bar(axes: Axes, at: int, row: ReportRow, unit: float, left: float, colour: str) -> None:
     tta = row.tta.over(unit)
     open_end = not tta.exact
     axes.barh(
@@ -233,7 +233,7 @@ def timeline(section: Section) -> Figure | None:
     return figure
 
 
-def _steps_bars(axes: Axes, at: int, row: Row) -> float:
+def _steps_bars(axes: Axes, at: int, row: ReportRow) -> float:
     splits = [run.split for run in row.runs if run.split is not None]
 
     def middle(values: Iterable[float | None]) -> float:

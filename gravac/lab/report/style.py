@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 from gravac.lab.links.link import PACED
-from gravac.lab.report.numbers import DENSE, Row
+from gravac.lab.report.numbers import DENSE, ReportRow
 from gravac.lab.report.summary import Section
 
 DPI = 130
@@ -132,7 +132,7 @@ def finish(figure: Figure, axes: Axes, text: str, names: Sequence[Line2D | Patch
     return figure
 
 
-def names_of(rows: Sequence[Row], drawn: Looks) -> list[Line2D | Patch]:
+def names_of(rows: Sequence[ReportRow], drawn: Looks) -> list[Line2D | Patch]:
     """Return what the legend shows of methods, in the order of rows."""
     names: list[Line2D | Patch] = [
         Line2D(
@@ -148,7 +148,7 @@ def names_of(rows: Sequence[Row], drawn: Looks) -> list[Line2D | Patch]:
     return [*names, Line2D([], [], color=INK, linewidth=1, linestyle=(0, (1, 2)), label="target")]
 
 
-def mark_of(row: Row, drawn: Looks) -> Line2D:
+def mark_of(row: ReportRow, drawn: Looks) -> Line2D:
     """Return a method's mark, by itself: hollow where it is only a bound."""
     look = drawn[row.method]
     face = look.colour if row.steps.exact else "white"
@@ -156,7 +156,7 @@ def mark_of(row: Row, drawn: Looks) -> Line2D:
     return Line2D([], [], color=look.colour, marker=look.mark, markerfacecolor=face, linestyle="", label=label)
 
 
-def marked(row: Row) -> str:
+def marked(row: ReportRow) -> str:
     """Return a method's name for a legend, cut where too long, with a dagger where factored."""
     name = row.method if len(row.method) <= 30 else row.method[:29] + "…"
     return literally(name) + ("†" if row.factored else "")

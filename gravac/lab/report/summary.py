@@ -17,7 +17,7 @@ from gravac.lab.report.numbers import (
     LIMIT_LINK,
     LIMIT_METHOD,
     Amount,
-    Row,
+    ReportRow,
     amount,
     bytes_per_step,
     compress_share,
@@ -56,7 +56,7 @@ class Section:
     """
 
     place: Place
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     limit: float | None
     dense_steps: float | None
     verdict: str
@@ -78,11 +78,11 @@ class Section:
         return any(row.factored for row in self.rows)
 
     @property
-    def fastest(self) -> Row | None:
+    def fastest(self) -> ReportRow | None:
         """Fastest method; ``None`` when no method reached the target."""
         return self.rows[0] if self.rows[0].tta.exact else None
 
-    def row(self, method: str) -> Row | None:
+    def row(self, method: str) -> ReportRow | None:
         """Return the row of a method; ``None`` when it did not run."""
         return next((row for row in self.rows if row.method == method), None)
 
@@ -143,11 +143,11 @@ def _steps(runs: Sequence[TrainingRecord]) -> float | None:
 
 def _row(
     runs: Sequence[TrainingRecord], limit: float | None, dense_bytes: float | None, baseline: Sequence[TrainingRecord]
-) -> Row:
+) -> ReportRow:
     tta = amount([time_to_target(run) for run in runs]) or UNKNOWN
     steps = amount([steps_to_target(run) for run in runs]) or UNKNOWN
     own_bytes = _middle(runs, bytes_per_step)
-    return Row(
+    return ReportRow(
         method=runs[0].method,
         adaptive=runs[0].adaptive,
         runs=tuple(runs),

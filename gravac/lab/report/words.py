@@ -12,7 +12,7 @@ from gravac.lab.report.numbers import (
     LIMIT_LINK,
     LIMIT_METHOD,
     Amount,
-    Row,
+    ReportRow,
     inside_spread,
     paired,
 )
@@ -33,7 +33,7 @@ def spread_note(tta: Amount) -> str:
     return f"spread {more}{percent} %, {tta.runs} runs: add seeds"
 
 
-def verdict(rows: Sequence[Row], limit: float | None) -> str:
+def verdict(rows: Sequence[ReportRow], limit: float | None) -> str:
     """Say who is fastest, by how much, how far from the limit; plainly when it is a dense method, or a draw."""
     best = rows[0]
     if not best.tta.exact:
@@ -52,7 +52,7 @@ def verdict(rows: Sequence[Row], limit: float | None) -> str:
     return f"{best.method} is fastest: {as_fast(best.speedup, BASELINE)}{far}."
 
 
-def _dense_wins(best: Row, rows: Sequence[Row], far: str) -> str:
+def _dense_wins(best: ReportRow, rows: Sequence[ReportRow], far: str) -> str:
     text = f"{best.method} is fastest{far}: compressing further does not pay here"
     if best.method != BASELINE and best.speedup is not None:
         text += f"; {as_fast(best.speedup, BASELINE)}"
@@ -68,7 +68,7 @@ def _dense_wins(best: Row, rows: Sequence[Row], far: str) -> str:
     )
 
 
-def _is_draw(best: Row, row: Row) -> bool:
+def _is_draw(best: ReportRow, row: ReportRow) -> bool:
     pairs = paired(best.runs, row.runs)
     return pairs is not None and inside_spread(pairs)
 
@@ -99,7 +99,7 @@ def times(value: float) -> str:
 
 
 def notes(
-    rows: Sequence[Row],
+    rows: Sequence[ReportRow],
     limit: float | None,
     limit_tta: Amount | None,
     by_method: dict[str, list[TrainingRecord]],

@@ -29,7 +29,7 @@ MEAN = np.array([0.491, 0.482, 0.447], np.float32).reshape(3, 1, 1)
 DEVIATION = np.array([0.247, 0.243, 0.262], np.float32).reshape(3, 1, 1)
 
 
-class Layout(NamedTuple):
+class ArchiveLayout(NamedTuple):
     """Layout of a data set's binary version; a record is label bytes, of which the last counts, then pixels."""
 
     folder: str
@@ -40,14 +40,14 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = (
-    Layout(
+    ArchiveLayout(
         folder="cifar-10-batches-bin",
         train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
         test="test_batch.bin",
         labels=1,
         classes=10,
     ),
-    Layout(folder="cifar-100-binary", train=("train.bin",), test="test.bin", labels=2, classes=100),
+    ArchiveLayout(folder="cifar-100-binary", train=("train.bin",), test="test.bin", labels=2, classes=100),
 )
 
 REMEDY = (
@@ -56,7 +56,7 @@ REMEDY = (
 )
 
 
-def located(data: str) -> tuple[Path, Layout]:
+def located(data: str) -> tuple[Path, ArchiveLayout]:
     """Find the folder of the records, and their layout.
 
     Args:
@@ -82,7 +82,7 @@ class Pictures(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def pictures(folder: Path, layout: Layout, train: bool) -> Pictures:
+def pictures(folder: Path, layout: ArchiveLayout, train: bool) -> Pictures:
     """Read the training or the test records.
 
     Raises:

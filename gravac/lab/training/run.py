@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gravac.lab.links.network import INTERFACE, Network
+from gravac.lab.links.network import INTERFACE, EmulatedNetwork
 from gravac.lab.links.owner import mark, orphaned
 from gravac.lab.links.schedule import Schedule
 from gravac.lab.training.session import Leg, Spec
@@ -42,7 +42,7 @@ class RunFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """The settings that runs of one comparison share.
 
     Attributes:
@@ -66,7 +66,7 @@ class Settings:
     log_dir: Path | None = None
 
 
-class Run:
+class TrainingRun:
     """One session, of one or more legs; a context manager that leaves no process and no temporary file.
 
     Args:
@@ -75,7 +75,7 @@ class Run:
         network: the workers' links; ``None`` is paced mode on the machine's loopback.
     """
 
-    def __init__(self, legs: Sequence[Leg], settings: Settings, network: Network | None) -> None:
+    def __init__(self, legs: Sequence[Leg], settings: TrainingSettings, network: EmulatedNetwork | None) -> None:
         self._legs = tuple(legs)
         self._settings = settings
         self._network = network
@@ -85,7 +85,7 @@ class Run:
         self._patience = PATIENCE
         self._schedule: Schedule | None = None
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> TrainingRun:
         _remove_leftovers()
         with ExitStack() as stack:
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{mark()}-run-")))

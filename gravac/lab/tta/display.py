@@ -23,7 +23,7 @@ from gravac.lab.tta.record import TrainingRecord
 from gravac.lab.tta.runner import run_matrix
 
 
-class Live(Shown):
+class TtaLive(Shown):
     """A watcher: one line with a bar on a terminal, otherwise a plain line every few seconds and one per record."""
 
     def __init__(self, console: Console, paced: bool) -> None:
@@ -118,7 +118,7 @@ def run_tta(matrix: Matrix, console: Console | None = None) -> int:
         matrix = Matrix(**{**vars(matrix), "paced": True})
     if reason is not None:
         console.print(f"Links: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
-    with Live(console, matrix.paced) as live:
+    with TtaLive(console, matrix.paced) as live:
         runs = run_matrix(matrix, live)
     mine = [run for run in runs if run.task in matrix.tasks and run.method in matrix.methods]
     console.print(table(mine, matrix.paced))

@@ -29,7 +29,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
 
-class Point(_Record):
+class CurvePoint(_Record):
     """The validation metric at one moment.
 
     Attributes:
@@ -143,7 +143,7 @@ class TrainingRecord(_Record):
     cpu_seconds: float
     gain: float | None
     val_metric: Metric
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
     turns: tuple[Turn, ...]
     split: Split | None
     paced: bool
@@ -194,7 +194,7 @@ def save(path: Path, runs: Sequence[TrainingRecord]) -> None:
     write_json(path, json.loads(_RECORDS.dump_json(list(runs))))
 
 
-def first_reached(curve: Sequence[Point], target: float, higher_is_better: bool) -> tuple[float, float] | None:
+def first_reached(curve: Sequence[CurvePoint], target: float, higher_is_better: bool) -> tuple[float, float] | None:
     """``(seconds, steps)`` when the target was first reached, linear between evaluations; ``None`` when it was not."""
     sign = -1.0 if higher_is_better else 1.0
     for before, after in itertools.pairwise(curve):

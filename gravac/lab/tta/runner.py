@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
-from gravac.lab.links.network import Network
+from gravac.lab.links.network import EmulatedNetwork
 from gravac.lab.provenance import UNRECORDED, Stamp, stamp
 from gravac.lab.training.methods import Method
-from gravac.lab.training.run import Event, Run, RunFailed, Settings
+from gravac.lab.training.run import Event, RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import ALONE, WARM_UP, Leg
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import efficiency, factored, refactored
 from gravac.lab.tta.matrix import REFERENCE, Matrix
-from gravac.lab.tta.record import SPREAD, Point, Split, TrainingRecord, Turn, first_reached
+from gravac.lab.tta.record import SPREAD, CurvePoint, Split, TrainingRecord, Turn, first_reached
 
 TARGET_AT = 0.8
 """Share of the reference's budget at which its metric is the target."""
@@ -68,7 +68,7 @@ class Ended:
     leg: Leg
     start: Event
     end: Event
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
     stamp: Stamp
 
 
@@ -225,7 +225,7 @@ class _Bench:
     def _session(self, task: str, link: Link, seed: int, legs: Sequence[Leg]) -> Iterator[Ended]:
         """Yield each leg's report. A leg that fails is told of and left out; those after it run in a new session."""
         matrix = self.matrix
-        settings = Settings(
+        settings = TrainingSettings(
             workers=matrix.workers,
             link=str(link),
             slowest=link.slowest,
@@ -239,18 +239,20 @@ class _Bench:
         todo = list(legs)
         while todo:
             at, start, idle = 0, {}, stamp()
-            curve: list[Point] = []
+            curve: list[CurvePoint] = []
             self.watcher.starting(cell, todo[0])
             try:
                 with ExitStack() as stack:
-                    network = None if matrix.paced else stack.enter_context(Network(matrix.workers, link))
-                    run = stack.enter_context(Run(todo, settings, network))
+                    network = None if matrix.paced else stack.enter_context(EmulatedNetwork(matrix.workers, link))
+                    run = stack.enter_context(TrainingRun(todo, settings, network))
                     for event in run.events():
                         self.watcher.event(cell, todo[event["leg"]], event)
                         if event["event"] == "start":
                             at, start, curve = event["leg"], event, []
                         elif event["event"] == "evaluation":
-                            curve.append(Point(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
+                            curve.append(
+                                CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"])
+                            )
                         elif event["event"] == "end":
                             yield Ended(todo[at], start, event, tuple(curve), idle.now())
                             at += 1
@@ -327,7 +329,7 @@ class _Bench:
         return "/".join((task, link.replace("/", "-"), method.replace(":", "-"), f"seed{seed}"))
 
 
-def target_of(curve: Sequence[Point], budget: int) -> float:
+def target_of(curve: Sequence[CurvePoint], budget: int) -> float:
     """Return what the reference had reached at 80 % of its budget: the mean of the evaluations around that step."""
     at, width = TARGET_AT * budget, AROUND * budget
     near = [point.metric for point in curve if abs(point.step - at) <= width]
