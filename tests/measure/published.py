@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gravac.lab.report.numbers import Amount
-from gravac.lab.report.summary import Place, Row, Section, sections
+from gravac.lab.report.summary import Place, ReportRow, Section, sections
 from gravac.lab.tta import record
 from gravac.lab.tta.record import TrainingRecord
 from tests.measure import results
@@ -75,7 +75,7 @@ def section(task: str, link: str, name: str = "tta") -> Section:
     return _sections(name)[Place(task, SCALES[task], link, 2)]
 
 
-def row(task: str, link: str, method: str, name: str = "tta") -> Row:
+def row(task: str, link: str, method: str, name: str = "tta") -> ReportRow:
     """A method's in a cell."""
     found = section(task, link, name).row(method)
     assert found is not None, (task, link, method)
@@ -89,7 +89,7 @@ def speedup(task: str, link: str, method: str, name: str = "tta") -> float:
     return amount.median
 
 
-def fastest_static(task: str, link: str) -> Row:
+def fastest_static(task: str, link: str) -> ReportRow:
     """By the median time to the target."""
     return next(row for row in section(task, link).rows if not row.adaptive)
 

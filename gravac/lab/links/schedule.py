@@ -30,7 +30,7 @@ class Schedule:
         changes: when each phase after the first was due, and when it was in force, so far.
 
     Example:
-        >>> link = parse_link("1gbit,30s:50mbit")
+        >>> link = parse_link("1gbit,30s:50mbit")  # doctest: +SKIP
         >>> with EmulatedNetwork(2, link) as network, Schedule(network) as schedule:  # doctest: +SKIP
         ...     schedule.start()
     """
