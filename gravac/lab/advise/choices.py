@@ -51,7 +51,7 @@ class Choice:
         break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
             for what is itself dense.
         efficiency: share of a dense step's progress that one of its steps is expected to make.
-        cost: of 1000 steps, in the price's currency; ``None`` without a price.
+        cost: price of 1000 steps, in the price's currency; ``None`` without a price.
     """
 
     compressor: str
