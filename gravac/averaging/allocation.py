@@ -68,7 +68,7 @@ def spend(curves: Mapping[str, Curve], budget: int) -> dict[str, Point]:
     """A point of each curve, of little total error and no more than ``budget`` wire bytes together.
 
     Raises:
-        ValueError: even the fewest bytes that the tensors can send are more.
+        ValueError: even the fewest bytes that the tensors can send are more than ``budget``.
     """
     hulls = {name: hull(curves[name].points) for name in sorted(curves)}
     chosen = {name: points[0] for name, points in hulls.items()}

@@ -98,7 +98,7 @@ class Reduced:
 
 
 Rounds = Generator[Collective, Any, Reduced]
-"""Yields collectives, is resumed with their results, returns a ``Reduced``."""
+"""A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
 
 
 @dataclass(slots=True)
@@ -228,7 +228,7 @@ class Compressor(Settings):
         raise NotImplementedError
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """The number format in which a gradient of that dtype travels; of use where nothing is left out."""
+        """The number format in which a gradient of that dtype travels, where nothing is left out."""
         return gradient
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
@@ -242,11 +242,23 @@ class Compressor(Settings):
             x: flat, ``(elements,)``, contiguous, finite, float32 or float64; not to be changed.
             cf: compression factor wanted; 1 or more.
             ctx: what may be known about the tensor.
+
+        Returns:
+            A generator that yields collectives, is resumed with their results, and returns a ``Reduced``.
         """
         raise NotImplementedError
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Squared error ``‖x - sent‖²`` of this rank at each CF (ascending), without sending: 0-d, dtype of x."""
+        """What this rank would not send at each CF, ``‖x - sent‖²``, found without sending.
+
+        Args:
+            x: flat, ``(elements,)``, as ``rounds`` takes it; not to be changed.
+            cfs: compression factors, ascending.
+            ctx: what may be known about the tensor.
+
+        Returns:
+            A scalar (0-d tensor, dtype of x) for each CF.
+        """
         raise NotImplementedError
 
 

@@ -26,8 +26,10 @@ from gravac.compressors import fused
 from gravac.compressors.packing import pack, packed_bytes, unpack
 
 Kind = Literal["fitted", "uniform"]
+"""How levels lie: fitted to a normal law, or evenly."""
 
 Table = npt.NDArray[np.uint8]
+"""Codes looked up by numpy, one byte each."""
 
 SCALE = torch.bfloat16
 """Format of a block's scale on the wire: float32's range in half the bytes."""

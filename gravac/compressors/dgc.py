@@ -28,7 +28,7 @@ BOUNDS = (0.8, 1.3)
 
 
 class DGC(ThresholdK):
-    """Momentum-corrected top-k.
+    """Top-k of a momentum-corrected velocity.
 
     Attributes:
         momentum: momentum of the velocity, in [0, 1); 0 leaves plain accumulation.
@@ -59,7 +59,7 @@ class DGC(ThresholdK):
         return self.keeps_k and self.warmup_steps == 0
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """A sample's quantile of flat ``magnitudes``; corrected up to ten times without ``exact_count``."""
+        """A sample's quantile of flat ``magnitudes``; without ``exact_count`` corrected up to ``CORRECTIONS`` times."""
         stride = max(1, min(int(1 / self.sample), magnitudes.numel() // 256))
         sample = magnitudes[::stride]
         among = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
@@ -80,7 +80,7 @@ class DGC(ThresholdK):
         """Send the velocity's largest coordinates; x is flat.
 
         1. Add the gradient to the momentum, and the momentum to the velocity (both kept in ``ctx.state``).
-        2. Select the velocity's k largest coordinates by a sampled threshold.
+        2. Select the velocity's k largest coordinates, or without ``exact_count`` those that reach a sampled threshold.
         3. All-gather their values and indices.
         4. Clear them from the velocity, but for what the wire rounded, and from the momentum (``masking``).
         """

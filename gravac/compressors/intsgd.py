@@ -72,7 +72,7 @@ class IntSGD(Compressor):
         return Reduced(mean=mean, sent=integers.mul_(step), cf=32 / bits)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error with this rank's own scales: more is lost where other ranks' are larger; 0-d."""
+        """Expected squared error of flat x with this rank's own scales: more is lost where others' are larger."""
         limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
         largest = spread(block_largest(x, self.block), self.block, x.numel())
         variance = rounding_variance(relative(x, largest).mul_(limit))

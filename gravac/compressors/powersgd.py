@@ -59,7 +59,7 @@ class Product:
 
 
 def beyond(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-    """Squared error of a projection on an orthonormal basis, from its coordinates there: 0-d."""
+    """Squared error of projecting flat x on an orthonormal basis, from its coordinates there, of any shape: 0-d."""
     return (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
 
 
@@ -147,7 +147,7 @@ class PowerSGD(Compressor):
         return (Traffic(AllReduce, plan.n * column), Traffic(AllReduce, plan.m * column)) * self.iterations
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x, seen as the matrix ``M [n, m]``, as a product ``P Q^T`` of ranks' common factors.
+        """Average flat x, seen as the matrix ``M [n, m]``, as a product ``P Q^T`` of factors common to all ranks.
 
         1. Start from the last step's Q, ``[m, rank]``, or a drawn one; make its columns orthonormal.
         2. Multiply ``P = M Q``, all-reduce P, ``[n, rank]``, and make its columns orthonormal.
@@ -259,7 +259,7 @@ def times(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def rescaled(factor: torch.Tensor) -> torch.Tensor:
-    """A factor with 1 as its largest magnitude, so that squares neither overflow nor vanish; zeros as they are."""
+    """A factor ``[rows, rank]`` with 1 as largest magnitude, so that squares neither overflow nor vanish; or zeros."""
     most = factor.abs().amax()
     return factor / torch.where(most > 0, most, torch.ones_like(most))
 
@@ -276,18 +276,18 @@ def orthonormal(factor: torch.Tensor) -> torch.Tensor:
 
 
 def by_importance(factor: torch.Tensor) -> torch.Tensor:
-    """A summed factor with its columns in order of length, the longest first: what stays when the rank shrinks."""
+    """A summed factor ``[rows, rank]``, its columns ordered by length: the longest stay when the rank shrinks."""
     lengths = rescaled(factor).square().sum(0)
     return factor[:, lengths.argsort(descending=True, stable=True)]
 
 
 def usable(total: torch.Tensor) -> torch.Tensor:
-    """Whether a summed factor can be started from: finite, and not all zeros; 0-d."""
+    """Whether a summed factor ``[rows, rank]`` can be started from, being finite and not all zeros: bool, 0-d."""
     return total.isfinite().all() & total.any()
 
 
 def kept(total: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """The factor for the next step: the new one, in order of importance; the old one where the new one is no use."""
+    """The next step's factor ``[rows, rank]``: the new one, by importance; the old one where the new one is no use."""
     return torch.where(usable(total), by_importance(total), old)
 
 

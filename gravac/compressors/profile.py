@@ -76,7 +76,8 @@ class Profile:
         efficiency: share of a dense step's progress that a step is expected to make, in (0, 1].
         efficiency_by_gain: what a gain measured while training makes of that: ``(gain, efficiency)``, ascending; empty
             where gain says nothing.
-        one_round: whether ``rounds`` yields once for every tensor: the next tensors' may start while it travels.
+        one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while this
+            one's travel.
         error_feedback: share of what is not sent that is kept, unless the user says otherwise.
         pad_multiple: multiple of elements that tensors must be padded to before they may be laid side by side; 0:
             never. Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked

@@ -130,7 +130,7 @@ def relative(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
 
 
 def round_randomly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Round each element to an integer next to it, up with the probability of its fraction: unbiased within 2**-24."""
+    """Round to an integer next to each element, up with the probability of its fraction: unbiased within 2**-24."""
     low = x.floor()
     draw = torch.rand(x.shape, generator=generator).to(x.device)
     return low.add_(draw < x - low)

@@ -88,7 +88,7 @@ class Quantize(Compressor):
 
     @property
     def finest(self) -> float:
-        """The lowest CF it can do."""
+        """The lowest compression factor that the settings allow."""
         return 32 / (self.bits or max(WIDTHS))
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
@@ -118,12 +118,12 @@ class Quantize(Compressor):
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x.
+        """Average flat x over the ranks, quantized.
 
         1. Quantize x block by block (rotated first, with ``rotate``), and cut the codes into one shard per rank.
         2. Distribute the codes by all-to-all: every rank receives the codes that all ranks have of its shard.
-        3. Reduce: decode them, average, add the second error kept, and quantize the mean; what that
-           loses is kept where there is error feedback.
+        3. Reduce: decode them, average, add the second error kept, and quantize the mean; what that loses is kept where
+           there is error feedback.
         4. Collect the codes of all shards' means by all-gather, and decode them.
 
         Where ranks just swap their codes (``gathers``), one all-gather of all codes takes the place of steps 2 to 4.
@@ -192,7 +192,7 @@ class Quantize(Compressor):
         return world == 1 or self.exchange == "gather" or (self.exchange == "auto" and world <= 2)
 
     def bits_at(self, cf: float) -> int:
-        """Bits per coordinate at a CF."""
+        """Number of bits per coordinate at a CF."""
         return self.bits if self.bits is not None else min(WIDTHS, key=lambda bits: abs(32 / bits - cf))
 
     def _shard_blocks(self, elements: int, world: int) -> int:

@@ -75,7 +75,7 @@ class RandomK(Compressor):
         return 1.0
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error over the draw: ``(1 - 1/CF) ‖x‖²``, 0-d."""
+        """Expected squared error over the draw of flat x's coordinates: ``(1 - 1/CF) ‖x‖²``, 0-d."""
         return [energy(x) * (1 - k_for(x.numel(), cf) / max(1, x.numel())) for cf in cfs]
 
     @property

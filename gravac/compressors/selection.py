@@ -20,10 +20,11 @@ BLOCK = 1 << 18
 """How many elements are compared with the bound at once: what fits in a cache."""
 
 Array = npt.NDArray[np.floating]
+"""A flat tensor as numpy sees it."""
 
 
 def largest(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices of the k largest |x|.
+    """Find the indices of the k largest |x|.
 
     Args:
         x: flat and finite, any floating dtype.

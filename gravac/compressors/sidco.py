@@ -42,7 +42,7 @@ class SIDCo(ThresholdK):
     law: Literal["exponential", "gpareto", "gamma"] = "exponential"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """The threshold, of all numbers of stages tried, that closest to k of ``magnitudes`` (flat) reach."""
+        """The threshold that closest to k of flat ``magnitudes`` reach, of those by each number of stages tried."""
         magnitudes = magnitudes[magnitudes > 0]
         if magnitudes.numel() <= k:
             return 0.0

@@ -103,7 +103,7 @@ class MajorityVote(Compressor):
         return (Traffic(AllReduce, lane_bytes(elements, lane_bits(8, world))), Traffic(AllReduce, scales))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Replace flat x by what most ranks say.
+        """Agree on a sign for each element of flat x, and on a magnitude for each block.
 
         1. All-reduce the signs, as integers: the sum's sign is the majority's.
         2. All-reduce the mean magnitude of every block, and divide by the number of ranks.

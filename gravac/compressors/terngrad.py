@@ -73,7 +73,7 @@ class TernGrad(Compressor):
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Expected squared error: the sum of ``|c| (scale - |c|)``, with c what the cut left, and the cut's square."""
+        """Expected squared error of flat x: sum of ``|c| (scale - |c|)``, c what the cut left, and the cut's square."""
         cut = self.clipped(x)
         scale = block_largest(cut, 0)
         error = (rounding_variance(relative(cut, scale)) * scale.square()).sum() + (x - cut).square().sum()

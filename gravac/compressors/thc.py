@@ -106,7 +106,7 @@ class THC(Compressor):
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x.
+        """Average flat x over the ranks, as integers on a common grid.
 
         1. All-reduce the energy of every block; its mean over the ranks gives the block's grid, the same on all ranks.
         2. Rotate x, and round it to codes on the grid.

@@ -102,7 +102,7 @@ class TopKC(Compressor):
         return lost
 
     def chunk_at(self, cf: float) -> int:
-        """Coordinates per chunk at a CF."""
+        """Number of coordinates per chunk at a CF."""
         if self.chunk is not None:
             return self.chunk
         if isinstance(self.values, Quantize):

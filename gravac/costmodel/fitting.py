@@ -15,6 +15,7 @@ from gravac.costmodel.network import Network, check
 from gravac.costmodel.step import BACKWARD, Format, Load, Prediction, Shape, load
 
 Floats = npt.NDArray[np.float64]
+"""Numbers of the least-squares problem."""
 
 FEWEST = 3
 """Fewest observations of a link from which its bandwidth is fitted."""

@@ -19,7 +19,7 @@ SAME_CF = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One run of a trace.
+    """What was recorded of one run.
 
     Attributes:
         run: settings, ranks and candidates of the run.

@@ -19,6 +19,7 @@ KINDS: dict[str, type[Record]] = {"run": RunRecord, "step": StepRecord, "decisio
 """The value of ``"kind"`` in a line, and the record it stands for."""
 
 Made = TypeVar("Made")
+"""A record, or a dataclass that stands in one."""
 
 RUN_VERSION = 2
 """Value of ``"version"`` in the line of a run; a line without one is of version 1, which had candidates in words."""

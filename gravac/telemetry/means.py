@@ -35,7 +35,7 @@ class StepMeans:
         self._counts: dict[str, int] = {}
 
     def add(self, step: StepRecord) -> None:
-        """Take in one step."""
+        """Take one step into the means."""
         self.steps += 1
         self.last = step
         for name in MEANS:

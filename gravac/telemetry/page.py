@@ -43,9 +43,13 @@ END = "gravac_end/"
 """Beginning of the tags of a run's totals: a group of their own, as a total is one point and no curve."""
 
 RUN_TEXT = PREFIX + "run"
+"""Tag of a run in words, a text."""
+
 DECISION_TEXT = PREFIX + "decision"
+"""Tag of each decision in words, a text."""
+
 CHANGES_TEXT = PREFIX + "changes"
-"""Tags of text: the run, each decision, and the table of all changes."""
+"""Tag of the table of all changes, a text."""
 
 
 def _lines(*tags: str) -> list[Any]:

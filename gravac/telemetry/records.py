@@ -132,6 +132,7 @@ class EndRecord:
 
 
 Record = RunRecord | StepRecord | DecisionRecord | EndRecord
+"""Whatever a run tells the outside."""
 
 Sink = Callable[[Record], None]
 """Anything that can be called with a record. A sink with a ``close()`` method is closed with the run."""
