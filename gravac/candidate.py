@@ -77,9 +77,9 @@ class Dropped:
     """A candidate that a controller may not choose.
 
     Attributes:
-        candidate: the candidate that was dropped.
-        cause: why it was dropped.
-        other: what it was compared with: the one that sends the same, or the dense one that sends the fewest bytes.
+        candidate: that was dropped.
+        cause: why.
+        other: candidate that it was compared with: the one that sends the same, or the dense one of the fewest bytes.
         ratio: predicted wire bytes of ``candidate`` over those of ``other``.
     """
 

@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 
 class Known(Mapping[str, T], Generic[T]):
-    """Things by name: built-in ones, then those of a group of entry points, looked for at the first name not built in.
+    """What is known by name: built in, or offered by entry points, looked for at the first name that is not built in.
 
     An entry point is loaded when its name is asked for, or all are listed, and once. One that cannot be loaded raises
     where it is asked for, and is left out with a warning where all are listed. A name that is built in is not given
     away: an entry point of that name is refused, with a warning.
 
     Args:
-        what: what the things are, in words.
+        what: they are, in words.
         group: name of the group of entry points.
-        built_in: built-in things by name.
-        wrong: tells what is wrong with an object that an entry point gave, in words; empty when nothing is.
+        built_in: what the package brings, by name.
+        wrong: what is wrong with an object that an entry point gave, in words; empty when nothing is.
     """
 
     def __init__(self, what: str, group: str, built_in: Mapping[str, T], wrong: Callable[[object], str]) -> None:
