@@ -16,8 +16,8 @@ from gravac.stepping.state import StepState
 from gravac.stepping.steps import Steps
 
 VERSION = 2
-"""2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers' states, and names the numbers of the
-report on the last step, where 1 had eight in a row. 1 is read too."""
+"""Version of the states that are made. 2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers'
+states, and names the numbers of the report on the last step, where 1 had eight in a row. 1 is read too."""
 
 
 def pack(policy: Policy, steps: Steps, layout: ExchangeLayout) -> dict[str, Any]:
@@ -60,10 +60,10 @@ def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, names: Collec
 
 
 def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a state of this version, or of an earlier one as one of this.
+    """Read a state of this version, or make one of this version from an earlier one.
 
     Raises:
-        SettingsError: it is of a version that is not known.
+        SettingsError: the state is of a version that is not known.
     """
     version = state.get("version")
     if version not in (1, VERSION):
@@ -88,7 +88,11 @@ def with_named_numbers(report: Mapping[str, Any] | None) -> Mapping[str, Any] | 
 
 
 def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:
-    """Refuse another rank's state, and another world size's unless merged."""
+    """Refuse another rank's state, and another world size's unless merged.
+
+    Raises:
+        SettingsError: the state is of another rank or world size; the message says which.
+    """
     if state["world"] is None:
         return
     if state["world"] != world:
@@ -101,17 +105,17 @@ def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state for any world size, from all ranks' states of an earlier run.
+    """Make one state for any world size from all ranks' states of an earlier run.
 
     Every rank's residual becomes the mean of the old ones, so that the mean over ranks, which is all that error
     feedback depends on, is conserved; what a compressor keeps beside it (the second error of a quantized sum) joins it.
     Other memory becomes the ranks' mean.
 
     Args:
-        states: of every old rank, in any order.
+        states: the states of every old rank, in any order.
 
     Raises:
-        SettingsError: ranks are missing or of different steps.
+        SettingsError: ranks are missing, or their states are of different steps.
     """
     if not states:
         raise SettingsError("states: give the states of all ranks of the earlier run")

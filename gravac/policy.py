@@ -110,7 +110,7 @@ class Policy(Settings):
 
     @property
     def dense_format(self) -> Dense:
-        """How what is not compressed is sent: a dense base's own format, or ``dense``."""
+        """The format in which everything is sent that is not compressed: a dense base's own, or ``dense``."""
         return self.dense if self.base.compresses else cast(Dense, self.base)
 
     @property
@@ -155,7 +155,7 @@ class RunSettings(Settings):
         return policy(controller=for_run(self.steps_per_epoch))
 
     def plain(self) -> dict[str, str | int | float | bool]:
-        """What a record of the run tells of it, in plain values."""
+        """The settings that the run's record tells, by name, as plain values."""
         samples = self.samples_per_step or "steps/s x ranks"
         return {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
 
@@ -164,8 +164,8 @@ def load_policy(source: str | Path) -> Policy:
     """Read a policy by name (``"gravac"``) or from a TOML file.
 
     Raises:
-        SettingsError: there is none of that name or path, or the file holds what a policy does not allow; the message
-            names file, key and value.
+        SettingsError: there is no policy of that name or path, or the file holds what a policy does not allow; the
+            message names file, key and value.
     """
     path = find_policy(source)
     if sys.version_info >= (3, 11):
@@ -186,7 +186,7 @@ def load_policy(source: str | Path) -> Policy:
 
 
 def policy_names() -> tuple[str, ...]:
-    """The policies that come with gravac."""
+    """Names of the policies that come with gravac, ascending."""
     return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
 
 
@@ -200,7 +200,7 @@ def find_policy(source: str | Path) -> Path:
     """The file of a shipped policy by name, or of one by path.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: there is no such policy, or no such file.
     """
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
@@ -255,7 +255,7 @@ def beside(controller: Any, settings: dict[str, Any]) -> Any:
     """The controller asked for, with the settings given beside it.
 
     Raises:
-        SettingsError: they are not for that controller.
+        SettingsError: the settings are not for that controller.
     """
     if not settings:
         return "goodput" if controller is None else controller

@@ -29,8 +29,8 @@ class Curve:
     """What one tensor loses and sends.
 
     Attributes:
-        energy: ``Σ‖g_ef‖²`` over the ranks.
-        points: by CF, dense first.
+        energy: squared norm of what is to be sent, ``Σ‖g_ef‖²`` over the ranks.
+        points: what is lost and sent at each CF, dense first.
     """
 
     energy: float
@@ -52,8 +52,8 @@ def allocate(curves: Mapping[str, Curve], cf: float) -> dict[str, float | None]:
     """Each tensor's CF, for the bytes that all at one CF would send.
 
     Args:
-        curves: by name.
-        cf: of all; tensors whose curve does not know it are left out, and keep it.
+        curves: each tensor's curve, by name.
+        cf: compression factor of all tensors; those whose curve does not know it are left out, and keep it.
 
     Returns:
         CFs by name, ``None`` for dense; ``cf`` for all where nothing better is found.
@@ -68,7 +68,7 @@ def spend(curves: Mapping[str, Curve], budget: int) -> dict[str, Point]:
     """A point of each curve, of little total error and no more than ``budget`` wire bytes together.
 
     Raises:
-        ValueError: even the fewest bytes of all are more.
+        ValueError: even the fewest bytes that the tensors can send are more than ``budget``.
     """
     hulls = {name: hull(curves[name].points) for name in sorted(curves)}
     chosen = {name: points[0] for name, points in hulls.items()}

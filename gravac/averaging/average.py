@@ -33,12 +33,12 @@ class Averager:
     """Averages groups of tensors over the ranks. One per rank and model; used from one thread.
 
     Args:
-        base: compresses what is large enough.
-        dense: averages the rest, and everything when a plan says so and names no other format.
-        strength: of error feedback for ``base``, in [0, 1]; ``None`` is its own at each CF.
-        dense_below: tensors with fewer elements are never compressed.
+        base: what compresses tensors that are large enough.
+        dense: what averages the rest, and everything when a plan says so and names no other format.
+        strength: share of what ``base`` does not send that is kept, in [0, 1]; ``None``: its own share at each CF.
+        dense_below: number of elements below which tensors are never compressed.
         feedback: where residuals are kept.
-        seed: of the run.
+        seed: the run's seed.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Averager:
         """Make a step's plan of compression factors.
 
         Args:
-            step: counted from 0.
-            cf: of the base compressor; ``None`` sends everything dense.
+            step: number of the step, counted from 0.
+            cf: compression factor of the base compressor; ``None`` sends everything dense.
             shadow: see ``Plan``.
-            dense_cf: of what is sent dense where ``cf`` is ``None``: 1 or 2; ``None`` is the averager's own format.
-            cfs: by name, of the tensors that have one of their own; ``None`` as above.
+            dense_cf: what is sent dense where ``cf`` is ``None`` has this CF, 1 or 2; ``None``: the averager's own.
+            cfs: compression factors, by name, of the tensors that have one of their own; ``None`` as above.
             sums: see ``Plan``.
             survey: see ``Plan``.
         """

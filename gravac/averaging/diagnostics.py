@@ -21,7 +21,7 @@ class Diagnostics:
     """The diagnostics of one rank.
 
     Attributes:
-        sums: by name, the gradients added up since the plan last said so; flat, ``[elements]``, in the working dtype.
+        sums: gradients added up since the plan last said so, by name; flat, ``[elements]``, in the working dtype.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,9 @@ class Diagnostics:
         """Do with gradients what the plan says of sums; where one is not finite, nothing is added.
 
         Args:
-            pieces: that may be compressed.
-            plan: of the step.
-            finite: whether all gradients of the group are, on this rank.
+            pieces: tensors that may be compressed.
+            plan: plan of the step.
+            finite: whether all gradients of the group are finite on this rank.
             stats: gets the sums' squared norms where the plan asks for a report.
         """
         for piece in pieces:
@@ -66,10 +66,10 @@ def evaluate(piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, contex
     Args:
         piece: a tensor that may be compressed.
         x: its gradient with what is fed back, flat, ``[elements]``.
-        base: evaluated at the plan's shadow and survey CFs.
-        plan: of the step.
+        base: the compressor, evaluated at the plan's shadow and survey CFs.
+        plan: plan of the step.
         context: what the compressor may know of the tensor.
-        stats: the errors are added to.
+        stats: what the errors are added to.
     """
     if not stats.shadow:
         stats.shadow = [0.0] * len(plan.shadow)

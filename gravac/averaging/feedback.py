@@ -60,8 +60,8 @@ class Feedback:
         """The gradient plus what is due of the residual: g_ef.
 
         Args:
-            name: of the parameter.
-            gradient: flat, finite; not changed.
+            name: the parameter's name.
+            gradient: its gradient, flat, finite; not changed.
             keep: whether ``settle`` will be asked to keep what is not sent (error feedback above 0).
 
         Returns:

@@ -24,7 +24,7 @@ class FusedTensors:
     """Tensors that a compressor takes as one.
 
     Attributes:
-        pieces: at least one.
+        pieces: the tensors; at least one.
         choice: what they are sent by.
         multiple: number of elements of which each is padded to a multiple, where there are several.
     """
@@ -72,8 +72,8 @@ class FusedTensors:
         """Put a mean, as long as what ``join`` gave, into the pieces.
 
         Args:
-            mean: of them, joined.
-            spare: as long, of several pieces overwritten.
+            mean: the joined tensors' mean, flat, ``[length]``.
+            spare: a tensor as long, which is overwritten where there are several pieces.
         """
         if len(self.pieces) == 1:
             _write(self.pieces[0].flat, mean)
@@ -108,13 +108,13 @@ class Part:
 def fuse_small(
     pieces: Sequence[Piece], choice_of: Callable[[Piece], Choice], multiple_of: Callable[[Piece], int]
 ) -> list[FusedTensors]:
-    """Pieces by what may go together: the same on all ranks if the arguments are.
+    """Group pieces by what may go together: the same on all ranks if the arguments are.
 
     Args:
-        pieces: in the order of all ranks.
-        choice_of: what a piece is sent by.
-        multiple_of: what a piece must be padded to beside others of its CF, for which it is the same; 0 where it must
-            be by itself.
+        pieces: the tensors, in the order that all ranks have them in.
+        choice_of: tells what a piece is sent by.
+        multiple_of: tells what a piece must be padded to beside others of its CF, for which it is the same; 0 where it
+            must be by itself.
     """
     found: dict[object, FusedTensors] = {}
     for piece in pieces:

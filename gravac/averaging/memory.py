@@ -15,7 +15,7 @@ class CompressorMemory:
     """The memories of one rank, by tensor name.
 
     Attributes:
-        kept: as the last step left them; tensors of any shape, saved with a checkpoint.
+        kept: the memories that the last step left; tensors of any shape, saved with a checkpoint.
     """
 
     def __init__(self) -> None:

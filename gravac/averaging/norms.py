@@ -15,7 +15,7 @@ def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def energy_of(flat: torch.Tensor) -> torch.Tensor:
-    """``‖flat‖²``, of 16-bit tensors in float32."""
+    """``‖flat‖²`` of a flat tensor, 0-d; of 16-bit tensors in float32."""
     if flat.element_size() >= 4:
         return energy(flat)
     norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
@@ -23,7 +23,7 @@ def energy_of(flat: torch.Tensor) -> torch.Tensor:
 
 
 def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
-    """``‖x - sent‖²``; ``size`` is ``‖x‖²``."""
+    """``‖x - sent‖²``, 0-d, of flat x; ``size`` is ``‖x‖²``, 0-d."""
     if isinstance(sent, torch.Tensor):
         return energy(x - sent)
     if not isinstance(sent, Sparse):
@@ -36,5 +36,5 @@ def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> to
 
 
 def summed(numbers: Sequence[torch.Tensor]) -> torch.Tensor | float:
-    """The sum of 0-d tensors, in float64."""
+    """The sum of scalars (0-d tensors), in float64."""
     return torch.stack([number.double() for number in numbers]).sum() if numbers else 0.0

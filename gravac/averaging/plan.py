@@ -19,7 +19,7 @@ class Piece:
     """One tensor to average.
 
     Attributes:
-        name: of the parameter.
+        name: the parameter's name.
         flat: its gradient, a flat view in memory order; overwritten with the mean.
         shape: the parameter's shape, in memory order.
     """
@@ -54,10 +54,10 @@ class Plan:
     """What runs in a step.
 
     Attributes:
-        step: counted from 0.
-        choice: of every tensor that has none of its own.
-        small: of tensors that are too small to be compressed, where ``choice`` would compress them; dense.
-        own: by name, of the tensors that have another.
+        step: number of the step, counted from 0.
+        choice: what every tensor is sent by that has no choice of its own.
+        small: what tensors are sent by that are too small for ``choice`` to compress them; dense.
+        own: choices by name, for the tensors that have one of their own.
         shadow: CFs of the base compressor to evaluate without sending, ascending.
         sums: what becomes of each tensor's gradients, see ``gravac.controllers.base.Decision``.
         survey: CFs at which to evaluate each tensor by itself, ascending.
@@ -75,7 +75,7 @@ class Plan:
         """Return what a tensor is sent by.
 
         Args:
-            name: of the parameter.
+            name: the parameter's name.
             compressible: whether it is large enough to be compressed.
         """
         choice = self.own.get(name, self.choice)

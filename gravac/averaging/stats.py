@@ -21,17 +21,17 @@ class StepStats:
     """What a step came to on this rank.
 
     Attributes:
-        error: ``Σ‖g_ef - sent‖²``.
-        energy: ``Σ‖g_ef‖²``.
+        error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``.
+        energy: squared norm of what was to be sent, ``Σ‖g_ef‖²``.
         shadow: the same error for the plan's shadow CFs.
-        elements: of all tensors.
-        compressed: elements of the tensors that were compressed.
-        sent: elements of them that were sent, ``Σ elements / achieved CF``.
-        finite: whether every gradient was, on every rank.
-        sums: by name, ``‖Σg‖²`` of the tensors that may be compressed, where the plan asked for a report.
-        curves: by name, of the same tensors, energy and the error at each of the plan's survey CFs; nan where the
+        elements: number of elements of all tensors.
+        compressed: number of elements of the tensors that were compressed.
+        sent: number of elements of these that were sent, ``Σ elements / achieved CF``.
+        finite: whether every gradient was finite, on every rank.
+        sums: ``‖Σg‖²`` by name of the tensors that may be compressed, where the plan asked for a report.
+        curves: energy, then the error at each of the plan's survey CFs, by name of the same tensors; nan where the
             gradient was not finite.
-        forms: of the tensors in ``curves``.
+        forms: shapes and dtypes of the tensors in ``curves``, by name.
     """
 
     error: Scalar = 0.0

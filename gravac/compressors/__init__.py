@@ -49,7 +49,7 @@ BUILT_IN: dict[str, Compressor] = {
         ladder,
     )
 }
-"""Those of this package."""
+"""The compressors of this package, by name, with default settings."""
 
 
 def _wrong(found: object) -> str:

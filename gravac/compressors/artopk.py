@@ -22,11 +22,11 @@ from gravac.compressors.topk import index_dtype, pack_indices, topk, unpack_indi
 
 
 class ARTopK(Compressor):
-    """One rank's selection, a broadcast of indices, an all-reduce of values.
+    """One rank selects coordinates and broadcasts their indices; all ranks' values there are summed by all-reduce.
 
     Attributes:
-        choose: ``"star"``: ranks in turn, by step. ``"var"``: for each tensor the rank whose k values have most
-            energy, which one more exchange of a number per tensor tells.
+        choose: whose coordinates are taken. ``"star"``: ranks in turn, by step. ``"var"``: for each tensor those of the
+            rank whose k values have most energy, which one more exchange of a number per tensor tells.
         values: number format of the values on the wire; ``None`` is the gradient's own.
     """
 
@@ -39,11 +39,11 @@ class ARTopK(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Any CF."""
+        """Every CF in the range can be reached."""
         return Span(*cf_range)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """One rank's indices, everyone's values."""
+        """One rank's indices and all ranks' values, in bytes; with ``"var"``, four more for an energy."""
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
         asked = (Traffic(AllGather, torch.float32.itemsize),) if self.choose == "var" else ()
@@ -54,7 +54,14 @@ class ARTopK(Compressor):
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """With ``"var"`` an all-gather of energies; a broadcast of indices; an all-reduce of the values there."""
+        """Average flat x, ``(elements,)``, at the coordinates that one rank chooses.
+
+        1. Select this rank's k largest coordinates.
+        2. All-gather the energy of each rank's selection (``"var"`` only), and make the rank with most energy the root;
+           with ``"star"``, the root is the next rank in turn.
+        3. Broadcast the root's indices.
+        4. All-reduce the values that every rank has at these indices.
+        """
         own = multilevel.at(topk.select, x, cf, ctx)
         root = ctx.step % ctx.world
         if self.choose == "var":
@@ -71,12 +78,12 @@ class ARTopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """As if this rank's choice were taken, by multi-level compression: optimistic where ranks differ."""
+        """Squared errors of flat x if this rank's choice were taken, as in ``TopK``: optimistic where ranks differ."""
         return topk.errors(x, cfs, ctx)
 
     @property
     def rounding(self) -> float:
-        """Sums in the wire's format."""
+        """Unit roundoff of the wire's number format, in which values are summed."""
         return unit_roundoff(dtype_of(self.values, torch.float32))
 
 

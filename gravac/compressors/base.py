@@ -58,7 +58,7 @@ class Sparse:
     parts: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """Add ``alpha`` times this to ``dense``, in place; returns it."""
+        """Add ``alpha`` times this to ``dense`` (flat), in place; returns it."""
         for indices, values in self.parts:
             added = values.to(dense.dtype)
             # index_add_'s own alpha would make it add row by row, eight times slower
@@ -98,7 +98,7 @@ class Reduced:
 
 
 Rounds = Generator[Collective, Any, Reduced]
-"""Yields collectives, is resumed with their results, returns a ``Reduced``."""
+"""A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
 
 
 @dataclass(slots=True)
@@ -107,12 +107,12 @@ class Context:
 
     Attributes:
         name: the parameter's name.
-        step: counted from 0.
+        step: number of the training step, counted from 0.
         rank: this process, 0 to world - 1.
         world: number of ranks.
         seed: the run's seed.
         shape: the parameter's shape, in memory order; x is its flat view.
-        dtype: of the gradient. x is float32 where that is a 16-bit type.
+        dtype: number format of the gradient; x is float32 where that is a 16-bit type.
         state: this compressor's memory of this tensor; tensors only, saved with the checkpoint. To change it, put
             another tensor in: a step that is taken back brings the old one back.
         error_feedback: share of what is not sent that will be kept.
@@ -131,15 +131,15 @@ class Context:
     selections: dict[float, Selection] = field(default_factory=dict)
 
     def part(self, elements: int) -> "Context":
-        """For compressing a part of the tensor's values again: the same but for the shape; remembers nothing."""
+        """A context for compressing some of the tensor's values again: the same but for shape; it remembers nothing."""
         return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={})
 
     def generator(self, own: bool = False, fixed: bool = False) -> torch.Generator:
         """A CPU generator seeded by (seed, name, step), in any layout, after any resume.
 
         Args:
-            own: also by rank, for rounding that ranks must not do alike; otherwise the same on all ranks.
-            fixed: not by step.
+            own: whether the rank counts too, for rounding that ranks must not do alike; otherwise all draw the same.
+            fixed: whether every step draws the same.
         """
         key = f"{self.seed}\0{self.name}" + ("" if fixed else f"\0{self.step}") + (f"\0{self.rank}" if own else "")
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
@@ -151,13 +151,14 @@ class Compressor(Settings):
 
     Attributes:
         name: what policies and traces call it.
-        contractive: ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
-        unbiased: the expectation of ``sent`` is x.
-        owns_momentum: does the optimizer's momentum itself; the optimizer must have none.
-        exact_cf: achieves the CF asked for on large tensors, within 2 %; otherwise comes as close as its method can.
-        compresses: leaves something out. Otherwise it is a number format that everything is sent in, small tensors and
-            those of one dimension too (``dense``).
-        one_round: ``rounds`` yields once at every CF and number of ranks, see ``Profile``.
+        contractive: whether ``‖x - sent‖² <= ‖x‖²`` over the ranks. Error feedback needs it.
+        unbiased: whether the expectation of ``sent`` is x.
+        owns_momentum: whether it does the optimizer's momentum itself; the optimizer must then have none.
+        exact_cf: whether it achieves the CF asked for on large tensors, within 2 %; otherwise it comes as close as its
+            method can.
+        compresses: whether it leaves something out. Otherwise it is a number format that everything is sent in, small
+            tensors and those of one dimension too (``dense``).
+        one_round: whether ``rounds`` yields once at every CF and number of ranks, see ``Profile``.
         error_feedback: share of what was not sent that is kept, see ``Profile``.
         coding_costs: ``(CF, encode, decode)``, ascending, in copies of the tensor, as ``gravac bench compressors``
             measures them; empty: not measured. Where they are from: ``gravac.compressors.profile``.
@@ -181,7 +182,7 @@ class Compressor(Settings):
 
     @property
     def rounding(self) -> float:
-        """See the class."""
+        """Unit roundoff of what is summed on the wire, see the class; float32's unless overridden."""
         return 2.0**-24
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
@@ -192,8 +193,8 @@ class Compressor(Settings):
 
         Args:
             cf: compression factor.
-            world: ranks.
-            shapes: of the tensors that are compressed, for what depends on them; empty when not known.
+            world: number of ranks.
+            shapes: shapes of the tensors that are compressed, for what depends on them; empty when not known.
         """
         return Profile(
             family=self.name,
@@ -213,11 +214,21 @@ class Compressor(Settings):
         raise NotImplementedError
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """What ``rounds`` will hand to collectives for one tensor over ``world`` ranks, without flags and padding."""
+        """What ``rounds`` will hand to collectives for one tensor, in that order, without flags and padding.
+
+        Args:
+            shape: shape of the tensor.
+            cf: compression factor.
+            dtype: number format of the gradient.
+            world: number of ranks.
+
+        Returns:
+            The kind of every collective, and this rank's payload for it in bytes.
+        """
         raise NotImplementedError
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """Return the number format in which one that leaves nothing out sends a gradient of that dtype."""
+        """The number format in which a gradient of that dtype travels, where nothing is left out."""
         return gradient
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
@@ -225,17 +236,29 @@ class Compressor(Settings):
         return None
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average x over the ranks, compressed.
+        """Average x over the ranks, compressed. Where this takes several collectives, the docstring numbers the steps.
 
         Args:
-            x: flat, contiguous, finite, float32 or float64; not to be changed.
+            x: flat, ``(elements,)``, contiguous, finite, float32 or float64; not to be changed.
             cf: compression factor wanted; 1 or more.
             ctx: what may be known about the tensor.
+
+        Returns:
+            A generator that yields collectives, is resumed with their results, and returns a ``Reduced``.
         """
         raise NotImplementedError
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Squared error ``‖x - sent‖²`` of this rank at each CF (ascending), without sending: 0-d, dtype of x."""
+        """What this rank would not send at each CF, ``‖x - sent‖²``, found without sending.
+
+        Args:
+            x: flat, ``(elements,)``, as ``rounds`` takes it; not to be changed.
+            cfs: compression factors, ascending.
+            ctx: what may be known about the tensor.
+
+        Returns:
+            A scalar (0-d tensor, dtype of x) for each CF.
+        """
         raise NotImplementedError
 
 
@@ -245,5 +268,5 @@ def k_for(elements: int, cf: float) -> int:
 
 
 def energy(x: torch.Tensor) -> torch.Tensor:
-    """``‖x‖²`` as a 0-d tensor of x's dtype; not finite when an element is not."""
+    """``‖x‖²`` of flat x as a 0-d tensor of x's dtype; not finite when an element is not."""
     return torch.dot(x, x)

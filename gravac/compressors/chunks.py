@@ -25,8 +25,9 @@ class Chosen(NamedTuple):
     """Coordinates that travel, the same on all ranks.
 
     Attributes:
-        rows: whole chunks, ascending.
-        elements: single coordinates: of the chunk that is sent in part, and of one at the end that is not whole.
+        rows: numbers of the whole chunks: int64, flat, ascending.
+        elements: single coordinates, from the chunk that is sent in part and from one at the end that is not whole:
+            int64, flat.
     """
 
     rows: torch.Tensor
@@ -41,8 +42,8 @@ def whole_but_one(rows: torch.Tensor, last: int, k: int, chunk: int, elements: i
         last: position in ``rows`` of the one that is needed in part.
         k: coordinates wanted.
         chunk: coordinates per chunk.
-        elements: of the tensor.
-        start: from which coordinate of that chunk on, going round.
+        elements: number of coordinates of the tensor.
+        start: first coordinate taken of the chunk that is needed in part; its end is followed by its beginning.
     """
     part = k - (len(rows) - 1) * chunk
     singles = []
@@ -57,7 +58,7 @@ def whole_but_one(rows: torch.Tensor, last: int, k: int, chunk: int, elements: i
 
 
 def gather(x: torch.Tensor, chosen: Chosen, chunk: int, k: int) -> torch.Tensor:
-    """The chosen coordinates' values, chunks first; filled up with zeros to ``[k]``."""
+    """The values of flat x at the chosen coordinates, chunks first, filled up with zeros: flat, ``[k]``, dtype of x."""
     whole = x[: x.numel() // chunk * chunk].view(-1, chunk)
     values, rows = x.new_zeros(k), len(chosen.rows) * chunk
     torch.index_select(whole, 0, chosen.rows, out=values[:rows].view(-1, chunk))
@@ -66,7 +67,7 @@ def gather(x: torch.Tensor, chosen: Chosen, chunk: int, k: int) -> torch.Tensor:
 
 
 def scatter(values: torch.Tensor, chosen: Chosen, chunk: int) -> Sparse:
-    """The inverse of ``gather``."""
+    """The inverse of ``gather``: a flat tensor that has ``values``, ``[k]``, where chosen, and zeros elsewhere."""
     whole = len(chosen.rows) * chunk
     singles = values[whole : whole + len(chosen.elements)]
     parts = [(chosen.rows, values[:whole].view(-1, chunk)), (chosen.elements, singles)]

@@ -26,8 +26,10 @@ from gravac.compressors import fused
 from gravac.compressors.packing import pack, packed_bytes, unpack
 
 Kind = Literal["fitted", "uniform"]
+"""How levels lie: fitted to a normal law, or evenly."""
 
 Table = npt.NDArray[np.uint8]
+"""Codes looked up by numpy, one byte each."""
 
 SCALE = torch.bfloat16
 """Format of a block's scale on the wire: float32's range in half the bytes."""
@@ -44,15 +46,15 @@ FITTED: dict[int, tuple[float, ...]] = {
     3: (0.2451, 0.7560, 1.3439, 2.1520),
     4: (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326),
 }
-"""Positive levels of the least mean squared error for N(0, 1), by bits."""
+"""The positive levels with the least mean squared error for N(0, 1), by bits per code."""
 
 
 class Coded(NamedTuple):
     """Codes and scales of blocks.
 
     Attributes:
-        packed: uint8, ``[blocks, packed_bytes(block, bits)]``.
-        scales: ``SCALE``, ``[blocks]``.
+        packed: packed codes: uint8, ``[blocks, packed_bytes(block, bits)]``.
+        scales: scale of each block: ``SCALE``, ``[blocks]``.
     """
 
     packed: torch.Tensor
@@ -60,7 +62,7 @@ class Coded(NamedTuple):
 
 
 def levels(bits: int, kind: Kind) -> torch.Tensor:
-    """All levels, ascending, in units of a block's scale: float32, ``[2 ** bits]`` (one code unused when uniform)."""
+    """Levels, ascending, in units of a block's scale: float32, flat, ``2 ** bits`` numbers (uniform: one unused)."""
     if bits == 1:
         return torch.tensor([-1.0, 1.0])
     if kind == "uniform" or bits == 8:
@@ -73,14 +75,14 @@ def levels(bits: int, kind: Kind) -> torch.Tensor:
 def encode(
     x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = None, compiled: bool = False
 ) -> tuple[Coded, torch.Tensor]:
-    """Code blocks.
+    """Round each number of each block to a level, and fit a scale to each block.
 
     Args:
-        x: float32, ``[blocks, block]``, contiguous, finite; ``block`` a multiple of 8.
-        bits: 1, 2, 3, 4 or 8.
-        kind: of the levels; 8 bits are always uniform.
-        out: like x; overwritten with what ``decode`` will give. ``None``: that is not kept.
-        compiled: by a compiled kernel, where there is one: for fitted levels of 2, 3 or 4 bits, on CPU.
+        x: numbers to code: float32, shape ``[blocks, block]``, contiguous, finite; ``block`` a multiple of 8.
+        bits: bits per code: 1, 2, 3, 4 or 8.
+        kind: how the levels lie; 8 bits are always uniform.
+        out: like x; overwritten with what the codes stand for. ``None``: that is not kept.
+        compiled: whether to use a compiled kernel where there is one: for fitted levels of 2, 3 or 4 bits, on CPU.
 
     Returns:
         The codes, and ``‖x - decoded‖²``, 0-d.
@@ -118,13 +120,13 @@ def _encode_compiled(x: torch.Tensor, bits: int, coded: Coded, out: torch.Tensor
 
 
 def mean(parts: Sequence[Coded], bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:
-    """The mean of what codes stand for, added part after part: the same bits on all ranks.
+    """The mean of what codes stand for, added part after part, which gives the same bits on all ranks.
 
     Args:
-        parts: at least one, all of as many blocks.
-        bits: as they were encoded.
-        kind: as they were encoded.
-        out: float32, ``[blocks, block]``, contiguous; overwritten.
+        parts: codes to average; at least one, all with as many blocks.
+        bits: bits per code, as encoded.
+        kind: how the levels lie, as encoded.
+        out: where the mean goes: float32, shape ``[blocks, block]``, contiguous; overwritten.
 
     Returns:
         ``out``.
@@ -151,11 +153,11 @@ class Decoded:
     """What codes stand for, decoded piece by piece as it is added: nothing as large as the tensor is made.
 
     Attributes:
-        shards: of equally many blocks, one after the other; of each the mean of its parts is meant.
-        bits: as they were encoded.
-        kind: as they were encoded.
+        shards: consecutive pieces of the tensor, each of equally many blocks; each stands for the mean of its parts.
+        bits: bits per code, as encoded.
+        kind: how the levels lie, as encoded.
         block: numbers per block.
-        more: added to the numbers from a position on: that, and flat float32.
+        more: a position, and numbers (flat, float32) that are added from there on.
     """
 
     shards: tuple[tuple[Coded, ...], ...]

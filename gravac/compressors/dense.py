@@ -17,7 +17,7 @@ SIXTEEN_BIT = Coding(1.24, 0.78)
 
 
 def share(x: torch.Tensor, world: int, wire: torch.dtype) -> torch.Tensor:
-    """``x / world`` in another format: divided before it is summed, so that the sum does not overflow.
+    """``x / world`` in another format, in the shape of x: divided before it is summed, so that the sum cannot overflow.
 
     Where dividing only moves the exponent, and that has room for it, the order is the other way round, which is faster.
     """
@@ -43,7 +43,7 @@ class Dense(Compressor):
 
     @property
     def cf(self) -> float:
-        """1, or 2 in 16 bit."""
+        """The compression factor: 1, or 2 in 16 bit."""
         return 1.0 if self.dtype == "float32" else 2.0
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
@@ -56,19 +56,19 @@ class Dense(Compressor):
         return self if cf == self.cf else self(dtype="float32" if cf == 1 else "bfloat16")
 
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
-        """What travels for a gradient of that dtype."""
+        """The number format that travels for a gradient of that dtype."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Its one CF, when that is in the range."""
+        """The compressor's one CF, if it is in the range; otherwise nothing."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """All elements, in the wire's format."""
+        """All elements in the wire's number format, in bytes."""
         return (Traffic(AllReduce, torch.Size(shape).numel() * self.wire_dtype(dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-reduce; in 16 bit of the ranks' shares."""
+        """Average flat x by one all-reduce; in 16 bit, of each rank's ``x / world``."""
         wire = self.wire_dtype(ctx.dtype)
         if wire.itemsize >= x.element_size():
             total = yield AllReduce(x)
@@ -78,12 +78,12 @@ class Dense(Compressor):
         return Reduced(mean=mean, sent=x, cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """None: rounding is not counted as loss."""
+        """Zero (0-d, one element) for each CF: rounding is not counted as loss."""
         return [x.new_zeros(()) for _ in cfs]
 
     @property
     def rounding(self) -> float:
-        """The wire format's unit roundoff, in every addition."""
+        """The unit roundoff of the wire's number format, in which every addition is done."""
         return unit_roundoff(dtype_of(self.dtype, torch.float32))
 
 

@@ -21,21 +21,21 @@ from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
 from gravac.compressors.threshold import ThresholdK
 
 CORRECTIONS = 10
-"""Times the published rule adjusts its threshold."""
+"""How often the published rule adjusts its threshold at most."""
 
 BOUNDS = (0.8, 1.3)
-"""Of the count over k, within which it is content; also the factors it adjusts by."""
+"""Lowest and highest count over k that the published rule accepts; also the factors it adjusts its threshold by."""
 
 
 class DGC(ThresholdK):
-    """Momentum-corrected top-k.
+    """Top-k of a momentum-corrected velocity.
 
     Attributes:
-        momentum: of the velocity; 0 leaves plain accumulation.
-        nesterov: Nesterov's form of it.
-        masking: clear the momentum, too, of what was sent.
+        momentum: momentum of the velocity, in [0, 1); 0 leaves plain accumulation.
+        nesterov: whether momentum takes Nesterov's form.
+        masking: whether the momentum of coordinates that were sent is cleared too.
         clip: norm to which each tensor's gradient is clipped, times ``1/sqrt(ranks)``; ``None`` does not.
-        warmup_steps: over which the CF rises exponentially from 4 to the CF asked for.
+        warmup_steps: number of steps in which the CF rises exponentially from 4 to the CF asked for.
         sample: share of the velocity that is looked at for a threshold.
     """
 
@@ -55,11 +55,11 @@ class DGC(ThresholdK):
 
     @property
     def exact_cf(self) -> bool:  # type: ignore[override]
-        """Not while it warms up."""
+        """Whether the CF asked for is achieved: not while it warms up, and only where exactly k are kept."""
         return self.keeps_k and self.warmup_steps == 0
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """The sample's quantile; without ``exact_count`` corrected up to ten times, as published."""
+        """A sample's quantile of flat ``magnitudes``; without ``exact_count`` corrected up to ``CORRECTIONS`` times."""
         stride = max(1, min(int(1 / self.sample), magnitudes.numel() // 256))
         sample = magnitudes[::stride]
         among = max(1, math.ceil(sample.numel() * k / magnitudes.numel()))
@@ -77,7 +77,13 @@ class DGC(ThresholdK):
         return threshold
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """The velocity's largest coordinates by all-gather; they are then cleared, but for what the wire rounded."""
+        """Send the velocity's largest coordinates; x is flat.
+
+        1. Add the gradient to the momentum, and the momentum to the velocity (both kept in ``ctx.state``).
+        2. Select the velocity's k largest coordinates, or without ``exact_count`` those that reach a sampled threshold.
+        3. All-gather their values and indices.
+        4. Clear them from the velocity, but for what the wire rounded, and from the momentum (``masking``).
+        """
         momentum, velocity = self._moved(x, ctx)
         at = self.cf_at(cf, ctx.step)
         chosen = self.select(velocity, k_for(x.numel(), at))
@@ -89,14 +95,14 @@ class DGC(ThresholdK):
         return Reduced(came.mean, came.sent, came.cf, target=velocity, error=energy(left))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Of the velocity that x would make, at the CFs that this step of the warm-up has."""
+        """Squared errors of the velocity that flat x would make, at the CFs that this step of the warm-up has; 0-d."""
         _, velocity = self._moved(x, ctx)
         whole = energy(velocity)
         counts = [k_for(x.numel(), self.cf_at(cf, ctx.step)) for cf in cfs]
         return [(whole - energy(self.select(velocity, k).values)).clamp_(min=0) for k in counts]
 
     def cf_at(self, cf: float, step: int) -> float:
-        """The CF of a step, while warming up."""
+        """The CF that a step runs at, where ``cf`` is asked for: lower while warming up."""
         if step >= self.warmup_steps or cf <= 4:
             return cf
         return float(4 * (cf / 4) ** ((step + 1) / (self.warmup_steps + 1)))
@@ -117,4 +123,4 @@ class DGC(ThresholdK):
 
 
 dgc = DGC()
-"""Momentum 0.9, masked; ``dgc(clip=1.0, warmup_steps=1000)`` as published for language models."""
+"""DGC with momentum 0.9, masked; ``dgc(clip=1.0, warmup_steps=1000)`` as published for language models."""

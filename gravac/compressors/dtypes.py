@@ -23,12 +23,12 @@ def unit_roundoff(dtype: torch.dtype) -> float:
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
-    """What gradients of ``dtype`` are compressed in: float64 for itself, float32 for the rest."""
+    """The number format that gradients of ``dtype`` are compressed in: float64 for itself, float32 for the rest."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """X in ``dtype``; finite values stay finite: what float16 cannot hold becomes the largest it can."""
+    """Convert x to ``dtype``, in its shape; what is too large for float16 becomes the largest that float16 can hold."""
     if dtype == torch.float16:
         most = torch.finfo(dtype).max
         x = x.clamp(-most, most)

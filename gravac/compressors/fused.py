@@ -15,15 +15,15 @@ import torch
 log = logging.getLogger(__name__)
 
 Encoder = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""Of a piece, ``[rows, block]``, and where the decoded numbers go: codes, a byte each; scales; squared error."""
+"""A kernel called with a piece, ``[rows, block]``, and where decoded numbers go; gives codes, scales, squared error."""
 
 
 def encoder(positive: tuple[float, ...], thresholds: tuple[float, ...], per_size: float) -> Encoder | None:
     """The compiled encoder; ``None`` once compiling has failed. Compiles when first called: seconds.
 
     Args:
-        positive: levels, ascending.
-        thresholds: between them, one fewer.
+        positive: positive levels, ascending.
+        thresholds: magnitudes at which one level gives way to the next, one fewer.
         per_size: what a number is multiplied by, over its block's Euclidean norm, before it is compared.
     """
     return None if _failed else _encoder(positive, thresholds, per_size)
@@ -57,7 +57,17 @@ def _encoder(positive: tuple[float, ...], thresholds: tuple[float, ...], per_siz
 def attempt(
     kernel: Encoder, x: torch.Tensor, out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Call it; ``None``, a warning and no more compiled kernels in this process when it does not compile."""
+    """Call a kernel; when it does not compile, warn, and use no more compiled kernels in this process.
+
+    Args:
+        kernel: what ``encoder`` returned.
+        x: numbers to code: float32, shape ``[rows, block]``.
+        out: like x; overwritten with what the codes stand for.
+
+    Returns:
+        Codes (uint8, ``[rows, block]``), scales (bfloat16, ``[rows]``) and the squared error (0-d); ``None`` when the
+        kernel does not compile.
+    """
     try:
         with torch.no_grad():
             return kernel(x, out)

@@ -26,7 +26,7 @@ from gravac.compressors.topk import TopK
 
 
 class HardThreshold(TopK):
-    """Sends all ``|g_ef| >= threshold``, at most as many as the CF allows.
+    """Every rank sends all ``|g_ef| >= threshold``, at most as many as the CF allows.
 
     Attributes:
         threshold: the paper's λ, in the gradient's unit, as it is exchanged: with a GradScaler, times its scale. Its
@@ -41,16 +41,16 @@ class HardThreshold(TopK):
     threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
-        """Those that reach the threshold; the k largest of them, when they are more."""
+        """The coordinates of flat x that reach the threshold; the k largest of them, when they are more."""
         indices = reaching(x, self.threshold)
         indices = indices[largest(x[indices], min(k, indices.numel()))]
         return Selection(indices, x[indices])
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-gather, of k slots."""
+        """Average flat x by one all-gather of k slots, each a value and its index."""
         chosen = multilevel.at(self.select, x, cf, ctx)
         return (yield from in_slots(chosen, k_for(x.numel(), cf), x, self.values, ctx))
 
 
 hard_threshold = HardThreshold()
-"""Of magnitude 0.005; ``hard_threshold(threshold=0.01)`` makes another."""
+"""Hard threshold at magnitude 0.005; ``hard_threshold(threshold=0.01)`` makes another."""

@@ -28,7 +28,7 @@ class IntSGD(Compressor):
     is left (128 ranks at 8 bits), more bits travel than were asked for.
 
     Attributes:
-        bits: of an integer on the wire.
+        bits: bits of an integer on the wire, 8 or 16.
         block: elements that share a scale.
     """
 
@@ -41,21 +41,26 @@ class IntSGD(Compressor):
 
     @property
     def cf(self) -> float:
-        """32 / bits."""
+        """The compression factor: 32 / bits."""
         return 32 / self.bits
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Its one CF, when that is in the range."""
+        """The compressor's one CF, if it is in the range; otherwise nothing."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """A magnitude per block; then the integers."""
+        """A magnitude per block, then an integer per element, in bytes."""
         elements = torch.Size(shape).numel()
         largest = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllGather, largest), Traffic(AllReduce, lane_bytes(elements, lane_bits(self.bits, world))))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Agree on scales, then sum integers."""
+        """Average flat x as integers in scales that all ranks share.
+
+        1. All-gather the largest magnitude of every block; the largest over the ranks gives the block's scale.
+        2. Round each element, in units of its scale, to an integer next to it at random.
+        3. All-reduce the integers, and multiply the sums by the scales.
+        """
         bits = lane_bits(self.bits, ctx.world)
         limit = integer_limit(bits, ctx.world)
         (everyones,) = yield AllGather(block_largest(x, self.block))
@@ -67,7 +72,7 @@ class IntSGD(Compressor):
         return Reduced(mean=mean, sent=integers.mul_(step), cf=32 / bits)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """In expectation over the rounding, with this rank's own scales: less than is lost where others' are larger."""
+        """Expected squared error of flat x with this rank's own scales: more is lost where others' are larger."""
         limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
         largest = spread(block_largest(x, self.block), self.block, x.numel())
         variance = rounding_variance(relative(x, largest).mul_(limit))
@@ -85,12 +90,12 @@ def lane_bits(bits: int, world: int) -> int:
 
 
 def lane_bytes(elements: int, bits: int) -> int:
-    """Bytes that ``to_lanes`` makes of ``elements``."""
+    """Bytes that ``to_lanes`` makes of ``elements`` integers of ``bits`` bits."""
     return -(-elements // 2) * 4 if bits == 16 else elements * bits // 8
 
 
 def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers as what an all-reduce can sum.
+    """Lay flat integers out so that an all-reduce can sum them.
 
     16 bit travel in pairs, as ``high * 2**16 + low`` in int32, since neither Gloo nor NCCL sums int16.
 
@@ -108,7 +113,7 @@ def to_lanes(integers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def from_lanes(total: torch.Tensor, bits: int, elements: int) -> torch.Tensor:
-    """The sums of what ``to_lanes`` made, as integers, ``[elements]``."""
+    """The sums of what ``to_lanes`` made, as integers again: int8 or int32, ``[elements]``."""
     if bits != 16:
         return total
     low = ((total + 2**15) & 0xFFFF) - 2**15

@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SHAPE = (1024, 1024)
-"""Of the tensor that ratios are predicted for; over two ranks. Small tensors and other numbers of ranks deviate."""
+"""Shape of the tensor that wire ratios are predicted for, over two ranks; small tensors and more ranks deviate."""
 
 STEP = 2.0
-"""Between the ratios offered of members that can do any."""
+"""Factor between neighbouring wire ratios that are offered of a member that can do any."""
 
 HIGHEST = 1e6
-"""CF looked at most, to reach a ratio."""
+"""Highest CF that is tried in order to reach a wire ratio."""
 
 
 class Ladder(Compressor):
     """Members by the worth of their steps; the lowest ratio that reaches what was asked for is used.
 
     Attributes:
-        members: best first; dense among them only in 16 bit.
+        members: compressors, best first; dense among them only in 16 bit.
     """
 
     name: ClassVar[str] = "ladder"
@@ -65,7 +65,7 @@ class Ladder(Compressor):
     members: Annotated[tuple[Compressor, ...], Field(min_length=1)]
 
     def __call__(self, *members: Compressor, **changes: Any) -> "Self":
-        """A ladder of other members."""
+        """A ladder with other members, or with other settings."""
         return super().__call__(**({"members": members} if members else {}), **changes)
 
     @field_validator("members")
@@ -78,16 +78,16 @@ class Ladder(Compressor):
 
     @property
     def contractive(self) -> bool:  # type: ignore[override]
-        """All members are."""
+        """True: every member is contractive."""
         return True
 
     @property
     def rounding(self) -> float:
-        """The coarsest member's."""
+        """Unit roundoff of the member that rounds most coarsely."""
         return max(member.rounding for member in self.members)
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """The member's, but for the coding cost: that is known by the wire ratio, of the default members."""
+        """The profile of the member that serves ``cf``; coding costs are the ladder's, known by wire ratio."""
         member, at = self.at(cf)
         return replace(member.profile(at, world=world, shapes=shapes), coding=coding_at(self.coding_costs, cf))
 
@@ -97,22 +97,22 @@ class Ladder(Compressor):
         return (own.member, own.cf) if own else _serving(self.members, ratio)
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Wire ratios: the members' rungs."""
+        """The wire ratios of all members' rungs that lie in the range."""
         return tuple(rung.ratio for rung in _rungs(self.members) if cf_range[0] <= rung.ratio <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """The member's."""
+        """The traffic of the member that serves ``cf``, in bytes."""
         member, at = self.at(cf)
         return member.traffic(shape, at, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """The member's."""
+        """Average flat x by the rounds of the member that serves ``cf``."""
         member, at = self.at(cf)
         came: Reduced = yield from member.rounds(x, at, ctx)
         return came
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """The members'."""
+        """Squared errors of flat x, each by the member that serves the CF."""
         errors = []
         for cf in cfs:
             member, at = self.at(cf)
@@ -120,7 +120,7 @@ class Ladder(Compressor):
         return errors
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """What any member keeps."""
+        """What a member keeps of what was not sent: flat, ``[elements]``; ``None`` where none does."""
         kept = (member.kept_aside(ctx, elements) for member in self.members)
         return next((aside for aside in kept if aside is not None), None)
 
@@ -154,7 +154,7 @@ def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
 
 
 def wire_ratio(compressor: Compressor, cf: float) -> float:
-    """Wire bytes of a dense float32 all-reduce of ``SHAPE`` over those of a compressor, two ranks."""
+    """Wire bytes of a dense float32 all-reduce of ``SHAPE`` over those of a compressor at ``cf``, between two ranks."""
     sent = sum(traffic.wire_bytes(2) for traffic in compressor.traffic(SHAPE, cf, torch.float32, 2))
     return AllReduce.wire_bytes(4 * torch.Size(SHAPE).numel(), 2) / sent
 
@@ -199,7 +199,7 @@ ladder = Ladder(
         *(powersgd(rank) for rank in (16, 8, 4, 2, 1)),
     )
 )
-"""16 bit, then 8, 4, 3, 2 and 1, then chunks of which 1 bit is sent; low rank for models that it suits.
+"""A ladder of 16 bit, then 8, 4, 3, 2 and 1, then chunks of which 1 bit is sent; low rank for models it suits.
 
 ``ladder(quantize(2), topkc)`` is another.
 """

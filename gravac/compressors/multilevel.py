@@ -20,9 +20,9 @@ def at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
 
     Args:
         select: the sparsifier's rule.
-        x: flat.
+        x: what to select from: flat, ``(elements,)``.
         cf: compression factor.
-        ctx: of the tensor; holds what was selected of it before.
+        ctx: the tensor's context; holds what was selected of it before.
     """
     known = ctx.selections.get(cf)
     if known is not None:

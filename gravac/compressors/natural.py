@@ -19,7 +19,7 @@ from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_largest, round_randomly, rounding_variance
 
 SPAN = 126
-"""Binary orders of magnitude between the largest and the smallest that travel."""
+"""Binary orders of magnitude between the largest and the smallest power of two that travel."""
 
 
 class Natural(Compressor):
@@ -33,20 +33,20 @@ class Natural(Compressor):
 
     @property
     def cf(self) -> float:
-        """4: 8 bits."""
+        """The compression factor: 4, as each element takes 8 bits."""
         return 4.0
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Its one CF, when that is in the range."""
+        """The compressor's one CF, if it is in the range; otherwise nothing."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """A byte per element, and the smallest exponent."""
+        """A byte per element, and two for the smallest exponent."""
         elements = torch.Size(shape).numel()
         return (Traffic(AllGather, elements + bool(elements) * torch.int16.itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-gather of codes and the smallest exponent of each rank."""
+        """Average flat x by one all-gather of each rank's codes and smallest exponent."""
         lowest = lowest_exponent(x)
         codes = encode(x, lowest, ctx.generator(own=True))
         all_codes, all_lowest = yield AllGather(codes, lowest)
@@ -56,14 +56,14 @@ class Natural(Compressor):
         return Reduced(mean=mean.div_(ctx.world), sent=decode(codes, lowest, x.dtype), cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """In expectation over the rounding: ``(|x| - below) (above - |x|)`` for the two powers around each element."""
+        """Expected squared error: the sum of ``(|x| - below) (above - |x|)``, the powers of two around each element."""
         _, position, step = _neighbours(x, lowest_exponent(x))
         error = (rounding_variance(position) * step.square()).sum()
         return [error for _ in cfs]
 
 
 def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
-    """Of the smallest power of two that travels for flat x: int16, ``[1]`` (``[0]`` when x is empty)."""
+    """Exponent of the smallest power of two that travels for flat x: int16, ``[1]`` (``[0]`` when x is empty)."""
     exponent = block_largest(x, 0).frexp().exponent
     return (exponent - SPAN).clamp(min=_smallest_normal(x.dtype)).to(torch.int16)
 
@@ -72,12 +72,12 @@ def encode(x: torch.Tensor, lowest: torch.Tensor, generator: torch.Generator) ->
     """Flat x as codes: the sign in the highest bit; 0 for zero, or 1 more than the exponent above the lowest.
 
     Args:
-        x: flat.
-        lowest: its ``lowest_exponent``.
-        generator: for the rounding.
+        x: numbers to code: flat, float32 or float64.
+        lowest: ``lowest_exponent`` of x.
+        generator: source of the random numbers that decide the rounding.
 
     Returns:
-        uint8, as long as x.
+        Codes: uint8, flat, as long as x.
     """
     below, position, _ = _neighbours(x, lowest)
     magnitude = below.add_(round_randomly(position, generator))
@@ -85,14 +85,14 @@ def encode(x: torch.Tensor, lowest: torch.Tensor, generator: torch.Generator) ->
 
 
 def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse of ``encode``, in ``dtype``."""
+    """The numbers that codes stand for: flat, as long as ``codes``, in ``dtype``. The inverse of ``encode``."""
     magnitude = codes & 127
     power = power_of_two(magnitude.to(torch.int32) - 1 + lowest, dtype).mul_(magnitude > 0)
     return torch.where(codes > 127, -power, power)
 
 
 def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Exactly ``2 ** exponent``, from an integer tensor, by way of the bits; below the smallest normal number wrong."""
+    """Exactly ``2 ** exponent``, in the shape of an integer tensor; wrong where that is no normal number."""
     if dtype == torch.float64:
         return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
@@ -119,4 +119,4 @@ def _smallest_normal(dtype: torch.dtype) -> int:
 
 
 natural = Natural()
-"""Natural compression; it has no settings."""
+"""Natural compression, which has no settings."""

@@ -26,11 +26,11 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack codes along the last dimension.
 
     Args:
-        codes: uint8, ``[..., n]``, each below ``2 ** bits``.
-        bits: one of ``WIDTHS``.
+        codes: small numbers, each below ``2 ** bits``: uint8, shape ``[..., n]``.
+        bits: bits per code, one of ``WIDTHS``.
 
     Returns:
-        uint8, ``[..., packed_bytes(n, bits)]``.
+        The packed codes: uint8, shape ``[..., packed_bytes(n, bits)]``.
     """
     if bits == 8:
         return codes
@@ -51,7 +51,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
-    """The inverse of ``pack``: uint8, ``[..., codes]``."""
+    """The inverse of ``pack``: uint8, shape ``[..., codes]``, where ``codes`` were packed in a row."""
     if bits == 8:
         return packed
     if bits == 3:

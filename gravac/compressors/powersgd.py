@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SIDE = 1024
-"""Rows and columns of the matrix by whose CF a fixed rank is called."""
+"""Rows, and columns, of the matrix whose CF stands for a rank that is set."""
 
 
 class LowRank(NamedTuple):
@@ -45,21 +45,21 @@ class Product:
     """A flat matrix that is the product of two factors, multiplied out as it is added.
 
     Attributes:
-        left: ``[n, rank]``.
-        right: ``[m, rank]``.
+        left: the factor with as many rows as the matrix: ``[n, rank]``.
+        right: the factor with as many rows as the matrix has columns: ``[m, rank]``.
     """
 
     left: torch.Tensor
     right: torch.Tensor
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """See ``Addend``."""
+        """Add ``alpha`` times the product to ``dense`` (flat, ``n * m`` elements), in place; returns it."""
         dense.view(len(self.left), len(self.right)).addmm_(self.left, self.right.T, alpha=alpha)
         return dense
 
 
 def beyond(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-    """Squared error of a projection on an orthonormal basis, from its coordinates there: 0-d."""
+    """Squared error of projecting flat x on an orthonormal basis, from its coordinates there, of any shape: 0-d."""
     return (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
 
 
@@ -67,11 +67,12 @@ class PowerSGD(Compressor):
     """Low rank, exchanged by all-reduce: of P and of Q; or of one of them, in turn. Factors travel in x's dtype.
 
     Attributes:
-        rank: of every matrix, as in the paper; ``None``: from the CF, matrix by matrix. One CF for all leaves small
-            matrices with rank 1, which held a whole net back (``docs/results.md``); one rank for all does not.
+        rank: rank of every matrix, as in the paper; ``None``: from the CF, matrix by matrix. One CF for all leaves
+            small matrices with rank 1, which held a whole net back (``docs/results.md``); one rank for all does not.
         iterations: power iterations a step, each with one all-reduce of P and one of Q; they count against the CF.
-        warm_start: start from the factor of the last step, also when the rank has changed; otherwise from a drawn one.
-        alternating: one all-reduce a step, of P and Q in turn (ACP-SGD), at about twice the rank for the same CF. The
+        warm_start: whether to start from the factor of the last step, also when the rank has changed; otherwise from a
+            drawn one.
+        alternating: whether P and Q take turns, one all-reduce a step (ACP-SGD), at about twice the rank for a CF. The
             CF is that of two steps together; ``traffic`` is that of the larger factor, which the first step sends.
             Needs ``warm_start`` and one iteration.
     """
@@ -104,7 +105,7 @@ class PowerSGD(Compressor):
         return self
 
     def plan(self, shape: tuple[int, ...], cf: float) -> LowRank | None:
-        """The rank set, or the largest that achieves ``cf``, at least 1; ``None`` where the tensor is sent dense."""
+        """How a tensor is sent: at the rank set, or the largest that achieves ``cf``, at least 1; ``None``: dense."""
         if len(shape) < 2 or 0 in shape:
             return None
         n, m = shape[0], torch.Size(shape[1:]).numel()
@@ -128,7 +129,7 @@ class PowerSGD(Compressor):
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """Where shapes are known, a step is worth what the ranks are that the CF comes to: they tell more than it."""
+        """What is known at a CF; where shapes are, efficiency is that of the ranks it comes to, which tell more."""
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
         low = [(elements, efficiency_at(self.efficiency_by_rank, plan.rank)) for elements, plan in plans if plan]
         elements = sum(elements for elements, _ in low)
@@ -136,7 +137,7 @@ class PowerSGD(Compressor):
         return replace(by_cf, efficiency=sum(n * worth for n, worth in low) / elements) if elements else by_cf
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """P and Q, as often as there are iterations; the larger of them, when alternating; or x."""
+        """P and Q once an iteration, in bytes; the larger of them, when alternating; or x, where that is sent dense."""
         plan = self.plan(shape, cf)
         if plan is None:
             return dense.traffic(shape, 1.0, dtype)
@@ -146,7 +147,16 @@ class PowerSGD(Compressor):
         return (Traffic(AllReduce, plan.n * column), Traffic(AllReduce, plan.m * column)) * self.iterations
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """All-reduces of P and Q in turn; or one, of one of them; or one of x."""
+        """Average flat x, seen as the matrix ``M [n, m]``, as a product ``P Q^T`` of factors common to all ranks.
+
+        1. Start from the last step's Q, ``[m, rank]``, or a drawn one; make its columns orthonormal.
+        2. Multiply ``P = M Q``, all-reduce P, ``[n, rank]``, and make its columns orthonormal.
+        3. Multiply ``Q = M^T P`` and all-reduce Q; with several iterations, go on from step 2 with its basis.
+        4. Keep Q for the next step (``warm_start``).
+
+        When ``alternating``, only one factor is multiplied, all-reduced and kept in a step, and the other one in the
+        next. Where low rank is no saving, x itself is all-reduced.
+        """
         plan = self.plan(ctx.shape, cf)
         if plan is None:
             return (yield from dense.rounds(x, 1.0, ctx))
@@ -238,7 +248,7 @@ def turn(plan: LowRank, ctx: Context) -> tuple[str, str, int]:
 
 
 def oriented(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:
-    """The matrix of x that the factor ``side`` is multiplied to from the right: M for Q, its transpose for P."""
+    """The matrix of flat x that the factor ``side`` is multiplied to from the right: M for Q, its transpose for P."""
     matrix = x.view(plan.n, plan.m)
     return matrix.T if side == "p" else matrix
 
@@ -249,7 +259,7 @@ def times(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 def rescaled(factor: torch.Tensor) -> torch.Tensor:
-    """A factor with 1 as its largest magnitude, so that squares neither overflow nor vanish; zeros as they are."""
+    """A factor ``[rows, rank]`` with 1 as largest magnitude, so that squares neither overflow nor vanish; or zeros."""
     most = factor.abs().amax()
     return factor / torch.where(most > 0, most, torch.ones_like(most))
 
@@ -266,20 +276,20 @@ def orthonormal(factor: torch.Tensor) -> torch.Tensor:
 
 
 def by_importance(factor: torch.Tensor) -> torch.Tensor:
-    """A summed factor with its columns in order of length, the longest first: what stays when the rank shrinks."""
+    """A summed factor ``[rows, rank]``, its columns ordered by length: the longest stay when the rank shrinks."""
     lengths = rescaled(factor).square().sum(0)
     return factor[:, lengths.argsort(descending=True, stable=True)]
 
 
 def usable(total: torch.Tensor) -> torch.Tensor:
-    """Whether a summed factor can be started from: finite, and not all zeros; 0-d."""
+    """Whether a summed factor ``[rows, rank]`` can be started from, being finite and not all zeros: bool, 0-d."""
     return total.isfinite().all() & total.any()
 
 
 def kept(total: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """The factor for the next step: the new one, ordered, or the old one where the new one is no use."""
+    """The next step's factor ``[rows, rank]``: the new one, by importance; the old one where the new one is no use."""
     return torch.where(usable(total), by_importance(total), old)
 
 
 powersgd = PowerSGD()
-"""One power iteration a step, warm-started; ``powersgd(alternating=True)`` makes the variant with one all-reduce."""
+"""PowerSGD, one power iteration a step, warm-started; ``powersgd(alternating=True)`` takes one all-reduce a step."""

@@ -27,16 +27,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CostPoints = Sequence[tuple[float, float, float]]
-"""(CF, encode, decode at ``MEASURED_WORLD`` ranks), ascending by CF, in copies of the tensor."""
+"""Points (CF, encode, decode at ``MEASURED_WORLD`` ranks), ascending by CF; costs in copies of the tensor."""
 
 EfficiencyPoints = tuple[tuple[float, float], ...]
-"""(CF, rank or gain; efficiency), ascending."""
+"""Points (x, efficiency), ascending by x, which is a CF, a rank or a gain."""
 
 MEASURED_WORLD = 2
-"""Ranks at which coding costs are measured."""
+"""Number of ranks at which coding costs are measured."""
 
 UNKNOWN: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
-"""By CF, of a compressor that was not measured."""
+"""Efficiency by CF that is assumed of a compressor that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Coding:
     """What coding a tensor costs, in copies of it: seconds over those that copying it takes.
 
     Attributes:
-        encode: from the gradient to the first collective.
-        decode: all the rest, at ``MEASURED_WORLD`` ranks.
+        encode: cost from the gradient to the first collective.
+        decode: cost of all the rest, at ``MEASURED_WORLD`` ranks.
         fixed: the part of ``decode`` that does not grow with the ranks where each decodes what all have sent.
     """
 
@@ -54,10 +54,10 @@ class Coding:
     fixed: float = 0.0
 
     def copies(self, world: int = MEASURED_WORLD, gathered: bool = False) -> float:
-        """Encode and decode, in copies of the tensor.
+        """What encode and decode cost together, in copies of the tensor.
 
         Args:
-            world: ranks.
+            world: number of ranks.
             gathered: whether every rank decodes what all ranks have sent.
         """
         if not gathered:
@@ -76,7 +76,8 @@ class Profile:
         efficiency: share of a dense step's progress that a step is expected to make, in (0, 1].
         efficiency_by_gain: what a gain measured while training makes of that: ``(gain, efficiency)``, ascending; empty
             where gain says nothing.
-        one_round: ``rounds`` yields once, for every tensor: the next tensors' may start while this one's travels.
+        one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while this
+            one's travel.
         error_feedback: share of what is not sent that is kept, unless the user says otherwise.
         pad_multiple: multiple of elements that tensors must be padded to before they may be laid side by side; 0:
             never. Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked
@@ -93,7 +94,7 @@ class Profile:
 
 
 def coding_at(points: CostPoints, cf: float) -> Coding | None:
-    """The coding cost at a CF; ``None`` without points.
+    """The coding cost at a CF, in copies of the tensor; ``None`` without points.
 
     Of what all ranks have sent, at most a copy and a half of the decode is fixed: what it costs at the highest CF
     measured, where hardly anything is left to decode.

@@ -24,7 +24,7 @@ class QSGD(Compressor):
     """Signed levels and one norm per bucket, exchanged by all-gather.
 
     Attributes:
-        bits: per element, sign included; there are ``2 ** (bits - 1) - 1`` levels above zero.
+        bits: bits per element, sign included; there are ``2 ** (bits - 1) - 1`` levels above zero.
         bucket: elements that share a norm.
         norm: what the levels are parts of: the bucket's ``"l2"`` norm, as published, or its ``"max"`` magnitude,
             which errs less.
@@ -41,26 +41,26 @@ class QSGD(Compressor):
 
     @property
     def cf(self) -> float:
-        """32 / bits."""
+        """The compression factor: 32 / bits."""
         return 32 / self.bits
 
     @property
     def levels(self) -> int:
-        """Above zero."""
+        """Number of levels above zero."""
         return int(2 ** (self.bits - 1) - 1)
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Its one CF, when that is in the range."""
+        """The compressor's one CF, if it is in the range; otherwise nothing."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Packed codes, and a norm per bucket."""
+        """Packed codes and a norm per bucket, in bytes."""
         elements = torch.Size(shape).numel()
         norms = block_count(elements, self.bucket) * working(dtype).itemsize
         return (Traffic(AllGather, packed_bytes(elements, self.bits) + norms),)
 
     def norms(self, x: torch.Tensor) -> torch.Tensor:
-        """Of each bucket of flat x: ``[buckets]``, dtype of x; never below the largest magnitude in it."""
+        """Norm of each bucket of flat x: ``[buckets]``, dtype of x; never below the largest magnitude in it."""
         largest = block_largest(x, self.bucket)
         if self.norm == "max":
             return largest
@@ -69,7 +69,7 @@ class QSGD(Compressor):
         return norms.maximum(largest)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-gather of codes and norms."""
+        """Average flat x by one all-gather of codes and norms."""
         norms = self.norms(x)
         codes = self.encode(x, norms, ctx.generator(own=True))
         packed, all_norms = yield AllGather(pack(codes, self.bits), norms)
@@ -79,17 +79,17 @@ class QSGD(Compressor):
         return Reduced(mean=mean.div_(ctx.world), sent=self.decode(codes, norms), cf=self.cf)
 
     def encode(self, x: torch.Tensor, norms: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Flat x as codes: the signed level, plus the number of levels: uint8, as long as x."""
+        """Flat x as codes, which are the signed level plus the number of levels: uint8, as long as x."""
         level = round_randomly(self._exact_levels(x, norms), generator)
         return level.mul_(x.sign()).add_(self.levels).to(torch.uint8)
 
     def decode(self, codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """The inverse of ``encode``, in the dtype of the norms."""
+        """The numbers that flat codes stand for: as long, in the dtype of the norms. The inverse of ``encode``."""
         signed = codes.to(norms.dtype) - self.levels
         return signed * spread(norms / self.levels, self.bucket, codes.numel())
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """In expectation over the rounding: ``p (1 - p)`` times the squared step, element by element."""
+        """Expected squared error: the sum over elements of ``p (1 - p)`` times the squared step; 0-d."""
         norms = self.norms(x)
         variance = rounding_variance(self._exact_levels(x, norms))
         error = (variance * spread(norms / self.levels, self.bucket, x.numel()).square()).sum()
@@ -119,18 +119,18 @@ def block_largest(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def spread(values: torch.Tensor, size: int, elements: int) -> torch.Tensor:
-    """One value per block to one per element: ``[block_count]`` to ``[elements]``."""
+    """Repeat one value per block for each of its elements: ``[block_count]`` to ``[elements]``."""
     size = min(size or elements, elements)
     return values.unsqueeze(1).expand(-1, size).reshape(-1)[:elements]
 
 
 def relative(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """``|x| / norm``, a new tensor; 0 where the norm is."""
+    """``|x| / norm``, a new tensor in the shape of x; 0 where the norm is 0."""
     return x.abs().div_(torch.where(norm > 0, norm, 1))
 
 
 def round_randomly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """To an integer next to x, up with the probability of x's fraction: unbiased within 2**-24. A new tensor."""
+    """Round to an integer next to each element, up with the probability of its fraction: unbiased within 2**-24."""
     low = x.floor()
     draw = torch.rand(x.shape, generator=generator).to(x.device)
     return low.add_(draw < x - low)

@@ -29,24 +29,26 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 WIDTHS = (8, 4, 3, 2, 1)
+"""Bits per coordinate that can be chosen."""
 
 SAMPLED = 1 << 16
-"""Numbers looked at to foresee an error."""
+"""Numbers of a tensor, roughly, that are coded to foresee its error."""
 
 
 class Quantize(Compressor):
     """Few bits per coordinate, with a scale per block.
 
     Attributes:
-        bits: per coordinate; ``None`` goes by the CF: 32 / bits.
+        bits: bits per coordinate; ``None`` goes by the CF: 32 / bits.
         block: coordinates per scale (16 bits each).
-        levels: ``"fitted"`` to a normal law, or ``"uniform"`` up to the block's largest magnitude.
-        rotate: turn blocks of 1024 by a random Hadamard rotation first, so that their law is nearly normal.
-        back_bits: of the second coding, of the mean; ``None``: as many as of the first.
-        exchange: ``"shards"`` as described above, ``"gather"``: everyone's codes to everyone, cheaper for two ranks
-            only; ``"auto"`` takes that for two.
-        compiled: encode by a kernel that ``torch.compile`` makes at first use, which takes seconds to a minute and a
-            C++ compiler; without one, as if not set. For fitted levels of 2 to 4 bits on CPU. Ranks may differ in it.
+        levels: how levels lie: ``"fitted"`` to a normal law, or ``"uniform"`` up to the block's largest magnitude.
+        rotate: whether to turn blocks of 1024 by a random Hadamard rotation first, so that their law is nearly normal.
+        back_bits: bits per coordinate of the mean, which is coded a second time; ``None``: as many as the first time.
+        exchange: how codes travel. ``"shards"``: as described above; ``"gather"``: everyone's codes to everyone,
+            cheaper for two ranks only; ``"auto"`` takes that for two.
+        compiled: whether to encode by a kernel that ``torch.compile`` makes at first use, which takes seconds to a
+            minute and a C++ compiler; without one, as if not set. For fitted levels of 2 to 4 bits on CPU. Ranks may
+            differ in it.
     """
 
     name: ClassVar[str] = "quantize"
@@ -86,22 +88,22 @@ class Quantize(Compressor):
 
     @property
     def finest(self) -> float:
-        """The lowest CF it can do."""
+        """The lowest compression factor that the settings allow."""
         return 32 / (self.bits or max(WIDTHS))
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """One round where ranks just swap their codes; side by side by whole blocks, unless each is rotated."""
+        """What is known at a CF: one round where ranks swap codes; padded to whole blocks, unless each is rotated."""
         gathers = self.gathers(world)
         whole = self.block if gathers else self.block * world
         return replace(super().profile(cf), one_round=gathers, pad_multiple=0 if self.rotate else whole)
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """32 / bits, in the range."""
+        """The compression factors 32 / bits that are in the range."""
         widths = WIDTHS if self.bits is None else (self.bits,)
         return tuple(32 / bits for bits in widths if cf_range[0] <= 32 / bits <= cf_range[1])
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Codes and scales of whole shards, there and back."""
+        """Codes and scales of whole shards, there and back, in bytes."""
         elements = torch.Size(shape).numel()
         if self.rotate:
             elements = rotation.length(elements)
@@ -116,7 +118,16 @@ class Quantize(Compressor):
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """An all-to-all of codes and an all-gather of the mean's; between two ranks one all-gather."""
+        """Average flat x over the ranks, quantized.
+
+        1. Quantize x block by block (rotated first, with ``rotate``), and cut the codes into one shard per rank.
+        2. Distribute the codes by all-to-all: every rank receives the codes that all ranks have of its shard.
+        3. Reduce: decode them, average, add the second error kept, and quantize the mean; what that loses is kept where
+           there is error feedback.
+        4. Collect the codes of all shards' means by all-gather, and decode them.
+
+        Where ranks just swap their codes (``gathers``), one all-gather of all codes takes the place of steps 2 to 4.
+        """
         bits = self.bits_at(cf)
         turned = self._turned(x, ctx)
         per = self._shard_blocks(turned.numel(), ctx.world)
@@ -156,7 +167,7 @@ class Quantize(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Of the first coding, on some of the blocks."""
+        """Squared errors of coding flat x the first time, estimated from some of its blocks; 0-d."""
         turned = self._turned(x, ctx)
         rows = _padded(turned, self._shard_blocks(turned.numel(), 1), self.block)
         some = rows[:: max(1, rows.numel() // SAMPLED)].contiguous()
@@ -168,7 +179,7 @@ class Quantize(Compressor):
         return errors
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
-        """The second coding's error, as often as there are ranks: its mean over the ranks is what is kept."""
+        """The second coding's error times the ranks, so that its mean is the one kept: flat, ``[elements]``."""
         second = ctx.state.get("second")
         if second is None:
             return None
@@ -177,11 +188,11 @@ class Quantize(Compressor):
         return self._turned_back(rows.view(-1), elements, ctx)
 
     def gathers(self, world: int) -> bool:
-        """Whether ranks just swap their codes."""
+        """Whether ``world`` ranks just swap their codes, by one all-gather."""
         return world == 1 or self.exchange == "gather" or (self.exchange == "auto" and world <= 2)
 
     def bits_at(self, cf: float) -> int:
-        """Bits per coordinate at a CF."""
+        """Number of bits per coordinate at a CF."""
         return self.bits if self.bits is not None else min(WIDTHS, key=lambda bits: abs(32 / bits - cf))
 
     def _shard_blocks(self, elements: int, world: int) -> int:
@@ -232,4 +243,4 @@ def _message(coded: Coded, shards: int) -> torch.Tensor:
 
 
 quantize = Quantize()
-"""2 bits at 16x, 4 at 8x and so on; ``quantize(4)`` always uses four."""
+"""Quantization to 2 bits at 16x, 4 at 8x and so on; ``quantize(4)`` always uses four."""

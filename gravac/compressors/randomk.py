@@ -25,7 +25,7 @@ class RandomK(Compressor):
     """Random coordinates without replacement, exchanged by all-reduce.
 
     Attributes:
-        values: number format of the values on the wire; ``None`` is the gradient's own.
+        values: number format of the values on the wire; ``None``: the gradient's own.
         block: consecutive coordinates drawn together; 64 and more are many times faster than 1.
     """
 
@@ -41,15 +41,15 @@ class RandomK(Compressor):
     block: Annotated[int, Field(ge=1)] = 1
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Any CF."""
+        """Every CF in the range can be reached."""
         return Span(*cf_range)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """As many values as are kept."""
+        """The values of the k coordinates drawn, in bytes."""
         return (Traffic(AllReduce, k_for(torch.Size(shape).numel(), cf) * dtype_of(self.values, dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-reduce of the drawn values."""
+        """Average flat x at the coordinates drawn, by one all-reduce of the values there."""
         k = k_for(x.numel(), cf)
         chosen = self._drawn(x.numel(), k, ctx.generator(), x.device)
         wire, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
@@ -75,17 +75,17 @@ class RandomK(Compressor):
         return 1.0
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """In expectation over the draw: ``(1 - 1/CF) ‖x‖²``."""
+        """Expected squared error over the draw of flat x's coordinates: ``(1 - 1/CF) ‖x‖²``, 0-d."""
         return [energy(x) * (1 - k_for(x.numel(), cf) / max(1, x.numel())) for cf in cfs]
 
     @property
     def rounding(self) -> float:
-        """Sums in the wire's format."""
+        """Unit roundoff of the wire's number format, in which values are summed."""
         return unit_roundoff(dtype_of(self.values, torch.float32))
 
 
 class ScaledRandomK(RandomK):
-    """Random coordinates, scaled up by elements / k: unbiased. Settings as of ``RandomK``."""
+    """Random coordinates, scaled up by elements / k, which is unbiased. Its settings are those of ``RandomK``."""
 
     name: ClassVar[str] = "scaled_randomk"
     contractive: ClassVar[bool] = False
@@ -95,7 +95,7 @@ class ScaledRandomK(RandomK):
     efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """In expectation over the draw: ``(elements/k - 1) ‖x‖²``."""
+        """Expected squared error over the draw: ``(elements/k - 1) ‖x‖²``, 0-d."""
         return [energy(x) * (self._scale(x.numel(), k_for(x.numel(), cf)) - 1) for cf in cfs]
 
     def _scale(self, elements: int, k: int) -> float:
@@ -104,7 +104,7 @@ class ScaledRandomK(RandomK):
 
 
 def draw(elements: int, k: int, generator: torch.Generator) -> torch.Tensor:
-    """Some of ``elements`` (k), uniformly, without replacement: int64, ``[k]``, ascending.
+    """Draw k of ``elements`` coordinates uniformly, without replacement: int64, ``[k]``, ascending.
 
     Few of many are drawn with replacement until k differ, and the surplus is taken out at random: every set of k is
     as likely as any other, at the cost of k and not of ``elements``.

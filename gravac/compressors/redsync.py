@@ -16,16 +16,17 @@ from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
 from gravac.compressors.threshold import SLOTS, ThresholdK
 
 ROUNDS = 20
-"""Bisections at most."""
+"""How often the threshold's range is bisected at most."""
 
 
 class RedSync(ThresholdK):
-    """Threshold ``mean + ratio * (max - mean)``.
+    """Top-k by the threshold ``mean + ratio * (max - mean)`` of the magnitudes.
 
     Attributes:
-        search: ``"trimmed"``: the ratio falls in steps until k survive, of which the largest are taken.
-            ``"bisection"``: until between k and 2k survive, all of which are sent when ``exact_count`` is False.
-        step: by which the ratio falls.
+        search: how the ratio is found. ``"trimmed"``: it falls in steps until k survive; the largest are taken.
+            ``"bisection"``: its range is halved until between k and 2k survive, all of which are sent when
+            ``exact_count`` is False.
+        step: how much the ratio falls at a time, in (0, 1).
 
     ``"trimmed"`` keeps exactly k by its own rule: ``exact_count`` changes nothing there.
     """
@@ -39,11 +40,11 @@ class RedSync(ThresholdK):
 
     @property
     def keeps_k(self) -> bool:
-        """See ``ThresholdK``; also where the rule itself trims."""
+        """Whether exactly k are kept, and travel; so they are, too, where the rule itself trims."""
         return self.exact_count or self.search == "trimmed"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """See the class."""
+        """The threshold found by ``search`` for ``magnitudes`` (flat), which about k of them reach."""
         mean, most = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
         return (
             self._trimmed(magnitudes, k, mean, most) if self.search == "trimmed" else _bisect(magnitudes, k, mean, most)
@@ -77,4 +78,4 @@ def _count(magnitudes: torch.Tensor, threshold: float) -> int:
 
 
 redsync = RedSync()
-"""Trimmed top-k; ``redsync(search="bisection", exact_count=False)`` is the other published rule."""
+"""RedSync by trimmed top-k; ``redsync(search="bisection", exact_count=False)`` is the other published rule."""

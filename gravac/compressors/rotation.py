@@ -21,11 +21,11 @@ SEED_STAGES = 16
 """Length of the transform that is done as a matrix product."""
 
 WIDE = 128
-"""From this distance on, three stages are one product with a matrix of 8: rows so long make it cost less than two."""
+"""Distance from which three stages are one product with a matrix of 8: rows so long make it cost less than two."""
 
 
 def length(elements: int, block: int = BLOCK) -> int:
-    """How many numbers come out: whole blocks."""
+    """How many numbers come out of ``elements`` when rotated: those of whole blocks."""
     return -(-elements // block) * block
 
 
@@ -33,13 +33,13 @@ class Rotation:
     """One rotation, done piece by piece, so that what comes out can be used while it is in a cache.
 
     Args:
-        numbers: how many are turned, whole blocks.
-        generator: for the signs; turning back needs one in the same state.
-        block: a power of two, 16 or more.
+        numbers: how many numbers are turned; whole blocks.
+        generator: source of the random signs; turning back needs one in the same state.
+        block: numbers rotated together; a power of two, 16 or more.
         like: a tensor of the floating dtype and device to work in.
 
     Attributes:
-        parts: where the pieces lie, in order.
+        parts: where the pieces lie in the flat tensor, in order.
     """
 
     def __init__(self, numbers: int, generator: torch.Generator, block: int, like: torch.Tensor) -> None:
@@ -51,11 +51,11 @@ class Rotation:
         self._scratch = like.new_empty(piece)
 
     def scratch(self) -> torch.Tensor:
-        """Memory for the largest piece, not initialized: flat."""
+        """Make a flat tensor, not initialized, that holds the largest piece."""
         return torch.empty_like(self._scratch)
 
     def turn(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Rotate a piece, the last one filled up with zeros to the size of ``out``; returns ``out``."""
+        """Rotate a flat piece into ``out``, the last one filled up with zeros to the size of that; returns ``out``."""
         signed, given = self._scratch[: len(out)], len(piece)
         torch.mul(piece, self._signs[:given], out=signed[:given])
         signed[given:] = 0
@@ -63,7 +63,7 @@ class Rotation:
         return out
 
     def turn_back(self, piece: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """The inverse: into ``out``, which is as long; returns it. Overwrites ``piece``, too."""
+        """Rotate a flat piece back into ``out``, which is as long; returns ``out``. Overwrites ``piece``, too."""
         _transform(piece, out, self._block)
         return out.mul_(self._signs[: len(out)])
 
@@ -78,7 +78,7 @@ def turn(x: torch.Tensor, generator: torch.Generator, block: int = BLOCK) -> tor
 
 
 def turn_back(y: torch.Tensor, elements: int, generator: torch.Generator, block: int = BLOCK) -> torch.Tensor:
-    """The inverse of ``turn``: a new tensor, ``[elements]``."""
+    """Rotate flat y back, as the inverse of ``turn``: a new tensor, ``[elements]``, of the same dtype."""
     out = torch.empty_like(y)
     rotation = Rotation(y.numel(), generator, block, y)
     scratch = rotation.scratch()

@@ -14,20 +14,21 @@ import numpy.typing as npt
 import torch
 
 SAMPLE = 1 << 14
-"""Magnitudes looked at to guess the bound."""
+"""How many magnitudes are looked at to guess a bound that the k largest reach."""
 
 BLOCK = 1 << 18
-"""Elements compared with the bound at once: what fits in a cache."""
+"""How many elements are compared with the bound at once: what fits in a cache."""
 
 Array = npt.NDArray[np.floating]
+"""A flat tensor as numpy sees it."""
 
 
 def largest(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices of the k largest |x|.
+    """Find the indices of the k largest |x|.
 
     Args:
         x: flat and finite, any floating dtype.
-        k: 0 to ``x.numel()``.
+        k: how many to select, 0 to ``x.numel()``.
 
     Returns:
         int64, ``[k]``, ascending. Of equal magnitudes at the boundary the lowest indices are taken (on CPU).
@@ -46,7 +47,7 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> list[float]:
 
     Args:
         x: flat and finite, any floating dtype.
-        counts: descending.
+        counts: every k, descending.
     """
     magnitudes = np.abs(_numpy(x))
     sums = []
@@ -71,7 +72,7 @@ def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
 
 
 def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
-    """What ``largest`` returns, found among those that reach a threshold; among all, when fewer than k do."""
+    """Indices of the k largest |x| of flat x, as ``largest`` has them; sought first where a threshold is reached."""
     candidates = reaching(x, threshold)
     if candidates.numel() < k:
         return largest(x, k)

@@ -23,15 +23,16 @@ TOLERANCE = 0.2
 """How far the share kept may be off before more stages are tried (the paper's epsilon)."""
 
 STAGES = 8
-"""Tried at most."""
+"""Number of stages tried at most."""
 
 
 class SIDCo(ThresholdK):
-    """Threshold by quantile of a fitted law.
+    """Top-k by a threshold that is a quantile of a law fitted to the magnitudes.
 
     Attributes:
-        law: of the magnitudes in the first stage: ``"exponential"``, ``"gpareto"`` (generalized Pareto) or ``"gamma"``.
-            Later stages fit the excess over the stage's threshold: exponential, or generalized Pareto for the others.
+        law: what is fitted to the magnitudes in the first stage: ``"exponential"``, ``"gpareto"`` (generalized Pareto)
+            or ``"gamma"``. Later stages fit the excess over the stage's threshold: exponential, or generalized Pareto
+            for the others.
     """
 
     name: ClassVar[str] = "sidco"
@@ -41,7 +42,7 @@ class SIDCo(ThresholdK):
     law: Literal["exponential", "gpareto", "gamma"] = "exponential"
 
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
-        """See the class: of the stages tried, the one that comes closest to k."""
+        """The threshold that closest to k of flat ``magnitudes`` reach, of those by each number of stages tried."""
         magnitudes = magnitudes[magnitudes > 0]
         if magnitudes.numel() <= k:
             return 0.0
@@ -95,4 +96,4 @@ class SIDCo(ThresholdK):
 
 
 sidco = SIDCo()
-"""Exponential law, corrected to k."""
+"""SIDCo with the exponential law, corrected to exactly k."""

@@ -43,21 +43,21 @@ class SignSGD(Compressor):
 
     @property
     def cf(self) -> float:
-        """32: 1 bit."""
+        """The compression factor: 32, as each element takes 1 bit."""
         return 32.0
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Its one CF, when that is in the range."""
+        """The compressor's one CF, if it is in the range; otherwise nothing."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Packed signs, and a magnitude per block."""
+        """Packed signs and a magnitude per block, in bytes."""
         elements = torch.Size(shape).numel()
         scales = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllGather, packed_bytes(elements, 1) + scales),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-gather of signs and magnitudes."""
+        """Average flat x by one all-gather of signs and magnitudes."""
         positive = (x >= 0).to(torch.uint8)
         scales = block_means(x, self.block)
         packed, all_scales = yield AllGather(pack(positive, 1), scales)
@@ -67,12 +67,12 @@ class SignSGD(Compressor):
         return Reduced(mean=mean.div_(ctx.world), sent=decode(positive, scales, self.block), cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Exactly: how far the magnitudes are from their block's mean."""
+        """The exact squared error: how far the elements' magnitudes are from their block's mean; 0-d."""
         return [scatter(x, self.block) for _ in cfs]
 
 
 class MajorityVote(Compressor):
-    """Two rounds, all-reduces: of signs, as integers, and of a mean magnitude per block.
+    """Majority vote on each element's sign, by two all-reduces: of signs, as integers, and of each block's magnitude.
 
     What most ranks say is applied, with the mean over ranks of the magnitudes; a zero gradient abstains and a tie gives
     zero. ``sent`` is that common decision on every rank. The CF counts the one bit that a vote is; on the wire it takes
@@ -89,21 +89,26 @@ class MajorityVote(Compressor):
 
     @property
     def cf(self) -> float:
-        """32: 1 bit."""
+        """The compression factor: 32, as each element takes 1 bit."""
         return 32.0
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Its one CF, when that is in the range."""
+        """The compressor's one CF, if it is in the range; otherwise nothing."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Votes of a byte or two each; then a magnitude per block."""
+        """Votes of a byte or two each, then a magnitude per block, in bytes."""
         elements = torch.Size(shape).numel()
         scales = block_count(elements, self.block) * working(dtype).itemsize
         return (Traffic(AllReduce, lane_bytes(elements, lane_bits(8, world))), Traffic(AllReduce, scales))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Count votes, then average magnitudes."""
+        """Agree on a sign for each element of flat x, and on a magnitude for each block.
+
+        1. All-reduce the signs, as integers: the sum's sign is the majority's.
+        2. All-reduce the mean magnitude of every block, and divide by the number of ranks.
+        3. Multiply the signs by their block's magnitude; that is both ``mean`` and ``sent``.
+        """
         bits = lane_bits(8, ctx.world)
         total = yield AllReduce(to_lanes(x.sign().to(torch.int32), bits))
         votes = from_lanes(total, bits, x.numel())
@@ -112,7 +117,7 @@ class MajorityVote(Compressor):
         return Reduced(mean=decision, sent=decision, cf=self.cf)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """As if all ranks had this gradient; where they differ, more is lost."""
+        """Squared error if all ranks had this gradient, flat x; where they differ, more is lost."""
         return [scatter(x, self.block) for _ in cfs]
 
 
@@ -125,13 +130,13 @@ def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def decode(positive: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
-    """The scale where ``positive`` is 1, minus the scale where it is 0; dtype of the scales."""
+    """The block's scale where flat ``positive`` is 1, minus the scale where it is 0: flat, dtype of the scales."""
     signs = positive.to(scales.dtype).mul_(2).sub_(1)  # several times faster than torch.where
     return signs.mul_(spread(scales, block, positive.numel()))
 
 
 def scatter(x: torch.Tensor, block: int) -> torch.Tensor:
-    """``‖x - sign(x) scale‖²`` with each block's mean magnitude as scale."""
+    """``‖x - sign(x) scale‖²`` of flat x, with each block's mean magnitude as scale: 0-d."""
     return (x.abs() - spread(block_means(x, block), block, x.numel())).square().sum()
 
 

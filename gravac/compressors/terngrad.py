@@ -37,25 +37,25 @@ class TernGrad(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Unless it clips."""
+        """Whether the expectation of ``sent`` is x: not where outliers are clipped."""
         return self.clip == 0
 
     @property
     def cf(self) -> float:
-        """16: 2 bits."""
+        """The compression factor: 16, as each element takes 2 bits."""
         return 16.0
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """Its one CF, when that is in the range."""
+        """The compressor's one CF, if it is in the range; otherwise nothing."""
         return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Packed codes, and a scale."""
+        """Packed codes and a scale, in bytes."""
         elements = torch.Size(shape).numel()
         return (Traffic(AllGather, packed_bytes(elements, 2) + bool(elements) * working(dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-gather of codes and scales."""
+        """Average flat x by one all-gather of codes and scales."""
         cut = self.clipped(x)
         scale = block_largest(cut, 0)
         codes = encode(cut, scale, ctx.generator(own=True))
@@ -73,7 +73,7 @@ class TernGrad(Compressor):
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """In expectation over the rounding: ``|c| (scale - |c|)`` of what the cut left, and the cut's square."""
+        """Expected squared error of flat x: sum of ``|c| (scale - |c|)``, c what the cut left, and the cut's square."""
         cut = self.clipped(x)
         scale = block_largest(cut, 0)
         error = (rounding_variance(relative(cut, scale)) * scale.square()).sum() + (x - cut).square().sum()
@@ -81,18 +81,18 @@ class TernGrad(Compressor):
 
 
 def encode(x: torch.Tensor, scale: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Flat x as codes, 1 + (-1, 0 or 1): uint8, as long as x.
+    """Round flat x to codes, 1 + (-1, 0 or 1): uint8, as long as x.
 
     Args:
-        x: flat.
-        scale: its largest magnitude, ``[1]``; ``[0]`` when x is empty.
-        generator: for the rounding.
+        x: numbers to code: flat, float32 or float64.
+        scale: largest magnitude of x, ``[1]``; ``[0]`` when x is empty.
+        generator: source of the random numbers that decide the rounding.
     """
     return round_randomly(relative(x, scale), generator).mul_(x.sign()).add_(1).to(torch.uint8)
 
 
 def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The inverse of ``encode``, in the dtype of the scale."""
+    """The numbers that flat codes stand for: as long, in the dtype of the scale. The inverse of ``encode``."""
     return (codes.to(scale.dtype) - 1) * scale
 
 

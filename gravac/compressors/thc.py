@@ -30,12 +30,12 @@ class OnGrid:
     """A tensor as integers on its blocks' grids, rotated; turned back piece by piece as it is added.
 
     Attributes:
-        codes: uint8, packed, flat; with 8 bits, integers of any type. There may be more than the blocks have.
-        bits: per code.
+        codes: packed codes: uint8, flat; with 8 bits, integers of any type. There may be more than the blocks have.
+        bits: bits per code.
         zero: the code that stands for 0.
-        step: of each block's grid: float32, ``[blocks]``.
+        step: distance between the points of each block's grid: float32, ``[blocks]``.
         block: numbers per block.
-        ctx: gives the rotation's signs.
+        ctx: the tensor's context, which gives the rotation's signs.
     """
 
     codes: torch.Tensor
@@ -46,7 +46,7 @@ class OnGrid:
     ctx: Context
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """See ``Addend``."""
+        """Add ``alpha`` times this to ``dense`` (flat), in place; returns it."""
         turning = rotation.Rotation(len(self.step) * self.block, self.ctx.generator(), self.block, self.step)
         values, turned = turning.scratch(), turning.scratch()
         for part in turning.parts:
@@ -61,14 +61,16 @@ class OnGrid:
 
 
 class THC(Compressor):
-    """Rotated, rounded to a few bits on a common grid, summed as integers.
+    """The gradient is rotated, rounded to a few bits on a grid common to all ranks, and summed as integers.
 
     Attributes:
-        bits: per coordinate, on the way to the sum.
-        sum_bits: per coordinate of the sum, which saturates; as many as ``bits`` is the published saturation.
-        rotate: ``"partial"``: blocks of 1024; ``"full"``: the whole tensor, filled up to a power of two.
+        bits: bits per coordinate on the way to the sum.
+        sum_bits: bits per coordinate of the sum, which saturates; as many as ``bits`` is the published saturation.
+        rotate: what is rotated together. ``"partial"``: blocks of 1024; ``"full"``: the whole tensor, filled up to a
+            power of two.
         reach: the grid's largest value, in root mean squares of a block; larger ones are cut off.
-        exchange: ``"shards"`` or ``"lanes"``, see above. Lanes spend ``ceil(log2 N)`` more bits per coordinate.
+        exchange: where codes are summed: ``"shards"``: by each shard's owner; ``"lanes"``: by all-reduce, which takes
+            ``ceil(log2 N)`` more bits per coordinate.
     """
 
     name: ClassVar[str] = "thc"
@@ -84,12 +86,12 @@ class THC(Compressor):
     exchange: Literal["shards", "lanes"] = "shards"
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """32 / bits, in the range."""
+        """The compression factors 32 / bits that are in the range."""
         cf = 32 / self.bits
         return (cf,) if cf_range[0] <= cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """A float32 per block; then codes there and sums back, or lanes."""
+        """A float32 per block, then codes there and sums back, or lanes; in bytes."""
         elements = torch.Size(shape).numel()
         block = self._block(elements)
         turned = rotation.length(elements, block)
@@ -104,7 +106,16 @@ class THC(Compressor):
         )
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """An all-reduce of the blocks' energies gives the grid; then integers are summed."""
+        """Average flat x over the ranks, as integers on a common grid.
+
+        1. All-reduce the energy of every block; its mean over the ranks gives the block's grid, the same on all ranks.
+        2. Rotate x, and round it to codes on the grid.
+        3. Distribute the codes by all-to-all: every rank receives the codes that all ranks have of its shard.
+        4. Reduce: add the codes of the shard, saturating; its owner remembers what is cut off.
+        5. Collect the sums of all shards by all-gather, and rotate them back as they are added to a tensor.
+
+        With ``"lanes"``, one all-reduce of codes in lanes of int32 takes the place of steps 3 to 5.
+        """
         block = self._block(x.numel())
         x = x.float()
         total = yield AllReduce(chunk_energies(x, block) / ctx.world)
@@ -124,7 +135,7 @@ class THC(Compressor):
         return Reduced(mean=mean, sent=sent, cf=32 / self.bits, error=lost)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Of rounding, on this rank's own grid."""
+        """Squared error of rounding flat x on this rank's own grid; 0-d."""
         block = self._block(x.numel())
         step = (chunk_energies(x.float(), block) / block).sqrt_().mul_(self.reach / self._most)
         _, error = self._code(x.float(), step, ctx)
@@ -221,4 +232,4 @@ def _most(bits: int) -> int:
 
 
 thc = THC()
-"""4 bits there and 8 bits back, rotated by blocks of 1024."""
+"""THC with 4 bits there and 8 bits back, rotated by blocks of 1024."""

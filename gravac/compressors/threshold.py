@@ -19,14 +19,14 @@ from gravac.compressors.selection import largest, largest_reaching, reaching
 from gravac.compressors.topk import TopK, index_dtype, pack_indices, unpack_indices
 
 SLOTS = 2
-"""Slots per coordinate asked for, where the count is not corrected."""
+"""Slots that travel per coordinate asked for, where the count of coordinates is not corrected to k."""
 
 
 class ThresholdK(TopK):
-    """Top-k by an estimated threshold. A subclass says how it is estimated.
+    """Top-k by an estimated threshold; a subclass says how it is estimated.
 
     Attributes:
-        exact_count: take or leave coordinates until exactly k are sent; False is the rule as published.
+        exact_count: whether coordinates are taken or left until exactly k are sent; False is the rule as published.
     """
 
     name: ClassVar[str]
@@ -35,7 +35,7 @@ class ThresholdK(TopK):
 
     @property
     def exact_cf(self) -> bool:  # type: ignore[override]
-        """Only where exactly k are kept."""
+        """Whether the CF asked for is achieved: only where exactly k are kept."""
         return self.keeps_k
 
     @property
@@ -48,7 +48,7 @@ class ThresholdK(TopK):
         raise NotImplementedError
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
-        """Those that reach the threshold; exactly k, or at most ``SLOTS`` times k."""
+        """The coordinates of flat x that reach the threshold; exactly k, or at most ``SLOTS`` times k."""
         indices = self._reaching(x, k)
         return Selection(indices, x[indices])
 
@@ -63,21 +63,21 @@ class ThresholdK(TopK):
         return largest_reaching(x, k, threshold) if self.keeps_k else reaching(x, threshold)[: SLOTS * k]
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """As many values, and indices, as there are slots."""
+        """Values and indices of all slots, in bytes."""
         elements = torch.Size(shape).numel()
         bytes_each = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
         return (Traffic(AllGather, self._slots(elements, cf) * bytes_each),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-gather, of k or ``SLOTS`` times k slots."""
+        """Average flat x by one all-gather, of k or ``SLOTS`` times k slots."""
         return (yield from self.send(multilevel.at(self.select, x, cf, ctx), x, cf, ctx))
 
     def send(self, chosen: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Exchange a selection of x."""
+        """Exchange a selection of flat x, by one all-gather."""
         return (yield from in_slots(chosen, self._slots(x.numel(), cf), x, self.values, ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """Where the count is corrected, as for top-k; otherwise by selecting for each CF."""
+        """Squared errors of flat x: as for top-k where the count is corrected; otherwise by selecting for each CF."""
         if self.keeps_k:
             return super().errors(x, cfs, ctx)
         whole = energy(x)
@@ -89,14 +89,14 @@ class ThresholdK(TopK):
 
 
 def in_slots(chosen: Selection, slots: int, x: torch.Tensor, values: str | None, ctx: Context) -> Rounds:
-    """Exchange a selection of x in so many slots on every rank, by one all-gather; free slots hold zeros.
+    """Exchange a selection of x in a fixed number of slots on every rank, by one all-gather; free slots hold zeros.
 
     Args:
-        chosen: at most ``slots`` coordinates.
-        slots: the same on every rank; at most ``x.numel()``.
-        x: flat.
-        values: number format on the wire; ``None`` is the gradient's own.
-        ctx: of the tensor.
+        chosen: what to send: at most ``slots`` coordinates.
+        slots: number of slots, the same on every rank; at most ``x.numel()``.
+        x: what was selected from: flat, ``(elements,)``.
+        values: number format of the values on the wire; ``None``: the gradient's own.
+        ctx: the tensor's context.
     """
     mine = chosen.values.to(dtype_of(values, ctx.dtype))
     free = _unused(chosen.indices, slots)

@@ -24,7 +24,7 @@ class TopK(Compressor):
     """Exact top-k, selected per tensor, exchanged by all-gather.
 
     Attributes:
-        values: number format of the values on the wire; ``None`` is the gradient's own.
+        values: number format of the values on the wire; ``None``: the gradient's own.
     """
 
     name: ClassVar[str] = "topk"
@@ -37,11 +37,11 @@ class TopK(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Any CF."""
+        """Every CF in the range can be reached."""
         return Span(*cf_range)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """As many values, and indices, as are kept."""
+        """Values and indices of the k coordinates kept, in bytes."""
         elements = torch.Size(shape).numel()
         element_bytes = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
         return (Traffic(AllGather, k_for(elements, cf) * element_bytes),)
@@ -52,7 +52,7 @@ class TopK(Compressor):
         return Selection(indices, x[indices])
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """One all-gather of values and indices; the mean is their sum, rank after rank, over the world size."""
+        """Average flat x by one all-gather of values and indices, added rank after rank, over the world size."""
         chosen = multilevel.at(self.select, x, cf, ctx)
         mine = chosen.values.to(dtype_of(self.values, ctx.dtype))
         values, indices = yield AllGather(mine, pack_indices(chosen.indices, x.numel()))
@@ -66,7 +66,7 @@ class TopK(Compressor):
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """By multi-level compression: one selection at the lowest CF; of it, the energy that each higher CF keeps."""
+        """Squared errors of flat x: one selection at the lowest CF; of it, the energy that each higher CF keeps."""
         whole = energy(x)
         lowest = multilevel.at(self.select, x, cfs[0], ctx)
         sums = energies(lowest.values, [k_for(x.numel(), cf) for cf in cfs])
@@ -74,7 +74,7 @@ class TopK(Compressor):
 
     @property
     def rounding(self) -> float:
-        """Float32 sums of values that every rank has rounded already."""
+        """Unit roundoff of float32, in which values are summed that every rank has rounded already."""
         return unit_roundoff(torch.float32)
 
 
@@ -86,13 +86,13 @@ def index_dtype(elements: int) -> torch.dtype:
 
 
 def pack_indices(indices: torch.Tensor, elements: int) -> torch.Tensor:
-    """Indices below ``elements`` in ``index_dtype(elements)``; int16 holds them less 2**15."""
+    """Indices below ``elements`` in ``index_dtype(elements)``, in their shape; int16 holds them less 2**15."""
     dtype = index_dtype(elements)
     return (indices - (1 << 15)).to(dtype) if dtype == torch.int16 else indices.to(dtype)
 
 
 def unpack_indices(packed: torch.Tensor, elements: int) -> torch.Tensor:
-    """The inverse of ``pack_indices``: int64 on the way to ``index_add_``."""
+    """The inverse of ``pack_indices``: int64, as ``index_add_`` takes it, in the shape of ``packed``."""
     wide = packed.to(torch.int64)
     return wide + (1 << 15) if index_dtype(elements) == torch.int16 else wide
 

@@ -34,7 +34,7 @@ class TopKC(Compressor):
     Attributes:
         chunk: coordinates per chunk. ``None``: 64, or as many more as it takes for the chunks' energies to travel in
             no more bytes than the values do.
-        values: number format of the values on the wire, or a quantizer; ``None`` is the gradient's own.
+        values: number format of the values on the wire, or a quantizer; ``None``: the gradient's own.
     """
 
     name: ClassVar[str] = "topkc"
@@ -47,18 +47,18 @@ class TopKC(Compressor):
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
-        """A step is worth what the chunks are, times what how their values are sent is."""
+        """What is known at a CF: the efficiency is that of the chunks times that of how their values are sent."""
         own = super().profile(cf)
         if not isinstance(self.values, Quantize):
             return own
         return replace(own, efficiency=own.efficiency * self.values.profile(self.values.finest).efficiency)
 
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Any CF."""
+        """Every CF in the range can be reached."""
         return Span(*cf_range)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """An energy per chunk, and the values kept."""
+        """An energy per chunk, then the values kept, in bytes."""
         elements = torch.Size(shape).numel()
         k = k_for(elements, cf)
         energies = Traffic(AllReduce, -(-elements // self.chunk_at(cf)) * NORMS.itemsize)
@@ -67,7 +67,12 @@ class TopKC(Compressor):
         return (energies, Traffic(AllReduce, k * dtype_of(self.values, dtype).itemsize))
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Two all-reduces: the chunks' energies, and the values of those that all ranks then choose."""
+        """Average flat x at the chunks that all ranks choose.
+
+        1. All-reduce the energy of every chunk.
+        2. Choose the chunks with most energy, the same on all ranks; one is sent in part, so that k values travel.
+        3. All-reduce the values there; where they are quantized, by the quantizer's own rounds.
+        """
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
         total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(NORMS))
@@ -83,7 +88,7 @@ class TopKC(Compressor):
         return Reduced(scatter(mean, chosen, chunk), scatter(sent, chosen, chunk), x.numel() / max(1, k))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
-        """From the chunks' energies on this rank: what the best chunks hold. Optimistic where ranks differ."""
+        """Squared errors of flat x with the chunks that are best on this rank: optimistic where ranks differ."""
         return [self._error(x, cf, ctx) for cf in cfs]
 
     def _error(self, x: torch.Tensor, cf: float, ctx: Context) -> torch.Tensor:
@@ -97,7 +102,7 @@ class TopKC(Compressor):
         return lost
 
     def chunk_at(self, cf: float) -> int:
-        """Coordinates per chunk at a CF."""
+        """Number of coordinates per chunk at a CF."""
         if self.chunk is not None:
             return self.chunk
         if isinstance(self.values, Quantize):
@@ -108,14 +113,14 @@ class TopKC(Compressor):
 
     @property
     def rounding(self) -> float:
-        """Sums in the values' format."""
+        """Unit roundoff of the values' number format on the wire, in which they are summed."""
         if isinstance(self.values, Quantize):
             return self.values.rounding
         return unit_roundoff(dtype_of(self.values, torch.float32))
 
 
 def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> Chosen:
-    """The k coordinates of the chunks with most energy; of the weakest of these, the first ones."""
+    """The k coordinates of the chunks with most energy (``energies``, flat); of the weakest chunk, the first ones."""
     rows = largest(energies, -(-k // chunk))
     return whole_but_one(rows, int(energies[rows].argmin()) if k else 0, k, chunk, elements)
 

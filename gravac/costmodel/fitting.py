@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The model's constants, from step times that were measured."""
+"""Fits the model's constants to step times that were measured."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,16 @@ from gravac.costmodel.network import Network, check
 from gravac.costmodel.step import BACKWARD, Format, Load, Prediction, Shape, load
 
 Floats = npt.NDArray[np.float64]
+"""Numbers of the least-squares problem."""
 
 FEWEST = 3
-"""Observations of a link."""
+"""Fewest observations of a link from which its bandwidth is fitted."""
 
 TELLING = 0.05
-"""Errors relative to the step count squared up to this, and by their size beyond: a few odd steps move nothing."""
+"""Relative error of a step up to which it counts squared, and by its size beyond: a few odd steps move nothing."""
 
 FREE = 1e-6
-"""Seconds a gigabyte that stand for none, so that a speed is a number."""
+"""Seconds per gigabyte that stand for no time at all, so that a speed is a finite number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class Observation:
     """A measured step: the arguments of ``predict``, and what it took.
 
     Attributes:
-        shapes: see ``predict``, as are the others.
-        step_s: measured, seconds.
-        link: a name; steps of one name went over one network.
+        shapes: shapes of the parameters; see ``predict`` for this and whatever is not named here.
+        step_s: time the step took, seconds.
+        link: name of the network; steps of one name went over one network.
     """
 
     shapes: Sequence[Shape]
@@ -48,7 +49,7 @@ class Observation:
     link: str = ""
 
     def load(self, machine: Machine) -> Load:
-        """What it put on a machine and a network."""
+        """What this step put on a machine and a network."""
         return load(
             self.shapes,
             self.compressor,
@@ -67,19 +68,19 @@ class Fit:
     """The constants that explain measured steps best.
 
     Attributes:
-        networks: by the link's name.
-        machine: with the speed of its copies, what a start takes and its overlap, while training.
+        networks: each link's latency and bandwidth, by its name.
+        machine: speed of its copies, what a start takes and its overlap, while training.
     """
 
     networks: Mapping[str, Network]
     machine: Machine
 
     def predict(self, observation: Observation) -> Prediction:
-        """What it would say of such a step, over a link that was fitted."""
+        """The time that these constants predict for a step over a link that was fitted."""
         return observation.load(self.machine).over(self.networks[observation.link], self.machine)
 
     def error(self, observation: Observation) -> float:
-        """Of the step predicted, relative to the one measured."""
+        """Error of the predicted step time relative to the measured one: 0.1 is a tenth too long."""
         return self.predict(observation).step_s / observation.step_s - 1
 
 
@@ -92,13 +93,13 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     stick out of backward, the step is linear in the other constants; the overlap is searched.
 
     Args:
-        observations: of more than one rank, at least three of each link; to tell the constants apart they must differ
-            in bytes, in buckets or ranks, and in what they compress, and some must be partly hidden.
-        machine: its costs in copies are taken as they are, its speed and start where nothing was compressed; default:
-            what the compressors' costs were measured on.
+        observations: measured steps of more than one rank, at least three of each link; to tell the constants apart
+            they must differ in bytes, in buckets or ranks, and in what they compress, and some must be partly hidden.
+        machine: where the steps ran: costs in copies are taken from it, and speed and start where nothing was
+            compressed; default: what the compressors' costs were measured on.
 
     Raises:
-        ValueError: too few observations, or no bandwidth explains them.
+        ValueError: there are too few observations, or no bandwidth explains them.
     """
     machine = machine or Machine(14e9)
     rows = [observation for observation in observations if observation.world > 1]

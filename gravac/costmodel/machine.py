@@ -10,7 +10,7 @@ from gravac.compressors.profile import MEASURED_WORLD, Coding, CostPoints, codin
 from gravac.costmodel.network import check
 
 Costs = Mapping[str, CostPoints]
-"""By compressor: (CF, encode, decode at ``MEASURED_WORLD`` ranks), ascending by CF, in copies of the tensor."""
+"""Points (CF, encode, decode at ``MEASURED_WORLD`` ranks) by compressor's name, ascending by CF; costs in copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Machine:
     Attributes:
         copy_bytes_per_s: bytes of a tensor over the seconds that copying it takes.
         overlap: share of backward behind which the exchange can hide, 0 to 1.
-        costs: its own, see ``Costs``; compressors that are not in them are not known then. ``None``: what each
-            compressor's profile says, which was measured on a CPU.
+        costs: coding costs of its own, see ``Costs``; compressors that are not in them are not known then. ``None``:
+            what each compressor's profile says, which was measured on a CPU.
         per_rank: whether the decode of an all-gather grows with the ranks, less what it costs at the highest CF
             measured (at most a copy and a half); otherwise costs are as given at any number of ranks.
         start_s: what a round of collectives of a compressed bucket takes beside that: waking, calls, caches; seconds.
@@ -48,13 +48,13 @@ class Machine:
         """What encoding and decoding a tensor costs, in copies of it.
 
         Args:
-            compressor: of that tensor.
+            compressor: what the tensor is compressed by.
             cf: compression factor.
-            world: ranks.
+            world: number of ranks.
             gathered: whether every rank decodes what all ranks have sent.
 
         Raises:
-            ValueError: there is no cost of that compressor.
+            ValueError: no cost of that compressor is known.
         """
         coding = self.coding(compressor, cf)
         if coding is None:

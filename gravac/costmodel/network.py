@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Alpha-beta costs of collectives."""
+"""Costs of collectives in the alpha-beta model: each message takes a latency, and its bytes over the bandwidth."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Kind
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Every rank's link.
+    """The link that every rank has.
 
     Attributes:
         alpha: latency of a message, seconds.
@@ -26,7 +26,7 @@ class Network:
 
 
 def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Network, tree: bool = False) -> float:
-    """Seconds of one collective.
+    """How long one collective takes, in seconds.
 
     All-reduce: a ring, ``2(N-1)`` messages of ``B/N``; as a tree, up and down, ``2 ceil(log2 N)`` messages of ``B``.
     All-gather: a ring, ``N-1`` messages of ``B``. All-to-all: ``N-1`` messages of ``B/N``. Broadcast: a binomial tree,
@@ -35,12 +35,12 @@ def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Ne
     Args:
         kind: the collective's class.
         payload_bytes: bytes one rank hands over.
-        world: ranks.
-        network: of every rank.
-        tree: all-reduce by a tree.
+        world: number of ranks.
+        network: the link that every rank has.
+        tree: whether an all-reduce goes by a tree, instead of a ring.
 
     Raises:
-        ValueError: a size is out of range; names it.
+        ValueError: a size is out of range; the message names it.
     """
     check("payload_bytes", payload_bytes, payload_bytes >= 0, "bytes, 0 or more")
     check("world", world, world >= 1, "ranks, 1 or more")
@@ -49,7 +49,7 @@ def collective_seconds(kind: Kind, payload_bytes: float, world: int, network: Ne
 
 
 def messages_of(kind: Kind, payload: float, world: int, tree: bool = False) -> tuple[int, float]:
-    """Messages one after the other, and the bytes in all of them."""
+    """Number of messages that one rank sends one after the other in a collective, and the bytes in all of them."""
     depth = (world - 1).bit_length()
     if tree and kind is AllReduce:
         return 2 * depth, 2 * depth * payload
@@ -65,6 +65,10 @@ def messages_of(kind: Kind, payload: float, world: int, tree: bool = False) -> t
 
 
 def check(name: str, value: float, right: bool, allowed: str) -> None:
-    """Refuse a value that is out of range, or no number."""
+    """Refuse a value that is out of range, or no number.
+
+    Raises:
+        ValueError: it is not ``right``, or not finite; the message names it and what is ``allowed``.
+    """
     if not right or not math.isfinite(value):
         raise ValueError(f"{name}: {value!r} is out of range; give {allowed}")

@@ -26,33 +26,35 @@ from gravac.costmodel.machine import Machine
 from gravac.costmodel.network import Network, check, messages_of
 
 Shape = tuple[int, ...]
+"""Shape of a parameter."""
 
 
 Format = Literal["float32", "float16", "bfloat16"]
+"""Number format of what is not compressed."""
 
 
 BUCKET_BYTES = 25 * 2**20
-"""Gradient bytes of a bucket: DDP's default."""
+"""Bytes of gradients in a bucket, as DDP cuts them by default."""
 
 
 BACKWARD = 2 / 3
-"""Share of compute that is backward: it does two products where forward does one."""
+"""Share of a step's compute that is backward, which does two products where forward does one."""
 
 
 LOWEST, HIGHEST = 1e3, 1e13
-"""Bandwidths between which ``break_even`` looks, bits per second."""
+"""Lowest and highest bandwidth that ``break_even`` looks at, bits per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A step, in seconds.
+    """How long a step takes, in seconds, and what it sends.
 
     Attributes:
-        step_s: all of it.
-        compute_s: forward, backward and optimizer.
-        compress_s: encode and decode.
-        exchange_s: all collectives, one after the other.
-        exposed_s: what of that backward does not hide.
+        step_s: time of the whole step.
+        compute_s: time of forward, backward and optimizer.
+        compress_s: time of encode and decode.
+        exchange_s: time of all collectives, one after the other.
+        exposed_s: part of ``exchange_s`` that backward does not hide.
         wire_bytes: bytes one rank sends.
     """
 
@@ -69,13 +71,13 @@ class Load:
     """What a step puts on a machine and a network, whatever their speed: a prediction's first half.
 
     Attributes:
-        compute_s: seconds.
+        compute_s: time of forward, backward and optimizer, seconds.
         copied_bytes: bytes that a copy would have to move to take as long as encode and decode.
-        starts: rounds of collectives of compressed buckets.
-        messages: one after the other, in each bucket.
-        bits: sent by one rank, in each bucket.
-        buckets: number of them.
-        wire_bytes: sent by one rank in all.
+        starts: number of rounds of collectives, over all compressed buckets.
+        messages: number of messages one after the other, in each bucket.
+        bits: bits sent by one rank, in each bucket.
+        buckets: number of buckets.
+        wire_bytes: bytes sent by one rank in all.
     """
 
     compute_s: float
@@ -87,7 +89,7 @@ class Load:
     wire_bytes: int
 
     def over(self, network: Network, machine: Machine) -> Prediction:
-        """The step on a machine, over a network."""
+        """The time of such a step on a machine, over a network."""
         compress = self.copied_bytes / machine.copy_bytes_per_s + self.starts * machine.start_s
         bucket = self.messages * network.alpha + self.bits / network.bandwidth
         exposed = max(0.0, (self.buckets - 1) * bucket - machine.overlap * BACKWARD * self.compute_s) + bucket
@@ -112,7 +114,7 @@ def load(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Load:
-    """See ``predict``, whose arguments these are."""
+    """What a step puts on a machine and a network; arguments and ``Raises`` are those of ``predict``."""
     check("compute_s", compute_s, compute_s > 0, "seconds, above 0")
     check("world", world, world >= 1, "ranks, 1 or more")
     check("cf", cf, cf >= 1, "a compression factor, 1 or more")
@@ -163,22 +165,22 @@ def predict(
     dense: Format = "bfloat16",
     dense_below: int = 1024,
 ) -> Prediction:
-    """A step's time.
+    """Predict how long a step takes.
 
     Args:
-        shapes: of the parameters.
-        compressor: of the tensors that are large enough; ``None`` for none of them.
-        cf: compression factor; of no meaning without a compressor.
-        compute_s: forward, backward and optimizer, seconds.
-        world: ranks.
-        network: between them.
-        machine: of each of them.
-        buckets: into which the exchange is cut; ``None`` for one of each 25 MiB of gradients.
+        shapes: shapes of the parameters.
+        compressor: what compresses the tensors that are large enough; ``None``: none is compressed.
+        cf: compression factor; without a compressor it means nothing.
+        compute_s: time of forward, backward and optimizer, seconds.
+        world: number of ranks.
+        network: the link that every rank has.
+        machine: the machine that every rank runs on.
+        buckets: number of buckets that the exchange is cut into; ``None`` for one of each 25 MiB of gradients.
         dense: number format of what is not compressed.
-        dense_below: tensors of fewer elements, and all of one dimension, are not compressed.
+        dense_below: number of elements below which a tensor is not compressed; nor is any of one dimension.
 
     Raises:
-        ValueError: an argument is out of range, or the machine knows no cost of the compressor; names it.
+        ValueError: an argument is out of range, or the machine knows no cost of the compressor; the message names it.
     """
     held = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)
     return held.over(network, machine)
@@ -201,19 +203,19 @@ def break_even(
     ``None`` where it is so at no bandwidth between ``LOWEST`` and ``HIGHEST``, or at all of them.
 
     Args:
-        shapes: of the parameters.
-        compressor: of the tensors that are large enough.
+        shapes: shapes of the parameters.
+        compressor: what compresses the tensors that are large enough.
         cf: compression factor.
-        compute_s: forward, backward and optimizer, seconds.
-        world: ranks.
-        machine: of each of them.
+        compute_s: time of forward, backward and optimizer, seconds.
+        world: number of ranks.
+        machine: the machine that every rank runs on.
         alpha: latency of a message, seconds.
-        buckets: see ``predict``.
+        buckets: number of buckets, see ``predict``.
         dense: the 16-bit format, or whatever else it is to be compared with; see ``predict``.
-        dense_below: see ``predict``.
+        dense_below: number of elements below which a tensor is not compressed, see ``predict``.
 
     Raises:
-        ValueError: see ``predict``.
+        ValueError: an argument is out of range or a cost is not known, see ``predict``.
     """
     sixteen = load(shapes, None, 1, compute_s, world, machine, buckets, dense, dense_below)
     other = load(shapes, compressor, cf, compute_s, world, machine, buckets, dense, dense_below)

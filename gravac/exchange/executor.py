@@ -27,10 +27,10 @@ class Executor(Protocol):
     """Runs one rank's steps.
 
     Attributes:
-        rank: this rank among those that average.
-        world: ranks that average.
-        agree_world: ranks that agree on measurements and decisions; the same ones, or more.
-        latency: steps from a measurement to the decision that it leads to: what step t showed holds from
+        rank: number of this rank among those that average.
+        world: number of ranks that average.
+        agree_world: number of ranks that agree on measurements and decisions; the same ranks, or more.
+        latency: number of steps from a measurement to the decision that it leads to: what step t showed holds from
             t + ``latency``; 2 or more.
         masked: whether ``judge`` gives tensors, because the host must not look at data.
     """
@@ -70,7 +70,7 @@ class Executor(Protocol):
         Args:
             job: must not start before the collectives of earlier jobs have.
             fail: is told of the exception when the job, or one before it, failed.
-            device: of the job's tensors.
+            device: device that the job's tensors are on.
             one_round: asked when the job's turn comes: whether it ends with its first collectives.
         """
         ...
@@ -80,7 +80,7 @@ class Executor(Protocol):
 
         Args:
             collectives: all of them ``AllReduce``.
-            agreement: over the ranks that agree, and not over those that average.
+            agreement: whether the ranks that agree take part, and not those that average.
         """
         ...
 
@@ -93,11 +93,11 @@ class Executor(Protocol):
         ...
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Return what a 0-d bool tensor holds, or the tensor itself where the host must not look."""
+        """Return what a bool scalar (0-d tensor) holds, or the tensor itself where the host must not look."""
         ...
 
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
-        """Return what 0-d tensors hold."""
+        """Return what scalars (0-d tensors) hold."""
         ...
 
     def drain(self, seconds: float | None = None) -> None:

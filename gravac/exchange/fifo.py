@@ -93,9 +93,9 @@ class Fifo:
         transport: starts and finishes jobs' collectives.
 
     Attributes:
-        compress_seconds: spent inside jobs (encode, decode, feedback), since the start.
-        exchange_seconds: in which collectives were under way, since the start; on a GPU, where that is not known,
-            those spent waiting for them.
+        compress_seconds: seconds spent inside jobs (encode, decode, feedback), since the start.
+        exchange_seconds: seconds in which collectives were under way, since the start; on a GPU, where that is not
+            known, those spent waiting for them.
     """
 
     def __init__(self, transport: GroupTransport) -> None:

@@ -47,7 +47,7 @@ def fuse(rounds: Sequence[Rounds], finite: Verdict, judge: Callable[[torch.Tenso
     Args:
         rounds: rounds of each tensor; the same number, in the same order, on every rank.
         finite: whether this rank's gradients are finite; where not, the flag is raised on all ranks.
-        judge: looks at a 0-d bool tensor, where the host may. Where it may not, all rounds run, flag or not.
+        judge: looks at a bool scalar (0-d tensor), where the host may; where it may not, all rounds run, flag or not.
 
     Returns:
         What each tensor's rounds returned, or ``None`` when the flag was up on any rank and the host knows it.

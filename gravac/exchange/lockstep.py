@@ -26,9 +26,10 @@ class Lockstep:
     """The ranks' executors, and what they share.
 
     Args:
-        ranks: number of them.
-        latency: of their measurements, see ``Executor``.
-        masked: judge by the device's mask instead of the host's bool, as executors do where the host must not look.
+        ranks: number of ranks.
+        latency: number of steps from a measurement to its decision, see ``Executor``.
+        masked: whether to judge by the device's mask instead of the host's bool, as executors do where the host must
+            not look.
         seconds: what each step takes: added to the clock with each round of collectives.
 
     Example:
@@ -121,11 +122,11 @@ class LockstepExecutor:
         return started
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Look at a 0-d bool tensor, unless this stands in for where one must not."""
+        """Look at a bool scalar (0-d tensor), unless this stands in for where one must not."""
         return finite if self.masked else bool(finite)
 
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
-        """Return what 0-d tensors hold."""
+        """Return what scalars (0-d tensors) hold."""
         return [float(number) for number in numbers]
 
     def drain(self, seconds: float | None = None) -> None:

@@ -39,8 +39,8 @@ class ThreadExecutor:
     """Runs a rank's steps on a thread; see ``Executor``.
 
     Args:
-        transport: over the ranks that average.
-        agreement: over those that agree on measurements and decisions; ``None``: the same.
+        transport: what exchanges over the ranks that average.
+        agreement: what exchanges over those that agree on measurements and decisions; ``None``: the same.
     """
 
     latency = 2
@@ -91,11 +91,11 @@ class ThreadExecutor:
         return transport.finish(pending)
 
     def judge(self, finite: torch.Tensor) -> Verdict:
-        """Look at a 0-d bool tensor."""
+        """Look at a bool scalar (0-d tensor)."""
         return bool(finite)
 
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
-        """Return what 0-d tensors hold."""
+        """Return what scalars (0-d tensors) hold."""
         return [float(number) for number in numbers]
 
     def drain(self, seconds: float | None = None) -> None:

@@ -58,7 +58,7 @@ class DDPAdapter:
     """Hands a DDP module's gradients over, bucket by bucket.
 
     Args:
-        door: takes them.
+        door: what takes the gradients in.
     """
 
     def __init__(self, door: Door) -> None:
@@ -129,7 +129,17 @@ class DDPAdapter:
         self._optimized = time.perf_counter()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The communication hook's body: see the module's text."""
+        """The communication hook's body: see the module's text.
+
+        Args:
+            bucket: gradients that are ready, one after the other in a flat buffer.
+
+        Returns:
+            A future of that buffer, flat, which then holds the mean over the ranks.
+
+        Raises:
+            TypeError: compiled autograd handed over a gradient by itself.
+        """
         if isinstance(bucket, tuple):
             # torch ignores what is returned here, so a failed future would leave ranks silently apart
             raise TypeError(
@@ -222,7 +232,7 @@ class DDPAdapter:
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """The highest of the parameter groups; nan where a device holds one, which reading it would wait for."""
+    """The highest learning rate of the parameter groups; nan where reading it would wait for a device."""
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     if not rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in rates):
         return math.nan
@@ -234,7 +244,7 @@ def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer
 
     Raises:
         TypeError: ``ddp`` is not a DistributedDataParallel module.
-        RuntimeError: it has a communication hook.
+        RuntimeError: the module has a communication hook already.
         ValueError: base and optimizer both do momentum, as SGD or as Adam's first moment.
     """
     if not isinstance(ddp, DistributedDataParallel):
@@ -257,7 +267,7 @@ def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer
 
 
 def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
-    """A future that fails: the only way for a hook to raise without breaking the reducer."""
+    """A future of a flat buffer that fails: the only way for a hook to raise without breaking the reducer."""
 
     def throw(_: object) -> torch.Tensor:
         raise failure
@@ -268,5 +278,5 @@ def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
 
 
 def canonical(name: str) -> str:
-    """A parameter's name without what torch.compile puts into it."""
+    """A parameter's name without the parts that torch.compile puts into it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -20,6 +20,7 @@ REBUILDING = (
     "_comm_hooks",
     "static_graph",
 )
+"""Names of DDP that ``rebuild_reducer`` needs."""
 
 
 class LeftBehind:
@@ -33,7 +34,7 @@ class LeftBehind:
         self._function = function
 
     def __call__(self, *given: object) -> None:
-        """Call the function."""
+        """Call the function, and return nothing."""
         self._function(*given)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -69,7 +70,7 @@ def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None
 
     Args:
         ddp: the module; its gradients stay as they are.
-        forward_pending: the backward of a forward that has run already may still come, and is to be averaged.
+        forward_pending: whether the backward of a forward that has run already may still come, and is to be averaged.
 
     Raises:
         RuntimeError: a backward is running, or pending where that cannot be handed over, or this torch's

@@ -10,9 +10,10 @@ first rebuilt layout and saved; whatever buckets come later are cut into them.
 from collections.abc import Sequence
 
 Names = tuple[str, ...]
+"""Names of parameters, in order."""
 
 SETTLED = 3
-"""Steps with one layout after which it is taken for final (``find_unused_parameters`` never rebuilds)."""
+"""Number of steps with one layout after which it is taken for final (``find_unused_parameters`` never rebuilds)."""
 
 
 class ExchangeLayout:
@@ -32,7 +33,7 @@ class ExchangeLayout:
         self._index()
 
     def arrive(self, names: Names) -> list[Names]:
-        """A bucket came: the groups it completes, in their fixed order. Until they are fixed, the bucket itself."""
+        """Take in a bucket: return the groups it completes, in their fixed order, or itself while none are fixed."""
         self._arrived.append(names)
         if not self.fixed:
             return [names]
@@ -51,7 +52,7 @@ class ExchangeLayout:
         return ready
 
     def end(self) -> list[Names]:
-        """The backward ended: what is left of groups whose other members never came. Then learn from the step."""
+        """End a backward: return what is left of groups whose other members never came, and learn from the step."""
         left = [
             tuple(name for name in group if name in self._waiting)
             for group in self.fixed

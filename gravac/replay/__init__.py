@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What another policy would have decided on a recorded run: ``play.py`` tells how."""
+"""Tells what another policy would have decided on a recorded run: ``play.py`` says how."""
 
 from gravac.replay.admission import admit_recorded
 from gravac.replay.play import Replay, replay

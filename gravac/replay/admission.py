@@ -22,6 +22,10 @@ def admit_recorded(run: RunRecord, policy: Policy) -> Admission:
     What the record knows of a compressor at a CF, admitted or dropped, is taken from there; of others the wire ratio
     is estimated, see ``gravac.replay.play``. What the run admitted stays: a record in words rounds wire ratios, so that
     they may not tell a candidate from another.
+
+    Args:
+        run: record of the run.
+        policy: gives controller, base and range.
     """
     recorded = [*run.candidates, *(dropped.candidate for dropped in run.dropped)]
     start = policy.dense_format.cf

@@ -25,13 +25,13 @@ _SAME_BYTES = re.compile(rf"^{_NAME}: would send what (?P<other>\S+ {_NUMBER}x) 
 
 
 def run_of_words(values: dict[str, Any]) -> RunRecord:
-    """A run's record from the values in its line of version 1.
+    """Make a run's record from the values in its line of version 1.
 
     What the words do not say stays unknown: efficiency is nan where they have none, family and ``by_gain`` are empty.
     Wire ratios are rounded to two digits after the point. Words that cannot be read are left out.
 
     Raises:
-        KeyError, TypeError: that is no run.
+        KeyError, TypeError: the values are not those of a run.
     """
     candidates = tuple(one for words in values.get("candidates", ()) if (one := _candidate(words)) is not None)
     known = {str(one): one for one in candidates}

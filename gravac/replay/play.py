@@ -43,14 +43,14 @@ class Replay:
     """What was decided, and what the policy would have decided.
 
     Attributes:
-        steps: which steps were recorded, counted from 0.
+        steps: numbers of the steps that were recorded, counted from 0.
         ran: CF of each step as recorded.
         would: CF of each step as the policy would have had it.
-        estimated: of each step, whether what the policy was fed rests on an estimate.
+        estimated: whether what the policy was fed in each step rests on an estimate.
         candidates: what the policy could choose from, dense first.
-        dropped: what it could not, each with the cause.
+        dropped: what the policy could not choose, each with the cause.
         recorded: the run's decisions.
-        replayed: the policy's, in the same form; ``step`` is the first step the decision holds for.
+        replayed: the policy's decisions, in the same form; ``step`` is the first step that one holds for.
         notes: what else keeps the replay from being the run itself.
     """
 
@@ -75,7 +75,7 @@ class Replay:
         return [_gist(record) for record in self.recorded] == [_gist(record) for record in self.replayed]
 
     def plain(self) -> dict[str, Any]:
-        """As plain values for JSON; a number that is not finite is ``None``."""
+        """The replay as plain values for JSON; a number that is not finite is ``None``."""
         return {
             "share_estimated": self.share_estimated,
             "same": self.same,
@@ -103,7 +103,7 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     """Feed a run's measurements to a policy's controller.
 
     Args:
-        trace: the run.
+        trace: the recorded run.
         policy: gives controller, range and base; its base must be the one recorded, as a trace says nothing of the
             gain of another compressor.
 

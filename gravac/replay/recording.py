@@ -17,7 +17,7 @@ from gravac.settings import SettingsError
 from gravac.telemetry.records import StepRecord
 
 NEAREST = 9
-"""Values, nearest in time, whose median stands in for one that was not recorded."""
+"""Number of values, nearest in time, whose median stands in for one that was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,12 @@ class _Series:
 
 
 class Recording:
-    """A run's measurements, and estimates of those it does not have."""
+    """A run's measurements, and estimates of those it does not have.
+
+    Args:
+        trace: the recorded run.
+        base: name of the compressor that it ran.
+    """
 
     def __init__(self, trace: Trace, base: str) -> None:
         self._base = base
@@ -73,7 +78,7 @@ class Recording:
         self._bytes = {key: statistics.median(sent) for key, sent in wire.items()}
 
     def measure(self, record: StepRecord, holds: Decision) -> tuple[Measurement, bool]:
-        """What a decision would have come to in a recorded step, and whether any of it is estimated."""
+        """What would have been measured in a recorded step under a decision, and whether any of it is estimated."""
         ran = holds.candidate
         as_recorded = ran.compressor == record.compressor and same(ran.cf, record.cf)
         energy = self._energy(record)
@@ -138,7 +143,13 @@ class Recording:
 
 
 def between(at: float, points: Sequence[float], value: Callable[[int], float]) -> float:
-    """Linear between ascending points, the nearest one's value beyond."""
+    """Interpolate linearly between ascending points; beyond them, take the nearest one's value.
+
+    Args:
+        at: where the value is wanted.
+        points: where values are known, ascending; at least one.
+        value: gives the value at a point, by the point's position.
+    """
     right = bisect.bisect_left(points, at)
     if right == len(points):
         return value(right - 1)

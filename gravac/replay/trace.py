@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded run, read back from its trace."""
+"""Reads a recorded run back from its trace."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gravac.telemetry.jsonl import read_jsonl
 from gravac.telemetry.records import DecisionRecord, RunRecord, StepRecord
 
 SAME_CF = 1e-5
-"""Relative difference under which two CFs are one: records write them with six digits."""
+"""Relative difference below which two CFs are the same: records write them with six digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One run of a trace.
+    """What was recorded of one run.
 
     Attributes:
-        run: its settings, ranks and candidates.
+        run: settings, ranks and candidates of the run.
         steps: every step recorded, in order, without a gap.
         decisions: every decision recorded.
     """
@@ -33,11 +33,11 @@ class Trace:
 
 
 def read_trace(path: str | Path, run: int = -1) -> Trace:
-    """One run of a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``), in this version or an earlier one.
+    """Read one run of a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``), of any version so far.
 
     Args:
-        path: the file.
-        run: which of those with steps, counted from 0; negative from the end.
+        path: file to read.
+        run: number of the run among those with steps, counted from 0; negative from the end.
 
     Raises:
         SettingsError: there is no such file or run, or a line is not a record; the message names it.
@@ -71,5 +71,5 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
 
 
 def same(a: float, b: float) -> bool:
-    """Whether two CFs are one."""
+    """Whether two CFs are the same, up to how records round them."""
     return math.isclose(a, b, rel_tol=SAME_CF)

@@ -46,8 +46,8 @@ def admit(policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkP
     Args:
         policy: gives controller, base and range.
         averager: tells what is compressed at all, and predicts wire bytes over its ranks.
-        forms: of all the model's gradients.
-        link: of the link; ``None``: nothing is known.
+        forms: shapes and dtypes of all the model's gradients.
+        link: what the link was probed at; ``None``: nothing is known.
     """
     world, shapes = averager.world, [shape for shape, _ in forms]
     full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
@@ -104,10 +104,10 @@ def expected(link: LinkProbe | None, shapes: Sequence[tuple[int, ...]], policy: 
     """What coding and exchange of a step should take by what the link was probed at.
 
     Args:
-        link: ``None``: nothing is known.
-        shapes: of all the model's tensors.
+        link: what the link was probed at; ``None``: nothing is known.
+        shapes: shapes of all the model's tensors.
         policy: gives what is sent dense, and how.
-        world: ranks.
+        world: number of ranks.
     """
     if link is None:
         return lambda compressor, cf: None

@@ -14,13 +14,13 @@ from gravac.controllers.base import Measurement
 from gravac.stepping.clock import StepCosts
 
 FIRST = ("seconds", "error", "energy")
-"""The slots before those of shadow CFs, by their names in ``Measurement``."""
+"""Names, as in ``Measurement``, of the slots that come before those of shadow CFs."""
 
 LAST = ("waited", "coded", "learning_rate", "exchanged")
-"""The slots after them, named as above."""
+"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs."""
 
 SUMS = ("error", "energy")
-"""What is meant as the sum over ranks, as every shadow's error is; of the other slots the mean is."""
+"""Names of the slots that hold sums over ranks, as every shadow's error does; the others hold means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Layout:
         return (*FIRST, *map(_error_at, self.shadow), *LAST)
 
     def vector(self, numbers: Mapping[str, float]) -> torch.Tensor:
-        """``[len(slots)]`` float64, from a number for every slot."""
+        """The vector ``[len(slots)]``, float64, of a number for every slot."""
         return torch.tensor([numbers[slot] for slot in self.slots], dtype=torch.float64)
 
     def numbers(self, vector: torch.Tensor) -> dict[str, float]:
@@ -98,11 +98,11 @@ class StepReport:
 
     @property
     def layout(self) -> Layout:
-        """Of the vector."""
+        """The layout of ``vector``, which the shadow CFs fix."""
         return Layout(self.shadow)
 
     def vector(self) -> torch.Tensor:
-        """``[len(layout.slots)]`` float64, to be summed over ranks."""
+        """The numbers as a vector, ``[len(layout.slots)]``, float64, to be summed over ranks."""
         return self.layout.vector(self.numbers)
 
     def agreed(
@@ -111,10 +111,10 @@ class StepReport:
         """The measurement that all ranks share.
 
         Args:
-            total: the vectors' sum over ranks.
-            world: ranks.
-            samples: processed in the step, over all ranks.
-            norms: of the step, where there was a survey.
+            total: sum of the vectors over ranks.
+            world: number of ranks.
+            samples: number of samples processed in the step, over all ranks.
+            norms: norms of single tensors in the step, where there was a survey.
         """
         sums = self.layout.numbers(total)
         return Measurement(

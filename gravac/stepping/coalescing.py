@@ -15,16 +15,16 @@ import torch
 from gravac.averaging.plan import Piece
 
 LEAST = 1 << 20
-"""Elements that are always worth it."""
+"""Number of elements that are always worth being compressed by themselves."""
 
 PARTS = 3
-"""Of a small model's elements, which are then worth it: later parts are coded while earlier ones travel."""
+"""Number of parts that a small model is compressed in: later parts are coded while earlier ones travel."""
 
 MOST = 8
-"""Parts where the link is slow: it is busy sooner, and what is left when backward ends is less."""
+"""Most parts, where the link is slow: it is busy sooner, and what is left when backward ends is less."""
 
 WORTH = 0.008
-"""Seconds on the link for which a part is worth its calls."""
+"""Seconds on the link that make a part worth its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReadyGroup:
     """Tensors that a framework hands over together.
 
     Attributes:
-        pieces: in the order of all ranks.
+        pieces: the tensors, in the order that all ranks have them in.
         whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
         done: called on the exchange thread when the pieces hold the mean.
         fail: told of the exception instead.
@@ -56,7 +56,7 @@ def enough(total: int, exchange_s: float = 0.0) -> int:
 
 
 def elements(groups: Sequence[ReadyGroup]) -> int:
-    """Of all their pieces."""
+    """Number of elements of all the groups' pieces."""
     return sum(piece.flat.numel() for group in groups for piece in group.pieces)
 
 

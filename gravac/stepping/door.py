@@ -137,9 +137,9 @@ class Door:
         """Have flat pieces averaged, see ``ready``.
 
         Args:
-            pieces: with the shapes of their parameters.
+            pieces: flat gradients, each with the shape of its parameter.
             whole: the flat tensor that they cover without gaps, in order, where there is one; it spares a copy.
-            last: of this step.
+            last: whether these are the last ones of this step.
         """
         handle = Handle(self._steps)
         self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends), last)

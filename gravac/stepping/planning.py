@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""From a decision to a step's plan: which tensor runs at which compression factor, and what is looked at beside it."""
+"""Makes a step's plan of a decision: which tensor runs at which compression factor, and what is looked at beside it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ class Factors:
     """Compression factors of the base compressor, as plain data; ``None`` is dense.
 
     Attributes:
-        cf: of every tensor that has none of its own.
-        cfs: by name, of those that have.
+        cf: factor of every tensor that has none of its own.
+        cfs: factors by name, of the tensors that have one of their own.
     """
 
     cf: float | None = None
@@ -73,7 +73,7 @@ class Planner:
         )
 
     def wire_bytes(self, form: Form, cf: float | None) -> int:
-        """See ``gravac.stepping.tensor_errors.WireBytes``."""
+        """Predicted wire bytes of one tensor at a CF; see ``gravac.stepping.tensor_errors.WireBytes``."""
         choice = self._averager.plan(0, cf).choice
         return self._averager.wire_bytes([form], choice.compressor, choice.cf)
 

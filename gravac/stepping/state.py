@@ -19,8 +19,8 @@ class Unobserved:
     """What this rank measured in a step that the ranks have not agreed on yet.
 
     Attributes:
-        report: its numbers.
-        tensor_errors: those of single tensors, where the step's plan asked for them.
+        report: this rank's numbers.
+        tensor_errors: numbers of single tensors, where the step's plan asked for them.
     """
 
     report: StepReport
@@ -47,19 +47,19 @@ class StepState:
     """All that steps leave behind but residuals and compressors' memory; alike on all ranks, but for ``unobserved``.
 
     Attributes:
-        step: steps made.
-        ran: candidate of the last one; ``None`` before the first.
-        factors: compression factors of the last one.
+        step: number of steps made.
+        ran: candidate of the last step; ``None`` before the first.
+        factors: compression factors of the last step.
         controller: the controller's own state.
         unobserved: measurements on their way, oldest first: one less than the executor's latency, at most.
-        curves: by name, what each tensor lost and sent at several CFs when last surveyed.
-        loss_scale: of the last gradients; ``None`` without a scaler.
-        gain: of the last step all ranks agreed on; ``None`` before, or when it was not finite.
-        wire_ratio: of the last agreed step, of this rank; ``None`` before.
-        wire_bytes: sent by this rank in all steps.
-        dense_wire_bytes: what dense float32 would have sent.
-        survey_bytes: of surveys, payload.
-        steps_at: steps by what ran, since this process started.
+        curves: what each tensor lost and sent at several CFs when last surveyed, by name.
+        loss_scale: factor that the last gradients were multiplied with; ``None`` without a scaler.
+        gain: gain of the last step all ranks agreed on; ``None`` before, or when it was not finite.
+        wire_ratio: wire ratio of the last agreed step, on this rank; ``None`` before.
+        wire_bytes: bytes sent by this rank in all steps.
+        dense_wire_bytes: bytes that dense float32 would have sent.
+        survey_bytes: bytes of surveys, payload.
+        steps_at: number of steps by what ran, since this process started.
         history: one record for each window's end or trigger.
     """
 

@@ -17,11 +17,11 @@ def decided(
     """The record of a decision.
 
     Args:
-        step: the first it holds for.
-        decision: made.
+        step: first step that the decision holds for.
+        decision: the decision.
         changed: whether something else runs than before.
-        gain: of the last step agreed on, told where no window ended; ``None``: not finite.
-        steps_per_epoch: to date the reason; ``None`` does not.
+        gain: gain of the last step agreed on, told where no window ended; ``None``: not finite.
+        steps_per_epoch: number of steps that dates the reason by epoch; ``None``: it is not dated.
     """
     summary, last = decision.summary, 0.0 if gain is None else gain
     return DecisionRecord(
@@ -70,11 +70,11 @@ def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Of a run's steps: the shares that ran dense, at the lowest CF, and at higher ones.
+    """Shares of a run's steps that ran dense, at the lowest CF, and at higher ones.
 
     Args:
-        steps_at: steps that each candidate ran.
-        candidates: dense ones first, then ascending.
+        steps_at: number of steps that each candidate ran.
+        candidates: candidates of the run, dense ones first, then ascending.
     """
     made = max(1, sum(steps_at.values()))
     lowest = sum(candidate.dense for candidate in candidates)

@@ -40,12 +40,12 @@ class Steps:
     """Runs steps for one model on one rank.
 
     Args:
-        averager: the core operation.
+        averager: what averages tensors over the ranks.
         controller: decides which candidate runs.
         admit: gives the candidates for forms, and those dropped.
         emit: takes records; called by the executor.
-        samples_per_step: over all ranks; ``None`` counts a step of a rank as one sample.
-        steps_per_epoch: to name the epoch in reasons; ``None`` does not.
+        samples_per_step: number of samples over all ranks; ``None`` counts a step of a rank as one sample.
+        steps_per_epoch: number of steps that names the epoch in reasons; ``None``: it is not named.
         levels: CFs that a single tensor may get, beside the candidates', when what a CF would send is spent over the
             tensors by their curves; none leaves all tensors at the CF decided.
         survey_every: steps between two surveys of the curves.
@@ -53,8 +53,8 @@ class Steps:
 
     Attributes:
         state: what the steps so far leave behind.
-        decision: in force; ``None`` before the first step.
-        candidates: those admitted; none before the first step.
+        decision: decision in force; ``None`` before the first step.
+        candidates: candidates admitted; none before the first step.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Steps:
 
     @property
     def ledger(self) -> Ledger:
-        """Of everything handed to collectives since ``open``."""
+        """What counts everything handed to collectives since ``open``."""
         return self._executor.ledger if self._executor else Ledger()
 
     def open(self, executor: Executor) -> None:
@@ -123,10 +123,10 @@ class Steps:
         """Hand over that a backward started.
 
         Args:
-            forms: of the model's gradients, as far as known; used once.
-            loss_scale: of the gradients to come; ``None`` when there is no scaler.
+            forms: shapes and dtypes of the model's gradients, as far as known; used once.
+            loss_scale: factor that the gradients to come are multiplied with; ``None`` when there is no scaler.
             fail: told of an exception.
-            learning_rate: that this step's gradients will be applied with; nan when not known.
+            learning_rate: rate that this step's gradients will be applied with; nan when not known.
             takes_part: divide this step's sums by the number of ranks for which this is true instead of by all ranks;
                 ``None``, on every rank, divides by all.
         """
@@ -136,8 +136,8 @@ class Steps:
         """Hand a group over to be averaged, perhaps together with those that follow.
 
         Args:
-            group: told, by the executor, when its tensors hold the mean.
-            last: of this backward.
+            group: tensors; told, by the executor, when these hold the mean.
+            last: whether it is the last group of this backward.
         """
         self._device = group.pieces[0].flat.device
         self._hand_over(group, last)

@@ -28,8 +28,8 @@ class TensorErrors:
         summed: names of the tensors whose gradients were added up, ascending.
         curved: names of the tensors that were evaluated at several CFs, ascending.
         cfs: these CFs, after dense (``None``).
-        wire_bytes: of each of ``curved``, at each CF.
-        numbers: of each of ``summed``, ``‖Σg‖²``; then of each of ``curved``, its energy and the error at each CF but
+        wire_bytes: bytes that each of ``curved`` sends at each CF.
+        numbers: ``‖Σg‖²`` of each of ``summed``; then the energy of each of ``curved``, and its error at each CF but
             dense.
     """
 
@@ -46,9 +46,9 @@ class TensorErrors:
         """A step's numbers, when its plan asked for any.
 
         Args:
-            stats: of the step.
+            stats: what the step came to.
             survey: CFs at which the step's plan asked for errors, ascending.
-            loss_scale: that its gradients were multiplied with.
+            loss_scale: factor that its gradients were multiplied with.
             wire_bytes: see ``WireBytes``.
         """
         if not stats.sums and not stats.curves:
@@ -61,15 +61,15 @@ class TensorErrors:
         return cls(summed, curved, cfs, sent, tuple(float(square) / loss_scale**2 for square in squares))
 
     def vector(self) -> torch.Tensor:
-        """``[len(numbers)]`` float64, to be summed over ranks."""
+        """The numbers as a vector, ``[len(numbers)]``, float64, to be summed over ranks."""
         return torch.tensor(self.numbers, dtype=torch.float64)
 
     def norms(self, total: torch.Tensor, world: int) -> tuple[tuple[str, float], ...]:
-        """``Measurement.norms``, from the vectors' sum over ranks."""
+        """Norms by name, as ``Measurement`` has them, from the vectors' sum over ranks."""
         return tuple((name, math.sqrt(one / world)) for name, one in zip(self.summed, total.tolist(), strict=False))
 
     def curves(self, total: torch.Tensor) -> dict[str, Curve]:
-        """From the vectors' sum over ranks, the curve of each tensor whose gradients were finite."""
+        """The curve of each tensor whose gradients were finite, from the vectors' sum over ranks."""
         rows = total[len(self.summed) :].view(len(self.curved), -1).tolist() if self.curved else []
         return {
             name: Curve(energy, tuple(Point(*point) for point in zip(self.cfs, (0.0, *errors), sent, strict=True)))

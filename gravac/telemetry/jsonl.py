@@ -19,12 +19,13 @@ KINDS: dict[str, type[Record]] = {"run": RunRecord, "step": StepRecord, "decisio
 """The value of ``"kind"`` in a line, and the record it stands for."""
 
 Made = TypeVar("Made")
+"""A record, or a dataclass that stands in one."""
 
 RUN_VERSION = 2
-"""``"version"`` in the line of a run; without one it is of version 1, which had candidates in words."""
+"""Value of ``"version"`` in the line of a run; a line without one is of version 1, which had candidates in words."""
 
 OldRun = Callable[[dict[str, Any]], RunRecord]
-"""Makes the record of a run of the values in its line of version 1."""
+"""A function that makes a run's record from the values in its line of version 1."""
 
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 _FIELDS = {record: tuple(field.name for field in fields(record)) for record in _KIND_OF}
@@ -33,7 +34,7 @@ _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",",
 
 
 class JSONLSink:
-    """Appends each record as one line of valid JSON; every line is handed to the system at once.
+    """A sink that appends each record as one line of valid JSON; every line is handed to the system at once.
 
     A number that is not finite becomes ``null``, as JSON has no word for it; in a run's settings, where ``inf`` is a
     choice, it becomes the string ``"inf"``. A step takes about 600 bytes: 60 MB for 100 000 steps.
@@ -97,13 +98,13 @@ def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
 
 
 def read_jsonl(path: str | Path, old_run: OldRun | None = None) -> list[Record]:
-    """The records of a file that ``JSONLSink`` wrote, of all its runs, in order.
+    """Read the records of a file that ``JSONLSink`` wrote, of all its runs, in order.
 
     A line cut short by a crash is left out: the last one, or one before a run's first record. A ``null`` where a
     record holds a plain number comes back as ``nan``.
 
     Args:
-        path: the file.
+        path: file to read.
         old_run: reads the runs of version 1, whose candidates are words; ``gravac.replay.old_records.run_of_words``.
 
     Raises:

@@ -15,7 +15,7 @@ MEANS = (
     "exchange_seconds",
     "input_wait_seconds",
 )
-"""Fields of a step of which the plain mean over the steps is meant: bytes a step, seconds a step."""
+"""Fields of a step whose plain mean over the steps is taken: bytes a step, seconds a step."""
 
 
 class StepMeans:
@@ -24,8 +24,8 @@ class StepMeans:
     Values that are not finite (the first step has no duration) and gains that are not known are left out.
 
     Attributes:
-        steps: how many steps were added.
-        last: the step added last.
+        steps: number of steps that were added.
+        last: record of the step added last.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class StepMeans:
         self._counts: dict[str, int] = {}
 
     def add(self, step: StepRecord) -> None:
-        """Take in one step."""
+        """Take one step into the means."""
         self.steps += 1
         self.last = step
         for name in MEANS:

@@ -5,12 +5,14 @@
 from typing import Any
 
 PREFIX = "gravac/"
-"""Every tag begins with this, so that a run's own scalars stay apart."""
+"""Beginning of every tag, so that a run's own scalars stay apart."""
 
 CF = PREFIX + "cf"
+"""Tag of the compression factor that runs: 1 is dense."""
 CF_LOG10 = PREFIX + "cf_log10"
+"""Tag of the compression factor's decimal logarithm: 0 is dense."""
 GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
-"""Tags: gain of a window, lowest and highest gain of its steps; written at decisions."""
+"""Tags of a window's gain, and of the lowest and highest gain of its steps; written at decisions."""
 
 STEPS = {
     "achieved_cf": PREFIX + "achieved_cf",
@@ -29,17 +31,25 @@ STEPS = {
 """Tag of each mean over steps, by its name in ``StepRecord``."""
 
 STAIRS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
-"""Fields that follow from the CF: their curves are staircases as the CF's is, so they get a point where it changes."""
+"""Fields that follow from the CF: their curves are staircases as the CF's is, so each gets a point where it changes."""
 
 WIRE_GIGABYTES = PREFIX + "wire_gigabytes"
+"""Tag of what one rank has sent so far, GB."""
+
 DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
+"""Tag of what one rank would have sent so far by dense float32 all-reduces, GB."""
 
 END = "gravac_end/"
-"""What the tags of a run's totals begin with: a group of their own, as a total is one point and no curve."""
+"""Beginning of the tags of a run's totals: a group of their own, as a total is one point and no curve."""
 
 RUN_TEXT = PREFIX + "run"
+"""Tag of a run in words, a text."""
+
 DECISION_TEXT = PREFIX + "decision"
+"""Tag of each decision in words, a text."""
+
 CHANGES_TEXT = PREFIX + "changes"
+"""Tag of the table of all changes, a text."""
 
 
 def _lines(*tags: str) -> list[Any]:

@@ -14,7 +14,7 @@ class Quiet:
         name: what failed, for the warning: a sink and where it writes.
 
     Attributes:
-        failed: whether a body raised; the owner then stops writing.
+        failed: whether a body has raised; the owner then stops writing.
     """
 
     def __init__(self, name: str) -> None:

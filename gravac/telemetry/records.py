@@ -11,13 +11,13 @@ from gravac.candidate import Candidate, Dropped
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Once, before the first step.
+    """What a run is: written once, before the first step.
 
     Attributes:
         settings: every setting by dotted name, as plain values.
-        world_size: ranks.
+        world_size: number of ranks.
         candidates: what may be chosen, dense first.
-        dropped: what may not, each with the cause.
+        dropped: what may not be chosen, each with the cause.
     """
 
     settings: dict[str, str | int | float | bool]
@@ -31,7 +31,7 @@ class StepRecord:
     """One step, as this rank saw it; ``gain`` is agreed over the ranks.
 
     Attributes:
-        step: counted from 0.
+        step: number of the step, counted from 0.
         compressor: name of what ran.
         cf: compression factor asked for (1 is dense float32, 2 is 16 bit).
         achieved_cf: dense elements / sent elements of the compressed tensors; 1 when none was compressed.
@@ -41,21 +41,21 @@ class StepRecord:
         wire_bytes: bytes this rank sent, by each collective's formula.
         dense_wire_bytes: bytes a dense float32 all-reduce of the model would have sent.
         seconds: end-to-end step time, seconds.
-        compute_seconds: forward, backward and optimizer, seconds.
-        compress_seconds: encode, decode and error feedback, seconds; overlaps with compute.
-        exchange_seconds: in which collectives were under way, seconds (on a GPU, in which they were waited for);
+        compute_seconds: time of forward, backward and optimizer, seconds.
+        compress_seconds: time of encode, decode and error feedback, seconds; overlaps with compute.
+        exchange_seconds: time in which collectives were under way, seconds (on a GPU, in which they were waited for);
             overlaps with compute.
-        input_wait_seconds: from the end of the optimizer's step (of backward when no optimizer was given) to the
+        input_wait_seconds: time from the end of the optimizer's step (of backward when no optimizer was given) to the
             next forward, seconds.
         t_system: samples per second over all ranks, this step alone.
         t_compression: ``t_system * max(gain, 0)``; ``None`` when the gain is not known.
-        shadow: for CFs evaluated but not run, ``(cf, gain)``.
+        shadow: each CF that was evaluated but not run, with its gain, ``(cf, gain)``.
         energy: ``Σ‖g_ef‖²`` over the model and the ranks: what a window weighs its steps' gains with.
-        waited_seconds: in which the step waited for bytes, mean over ranks; nan when not known.
+        waited_seconds: time in which the step waited for bytes, mean over ranks; nan when not known.
         coded_seconds: ``compress_seconds``, mean over ranks; nan when not known.
         exchanged_seconds: ``exchange_seconds``, mean over ranks; nan when not known.
-        learning_rate: the optimizer's, the highest of its parameter groups, mean over ranks; nan when no optimizer was
-            given.
+        learning_rate: highest learning rate of the optimizer's parameter groups, mean over ranks; nan when no optimizer
+            was given.
     """
 
     step: int
@@ -99,7 +99,7 @@ class DecisionRecord:
         t_system: samples per second over all ranks, from the window's median step time.
         t_compression: ``t_system * max(gain, 0)``.
         phase: the controller's state while the window was measured.
-        reason: why, in words.
+        reason: why it was decided, in words.
     """
 
     step: int
@@ -117,10 +117,10 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EndRecord:
-    """Once, at ``close()``.
+    """What a run came to: written once, at ``close()``.
 
     Attributes:
-        steps: steps made.
+        steps: number of steps made.
         metrics: totals and final values by name (``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``,
             ``share_dense``, 16 bit included, ``share_lowest_cf``, ``share_higher_cf``: of all steps; ``survey_bytes``:
             payload of what ranks told each other of single tensors, which ``wire_bytes``, like the agreement's, leaves
@@ -132,6 +132,7 @@ class EndRecord:
 
 
 Record = RunRecord | StepRecord | DecisionRecord | EndRecord
+"""Whatever a run tells the outside."""
 
 Sink = Callable[[Record], None]
-"""Anything that takes a record. A sink with a ``close()`` method is closed with the run."""
+"""Anything that can be called with a record. A sink with a ``close()`` method is closed with the run."""

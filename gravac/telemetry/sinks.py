@@ -18,8 +18,8 @@ class Sinks:
     """Hands records to the user's sinks, and to TensorBoard and JSONL when there is a folder.
 
     Args:
-        sinks: the user's.
-        log_dir: for TensorBoard and JSONL; ``None`` writes nothing.
+        sinks: the user's sinks.
+        log_dir: folder for TensorBoard and JSONL; ``None``: neither is written.
 
     Raises:
         SettingsError: the folder cannot be written. Checked at once, on every rank alike, and not at the first record.
@@ -33,7 +33,7 @@ class Sinks:
             _check_writable(log_dir)
 
     def open(self) -> None:
-        """This is rank 0: from now on records are handed on. Logs are closed at exit, also of an interrupted run."""
+        """Hand records on from now on, as rank 0 does. Logs are closed at exit, also of an interrupted run."""
         self._sinks = list(self._given)
         if self._log_dir is not None:
             self._sinks += [TensorBoardSink(self._log_dir), JSONLSink(self._log_dir / "gravac.jsonl")]
@@ -56,7 +56,7 @@ class Sinks:
                 warnings.warn(f"gravac: {sink!r} failed and gets no more records: {failure!r}", stacklevel=2)
 
     def close(self) -> None:
-        """Close those that can be closed; hand on nothing more."""
+        """Close the sinks that can be closed; hand on nothing more."""
         for sink in self._sinks:
             close = getattr(sink, "close", None)
             if close is not None:

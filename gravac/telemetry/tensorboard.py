@@ -20,7 +20,7 @@ CHANGES = 500
 
 
 class TensorBoardSink:
-    """Writes a run to ``log_dir``; look at it with ``tensorboard --logdir``, page "Custom Scalars", smoothing 0.
+    """A sink that writes a run to ``log_dir``; look with ``tensorboard --logdir``, page "Custom Scalars", smoothing 0.
 
     Steps are written as means over ``every`` of them (``gravac.telemetry.means`` says which), never across a change of
     what runs. The CF, and what follows from it, is written besides at the last step before and the first step of a

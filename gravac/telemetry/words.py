@@ -10,7 +10,7 @@ from gravac.telemetry.records import DecisionRecord, RunRecord
 
 
 def run_words(run: RunRecord) -> str:
-    """Ranks, the candidates, the dropped ones with their reason, and the settings."""
+    """A run in words: its ranks, candidates, dropped candidates with their reason, and settings."""
     parts = [f"**{run.world_size} ranks**"]
     if run.candidates:
         parts.append("**Candidates**\n\n" + "\n".join(f"- {candidate_words(one)}" for one in run.candidates))
@@ -22,7 +22,7 @@ def run_words(run: RunRecord) -> str:
 
 
 def candidate_words(candidate: Candidate) -> str:
-    """One candidate: its CF, what it is predicted to send and to take, and what its steps are worth."""
+    """One candidate in words: its CF, what it is predicted to send and to take, and what its steps are worth."""
     said = f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f}, worth {candidate.efficiency:g}"
     if candidate.coding_s is not None and candidate.exchange_s is not None:
         said += f", coding {1e3 * candidate.coding_s:.4g} ms, exchange {1e3 * candidate.exchange_s:.4g} ms"
@@ -30,7 +30,7 @@ def candidate_words(candidate: Candidate) -> str:
 
 
 def dropped_words(dropped: Dropped, world_size: int | None = None) -> str:
-    """One candidate that was dropped, and why; over so many ranks, if they are told."""
+    """One dropped candidate in words, and why it was dropped; with the number of ranks, where that is told."""
     if dropped.cause == "same_bytes":
         return f"{dropped.candidate}: would send what {dropped.other} does"
     sent = f"{dropped.ratio:.2f} times the bytes of {dropped.other}"
@@ -43,7 +43,7 @@ def decision_words(decision: DecisionRecord, before: float | None) -> str:
 
     Args:
         decision: the decision.
-        before: CF that ran until then; ``None`` when not known.
+        before: compression factor that ran until then; ``None`` when not known.
     """
     change = _change(decision, before)
     phase = f", {decision.phase}" if decision.phase else ""
@@ -57,7 +57,7 @@ def changes_words(changes: Iterable[tuple[DecisionRecord, float | None]], decisi
 
     Args:
         changes: decisions that changed what runs, each with the CF before.
-        decisions: how many decisions there were in all.
+        decisions: number of decisions in all.
     """
     rows = [
         (f"step {it.step}: {_change(it, before)} ({it.compressor})", it.reason, f"{it.phase}: {_measured(it)}")

@@ -17,19 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-NOT_YET = (
-    "gravac/adaptive.py",
-    "gravac/averaging/",
-    "gravac/checkpoint.py",
-    "gravac/compressors/",
-    "gravac/costmodel/",
-    "gravac/exchange/fifo.py",
-    "gravac/integrations/",
-    "gravac/policy.py",
-    "gravac/replay/",
-    "gravac/stepping/",
-    "gravac/telemetry/",
-)
+NOT_YET = ("gravac/adaptive.py",)
 """What is still to be written in this way. It only shrinks."""
 
 FILES = sorted((ROOT / "gravac").rglob("*.py"))
