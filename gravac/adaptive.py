@@ -53,13 +53,13 @@ class AdaptiveCompressor:
         step: how candidates are spaced: ``"exponential"`` or ``"geometric"``.
         error_feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
         dense: number format of what is sent dense: ``"float32"``, ``"float16"``, ``"bfloat16"``.
-        sixteen_bit: with ``dense`` in float32, let the controller send everything in 16 bit (bfloat16, or a ladder's).
+        sixteen_bit: whether the controller may send all in 16 bit (bfloat16, or a ladder's), with ``dense`` in float32.
         release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
             norm; ``inf`` lets all go at once.
         overflow_safety: a step with a non-finite gradient anywhere leaves residuals unchanged; ``None`` is on for
             float16 gradients and with a GradScaler.
         dense_below: tensors with fewer elements, and all with one dimension, are sent dense.
-        seed: of compressors that draw random numbers.
+        seed: seed of compressors that draw random numbers.
         allocation: ``"uniform"``, or ``"by_gain"``: a CF for each tensor, so that the bytes which the CF decided would
             send lose little; tensors for which the controller itself decides are left alone.
         survey_every: steps between two looks at what each tensor loses at which CF, for ``"by_gain"``.
@@ -226,7 +226,7 @@ class AdaptiveCompressor:
         """Open the door for gradients of anything but DDP: see ``gravac.stepping.door``. Called on every rank.
 
         Args:
-            parameters: by name, those whose gradients will be handed over.
+            parameters: parameters whose gradients will be handed over, by name.
             group: ranks that average; ``None``: the default group.
             agree_group: ranks that agree on decisions, where these are more (HSDP); ``None``: the same.
             executor: runs the steps, instead of a thread over ``group``: of ranks in memory, ``exchange.lockstep``.
@@ -273,7 +273,7 @@ class AdaptiveCompressor:
 
     @property
     def curves(self) -> dict[str, Curve]:
-        """By name, what each tensor lost and sent at several CFs when last surveyed; empty but with ``"by_gain"``."""
+        """What each tensor lost and sent at several CFs when last surveyed, by name; empty but with ``"by_gain"``."""
         return dict(self._steps.settled.curves)
 
     @property
