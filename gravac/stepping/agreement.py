@@ -16,8 +16,13 @@ from gravac.stepping.clock import StepCosts
 FIRST = ("seconds", "error", "energy")
 """The slots before those of shadow CFs, by their names in ``Measurement``."""
 
-LAST = ("waited", "coded", "learning_rate", "exchanged")
-"""The slots after them, named as above."""
+LAST = {
+    "waited": "waited_seconds",
+    "coded": "coded_seconds",
+    "learning_rate": "learning_rate",
+    "exchanged": "exchanged_seconds",
+}
+"""The slots after them, named as above, each with the field of ``StepRecord`` that tells what was agreed."""
 
 SUMS = ("error", "energy")
 """What is meant as the sum over ranks, as every shadow's error is; of the other slots the mean is."""
