@@ -22,7 +22,8 @@ LAST = {
     "learning_rate": "learning_rate",
     "exchanged": "exchanged_seconds",
 }
-"""The slots after them, named as above, each with the field of ``StepRecord`` that tells what was agreed."""
+"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs, each with the name of the field of
+``StepRecord`` that tells what was agreed."""
 
 SUMS = ("error", "energy")
 """What is meant as the sum over ranks, as every shadow's error is; of the other slots the mean is."""

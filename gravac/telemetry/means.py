@@ -8,8 +8,8 @@ from gravac.telemetry.page import STEPS
 from gravac.telemetry.records import StepRecord
 
 MEANS = tuple(name for name in STEPS if name not in ("t_system", "t_compression"))
-"""Fields of a step of which the plain mean over the steps is meant (bytes a step, seconds a step): all that the page
-has but throughputs; ``values`` corrects the wire ratio's."""
+"""Fields of a step whose plain mean over the steps is taken (bytes a step, seconds a step): all that the page has but
+throughputs; ``values`` corrects the wire ratio's."""
 
 
 class StepMeans:

@@ -109,7 +109,8 @@ def adapter() -> None:
         def door(known: Any, made: AdaptiveCompressor = made, executor: Any = executor) -> Any:
             return made.door(known, executor=executor)
 
-        loops.append((module, accumulation(module, door, backwards=BACKWARDS), optimizer_of(module)))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+        loops.append((module, accumulation(module, door, backwards=BACKWARDS), optimizer))
     for step in range(6):
         for rank, (module, loop, optimizer) in enumerate(loops):
             optimizer.zero_grad()
@@ -141,7 +142,6 @@ def trained(steps: int, waits: bool = False, **settings: Any) -> tuple[list[torc
     """Modules trained over ranks in memory; where it ``waits``, rank r does so 0.1 + 0.2 r seconds a step, it says."""
     ranks = Lockstep(RANKS)
     modules = [network(2) for _ in range(RANKS)]
-    optimizers = [optimizer_of(module) for module in modules]
     compressors = [AdaptiveCompressor(**settings) for _ in range(RANKS)]
     averaged = [
         Averaged(module, lambda known, c=one, e=executor: c.door(known, executor=e))  # type: ignore[misc]
@@ -151,13 +151,15 @@ def trained(steps: int, waits: bool = False, **settings: Any) -> tuple[list[torc
         times = Timestamps(inputs=0.1 + 0.2 * rank, optimized=0.0)
         one.door.end = lambda end=one.door.end, times=times: end(times)  # type: ignore[method-assign, misc]
     for step in range(steps):
-        for rank, (module, optimizer) in enumerate(zip(modules, optimizers, strict=True)):
-            optimizer.zero_grad()
+        for rank, module in enumerate(modules):
+            module.zero_grad()
             loss_of(module, rank, step).backward()
             averaged[rank].hand_over()
-        for one, optimizer in zip(averaged, optimizers, strict=True):
+        for one, module in zip(averaged, modules, strict=True):
             one.wait()
-            optimizer.step()
+            with torch.no_grad():  # torch.optim would import dynamo, seconds where all cores are busy
+                for parameter in module.parameters():
+                    parameter -= 0.3 * parameter.grad
     mine, others = (torch.cat([p.detach().flatten() for p in module.parameters()]) for module in modules)
     assert torch.equal(mine, others)
     return modules, compressors
@@ -172,7 +174,3 @@ def falls(modules: list[torch.nn.Module]) -> bool:
 def loss_of(module: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
     x, y = batch(rank, step)
     return torch.nn.functional.cross_entropy(module(x), y)
-
-
-def optimizer_of(module: torch.nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
