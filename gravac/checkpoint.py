@@ -11,13 +11,16 @@ import torch
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.stepping.agreement import Layout
+from gravac.stepping.agreement import LAST, Layout
 from gravac.stepping.state import StepState
 from gravac.stepping.steps import Steps
 
 VERSION = 2
 """Version of the states that are made. 2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers'
 states, and names the numbers of the report on the last step, where 1 had eight in a row. 1 is read too."""
+
+LAST_OF_1 = ("waited", "coded", "learning_rate", "exchanged")
+"""The slots after those of shadow CFs in version 1."""
 
 
 def pack(policy: Policy, steps: Steps, layout: ExchangeLayout) -> dict[str, Any]:
@@ -84,7 +87,8 @@ def with_named_numbers(report: Mapping[str, Any] | None) -> Mapping[str, Any] | 
     if report is None or isinstance(report["numbers"], Mapping):
         return report
     slots = Layout(tuple(report["shadow"])).slots
-    return {**report, "numbers": dict.fromkeys(slots, math.nan) | dict(zip(slots, report["numbers"], strict=False))}
+    then = [slot for slot in slots if slot not in LAST or slot in LAST_OF_1]
+    return {**report, "numbers": dict.fromkeys(slots, math.nan) | dict(zip(then, report["numbers"], strict=False))}
 
 
 def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:

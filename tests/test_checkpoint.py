@@ -130,3 +130,13 @@ def test_a_report_comes_back_as_it_was_saved() -> None:
     compressor = AdaptiveCompressor(topk)
     compressor.load_state_dict(state(report=report))
     assert compressor.state_dict()["report"] == report
+
+
+def test_a_slot_that_a_saved_report_lacks_is_nan() -> None:
+    numbers = {slot: 1.0 for slot in Layout((10.0,)).slots if slot != "exchanged"}
+    candidate = asdict(Candidate("topk", 10.0, 5.0))
+    compressor = AdaptiveCompressor(topk)
+    compressor.load_state_dict(state(report={"step": 3, "candidate": candidate, "shadow": [10.0], "numbers": numbers}))
+    (one,) = compressor._steps.state.unobserved
+    vector = one.report.vector()
+    assert [slot for slot, number in zip(Layout((10.0,)).slots, vector, strict=True) if number.isnan()] == ["exchanged"]

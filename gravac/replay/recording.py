@@ -14,6 +14,7 @@ from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
 from gravac.replay.trace import Trace, same
 from gravac.settings import SettingsError
+from gravac.stepping.agreement import LAST
 from gravac.telemetry.records import StepRecord
 
 NEAREST = 9
@@ -103,10 +104,7 @@ class Recording:
             error=math.nan if gain is None else energy * (1 - gain),
             energy=energy,
             shadow=tuple(shadow),
-            waited=record.waited_seconds if as_recorded else math.nan,
-            coded=record.coded_seconds if as_recorded else math.nan,
-            exchanged=record.exchanged_seconds if as_recorded else math.nan,
-            learning_rate=record.learning_rate,
+            **{slot: getattr(record, told) for slot, told in LAST.items() if as_recorded or slot == "learning_rate"},
         )
         return measured, not as_recorded or guessed_time or guessed_shadow
 

@@ -16,8 +16,14 @@ from gravac.stepping.clock import StepCosts
 FIRST = ("seconds", "error", "energy")
 """Names, as in ``Measurement``, of the slots that come before those of shadow CFs."""
 
-LAST = ("waited", "coded", "learning_rate", "exchanged")
-"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs."""
+LAST = {
+    "waited": "waited_seconds",
+    "coded": "coded_seconds",
+    "learning_rate": "learning_rate",
+    "exchanged": "exchanged_seconds",
+}
+"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs, each with the name of the field of
+``StepRecord`` that tells what was agreed."""
 
 SUMS = ("error", "energy")
 """Names of the slots that hold sums over ranks, as every shadow's error does; the others hold means."""

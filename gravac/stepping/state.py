@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run's steps leave behind for the next one, as plain data: with residuals, all that a checkpoint holds."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gravac.averaging.allocation import Curve, Point
 from gravac.candidate import Candidate
-from gravac.stepping.agreement import StepReport
+from gravac.stepping.agreement import Layout, StepReport
 from gravac.stepping.planning import Factors
 from gravac.stepping.tensor_errors import TensorErrors
 from gravac.telemetry.records import DecisionRecord
@@ -33,11 +34,12 @@ class Unobserved:
 
     @classmethod
     def load(cls, plain: Mapping[str, Any]) -> "Unobserved":
-        """Return what was dumped."""
+        """Return what was dumped; a slot that was not there then is nan."""
         report, survey = plain["report"], plain["survey"]
-        candidate = Candidate(**report["candidate"])
+        candidate, shadow = Candidate(**report["candidate"]), tuple(report["shadow"])
+        slots = Layout(shadow).slots
         return cls(
-            StepReport(report["step"], candidate, tuple(report["shadow"]), dict(report["numbers"])),
+            StepReport(report["step"], candidate, shadow, {**dict.fromkeys(slots, math.nan), **report["numbers"]}),
             None if survey is None else TensorErrors(**survey),
         )
 

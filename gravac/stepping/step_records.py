@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
-from gravac.stepping.agreement import gain
+from gravac.stepping.agreement import LAST, gain
 from gravac.stepping.clock import StepCosts
 from gravac.telemetry.records import DecisionRecord, StepRecord
 
@@ -62,10 +62,7 @@ def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
         t_compression=None if kept is None else t_system * max(kept, 0.0),
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
         energy=measured.energy,
-        waited_seconds=measured.waited,
-        coded_seconds=measured.coded,
-        exchanged_seconds=measured.exchanged,
-        learning_rate=measured.learning_rate,
+        **{told: getattr(measured, slot) for slot, told in LAST.items()},
     )
 
 

@@ -4,18 +4,12 @@
 
 import math
 
+from gravac.telemetry.page import STEPS
 from gravac.telemetry.records import StepRecord
 
-MEANS = (
-    "payload_bytes",
-    "wire_bytes",
-    "seconds",
-    "compute_seconds",
-    "compress_seconds",
-    "exchange_seconds",
-    "input_wait_seconds",
-)
-"""Fields of a step whose plain mean over the steps is taken: bytes a step, seconds a step."""
+MEANS = tuple(name for name in STEPS if name not in ("t_system", "t_compression"))
+"""Fields of a step whose plain mean over the steps is taken (bytes a step, seconds a step): all that the page has but
+throughputs; ``values`` corrects the wire ratio's."""
 
 
 class StepMeans:
@@ -40,11 +34,7 @@ class StepMeans:
         self.last = step
         for name in MEANS:
             self._sum(name, getattr(step, name))
-        self._sum("achieved_cf", step.achieved_cf)
-        self._sum("wire_ratio", step.wire_ratio)
         self._sum("dense_wire_bytes", step.dense_wire_bytes)
-        if step.gain is not None:
-            self._sum("gain", step.gain)
         if step.t_system > 0:
             self._sum("seconds_per_sample", 1 / step.t_system)
 
@@ -65,7 +55,7 @@ class StepMeans:
                 means["t_compression"] = means["t_system"] * max(means["gain"], 0.0)
         return means
 
-    def _sum(self, name: str, value: float) -> None:
-        if math.isfinite(value):
+    def _sum(self, name: str, value: float | None) -> None:
+        if value is not None and math.isfinite(value):
             self._sums[name] = self._sums.get(name, 0.0) + value
             self._counts[name] = self._counts.get(name, 0) + 1

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a compressor before it has run: what was measured, in whatever file it stands."""
 
+import json
 import math
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -76,12 +78,16 @@ def test_the_profile_is_what_was_measured(known: tuple) -> None:  # type: ignore
 
 
 def test_every_compressor_has_a_profile_at_every_cf() -> None:
-    for compressor in COMPRESSORS.values():
+    """With what coding costs, where that was measured: a new one's record comes after it."""
+    record = Path(__file__).parents[2] / "docs" / "measurements" / "compressors.json"
+    measured = {row["compressor"] for row in json.loads(record.read_text(encoding="utf-8"))}
+    for name, compressor in COMPRESSORS.items():
         for cf in (1.0, 2.0, 10.0, 1e6):
             known = compressor.profile(cf)
             assert 0 < known.efficiency <= 1
             assert 0 <= known.error_feedback <= 1
-            assert known.coding is not None and math.isfinite(known.coding.copies(64, gathered=True))
+            if name in measured:
+                assert known.coding is not None and math.isfinite(known.coding.copies(64, gathered=True))
 
 
 def test_only_formats_send_everything() -> None:

@@ -1,0 +1,90 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A newcomer's four changes, applied to a copy as patches: each touches few files, and works from end to end."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+PAGE = ROOT / "docs" / "newcomer.md"
+
+FILES = {"compressor": 2, "controller": 2, "quantity": 4, "adapter": 1}
+"""How many files each change may touch; tests are not counted."""
+
+ANEW = """{name}.patch does not apply any more. To make it anew, in a clean checkout:
+    git apply --reject tests/newcomer/{name}.patch    # then do by hand what is left in *.rej, and delete these
+    git add --intent-to-add gravac tests && git diff -- gravac tests > {name}.patch && git reset --quiet --hard
+    mv {name}.patch tests/newcomer/                   # and bring docs/newcomer.md in line
+git said:
+{said}"""
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(shutil.which("git") is None, reason="needs git, to apply patches"),
+]
+
+
+def touched(patch: str) -> list[str]:
+    """The files that a patch makes or changes, but for tests."""
+    return [path for path in re.findall(r"^\+\+\+ b/(.+)$", patch, re.MULTILINE) if not path.startswith("tests/")]
+
+
+def added(patch: str) -> str:
+    """What a patch adds and what stands beside it, as the files then read: hunk after hunk."""
+    lines = [line for line in patch.splitlines() if line[:1] in ("+", " ") and not line.startswith("+++")]
+    return "\n".join(line[1:] for line in lines)
+
+
+def git_apply(name: str, copy: Path) -> None:
+    """Apply a patch, with one line of context at least, in a folder that is no repository."""
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.parent)}
+    command = ["git", "apply", "-C1", "--whitespace=nowarn", str(HERE / f"{name}.patch")]
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        pytest.fail(ANEW.format(name=name, said=done.stderr), pytrace=False)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_newcomers_change_touches_few_files_and_works(name: str, tmp_path: Path) -> None:
+    patch = (HERE / f"{name}.patch").read_text(encoding="utf-8")
+    assert 1 <= len(touched(patch)) <= FILES[name], touched(patch)
+    copy = tmp_path / "copy"
+    for folder in ("gravac", "policies", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    git_apply(name, copy)
+    arguments = [str(tmp_path / "log")] if name == "quantity" else []
+    code = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "import gravac; assert gravac.__file__.startswith(sys.argv[1]), gravac.__file__\n"
+        f"from tests.newcomer import checks; checks.{name}(*sys.argv[2:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(copy), *arguments],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_shows_what_the_patches_do() -> None:
+    """Every Python block of the page stands in a patch, line by line."""
+    there = [added(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*.patch"))]
+    blocks = re.findall(r"```python\n(.*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        assert any(block in patch for patch in there), f"not in a patch:\n{block}"
+
+
+def test_a_patch_that_does_not_apply_says_how_to_make_it_anew(tmp_path: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"make it anew(.|\n)*git apply --reject(.|\n)*__init__"):
+        git_apply("compressor", tmp_path)
