@@ -188,6 +188,7 @@ class Steps:
     def restore(self, state: StepState, controller_state: dict[str, Any] | None) -> None:
         """Go on from a state, and a dumped controller state, at the next ``begin``."""
         self.state = state
+        self._costs.clear()
         self._restored = controller_state
         self._planner.forget()
         self.decision = None
