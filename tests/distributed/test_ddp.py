@@ -20,7 +20,18 @@ from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from gravac.compressors import Compressor, artopk, quantize, topkc
 from gravac.exchange import threaded
 from gravac.integrations import ddp as adapter
-from tests.distributed.training import FEATURES, TwoRounds, batch, jitter, network, parallel, sgd, train, weights
+from tests.distributed.training import (
+    FEATURES,
+    TwoRounds,
+    batch,
+    jitter,
+    network,
+    parallel,
+    sgd,
+    telling,
+    train,
+    weights,
+)
 from tests.ranks import processes, threads
 
 BASES = {
@@ -244,15 +255,8 @@ def test_overflow_on_one_rank_skips_the_step_everywhere_and_moves_no_residual() 
 
 
 def mistakes(rank: int, world: int) -> list[str]:
-    said = []
-
-    def says(action: Any) -> None:
-        try:
-            action()
-            said.append("nothing")
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-
+    said: list[str] = []
+    says = telling(said)
     ddp = parallel()
     compressor = AdaptiveCompressor(topk)
     says(lambda: compressor.attach(network()))  # type: ignore[arg-type]

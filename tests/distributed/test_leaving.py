@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.integrations.ddp_private import REBUILDING, rebuild_reducer
-from tests.distributed.training import batch, parallel, sgd, train, weights
+from tests.distributed.training import batch, parallel, sgd, telling, train, weights
 from tests.ranks import processes
 
 OPTIONS: list[dict[str, Any]] = [
@@ -177,15 +177,8 @@ def test_a_backward_that_was_pending_at_detach_is_averaged() -> None:
 
 
 def refused(rank: int, world: int) -> list[str]:
-    said = []
-
-    def says(action: Any) -> None:
-        try:
-            action()
-            said.append("nothing")
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-
+    said: list[str] = []
+    says = telling(said)
     ddp = parallel(find_unused_parameters=True)
     compressor = compressing()
     says(compressor.detach)

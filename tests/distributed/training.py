@@ -83,3 +83,16 @@ def jitter(compressor: AdaptiveCompressor, rank: int, most: float) -> None:
         return cut(bucket)
 
     compressor._adapter.hook = delayed  # type: ignore[method-assign]
+
+
+def telling(said: list[str]) -> Callable[[Callable[[], Any]], None]:
+    """Something that tries an action and notes what it raises: its type and its words, or ``nothing``."""
+
+    def says(action: Callable[[], Any]) -> None:
+        try:
+            action()
+            said.append("nothing")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    return says
