@@ -215,7 +215,8 @@ def cf_is_what_was_asked_for(compressor: Compressor) -> None:
 def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     """Check that with NaN or inf on one rank every rank gets NaN, no residual moves, and the next step works.
 
-    Of a compressor that leaves nothing out, what is not finite reaches every rank where it was, as in a plain sum.
+    One that leaves nothing out is summed plainly, so that what is not finite reaches every rank where it was; with
+    overflow safety it gives NaN everywhere too.
     """
     for bad in (float("nan"), float("inf")):
         for cf in cfs_of(compressor):
@@ -227,6 +228,12 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
             for out in _average(ranks, poisoned, cf, step=1):
                 reached = out.isnan().all() if compressor.compresses else ~out.reshape(-1)[77].isfinite()
                 assert bool(reached), f"{bad} did not reach every rank"
+            if not compressor.compresses:
+                for averager in ranks:
+                    averager.feedback.safe = True
+                again = [poisoned[0], poisoned[1].clone(), poisoned[2]]
+                for out in _average(ranks, again, cf, step=1):
+                    assert bool(out.isnan().all()), f"{bad} did not reach every rank everywhere, with overflow safety"
             for averager, old in zip(ranks, before, strict=True):
                 for key, tensor in averager.feedback.residual.items():
                     assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
