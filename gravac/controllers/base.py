@@ -133,17 +133,14 @@ class Controller(Protocol[StateT]):
     @property
     def name(self) -> str:
         """Name of the controller in policies and traces."""
-        ...
 
     @property
     def keeps_all(self) -> bool:
         """Tell whether its candidates are admitted even when they would send no less than dense (a static choice)."""
-        ...
 
     @property
     def sixteen_bit(self) -> bool:
         """Tell whether its second candidate may be dense in 16 bit, besides dense in float32."""
-        ...
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the CFs it wants to choose from, ascending.
@@ -152,7 +149,6 @@ class Controller(Protocol[StateT]):
             cf_range: lowest and highest CF the user allows.
             reach: what the compressor can do inside that range: all of a span, or a list.
         """
-        ...
 
     def start(self, candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
         """Return the state before the first step, and the decision for it.
@@ -161,22 +157,18 @@ class Controller(Protocol[StateT]):
             candidates: what may be chosen, ascending by wire ratio; the first is dense, and so may be the second, in
                 16 bit.
         """
-        ...
 
     def observe(self, state: StateT, measurement: Measurement) -> tuple[StateT, Decision]:
         """Take in one step's measurement and return the new state and a decision; called once per step, in order."""
-        ...
 
     def dump(self, state: StateT) -> dict[str, Any]:
         """Return the state as plain values (dict, list, str, int, float, bool, None), for a checkpoint."""
-        ...
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
         """Return the state that ``dump`` made plain, and the decision that was in force.
 
         The candidates may be others than at the dump (another number of ranks): the decision is one of those present.
         """
-        ...
 
 
 def at_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:

@@ -30,7 +30,7 @@ from pydantic import Field
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import HOLD, SEARCH, GoodputEntry, GoodputState
-from gravac.controllers.gravac_state import identify
+from gravac.controllers.plain import identify, state_from_plain, to_plain
 from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -150,20 +150,19 @@ class Goodput(Settings):
             state, reason = self._tried(state, window.samples / window.t_system, given_up)
         else:
             state, reason = self._held(state, window.samples / window.t_system)
-        changed = state.running != before
-        state = replace(state, window=Window(state.running) if changed else Window(state.running, settling=0))
+        state = replace(state, window=window.following(state.running))
         return state, Decision(state.running, (), reason, summary)
 
     def dump(self, state: GoodputState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        return {"candidates": identify(state.candidates), **state.dump()}
+        return {"candidates": identify(state.candidates), **to_plain(state)}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[GoodputState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force; start anew with other candidates."""
         if plain["candidates"] != identify(candidates):
             fresh, decision = self.start(candidates)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
-        state = GoodputState.restore({name: value for name, value in plain.items() if name != "candidates"}, candidates)
+        state = state_from_plain(GoodputState, plain, candidates, plain["position"])
         return state, Decision(state.running)
 
     def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, overload
+from dataclasses import dataclass, replace
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
@@ -90,15 +88,6 @@ class GoodputEntry:
         saved = None if self.saved is None else (self.saved[0], ratio * self.saved[1], self.saved[2])
         waited = 0.0 if self.saved is None else self.saved[0]
         return replace(self, seconds=waited + ratio * (self.seconds - waited), saved=saved)
-
-    def dump(self) -> dict[str, Any]:
-        """Return the entry as plain values, for a checkpoint."""
-        return {**asdict(self), "saved": None if self.saved is None else list(self.saved)}
-
-    @classmethod
-    def restore(cls, plain: dict[str, Any]) -> GoodputEntry:
-        """Return the entry that ``dump`` made plain."""
-        return cls(**{**plain, "saved": None if plain["saved"] is None else tuple(plain["saved"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +262,7 @@ class GoodputState:
             more = 1 / mine.wire_ratio - 1 / other.wire_ratio
             if more < 0:
                 bounds.append(least - waited)
-            if more >= 0:
-                bounds.append(least + more * self._slope(entry.position, above=False))
-            elif (high := self._slope(entry.position, above=True)) is not None:
-                bounds.append(least + more * high)
+            bounds.append(least + more * self._slope(entry.position, above=more < 0))
         return max(bounds)
 
     def _foreseen(self, candidate: Candidate) -> float:
@@ -297,20 +283,13 @@ class GoodputState:
         busy, exchange = compute + SURE * (candidate.coding_s or 0.0), SURE * quick * candidate.exchange_s
         return max(LEAST * shortest, busy, exchange + AHEAD * compute)
 
-    @overload
-    def _slope(self, position: int, *, above: Literal[False]) -> float: ...
-
-    @overload
-    def _slope(self, position: int, *, above: Literal[True]) -> float | None: ...
-
-    def _slope(self, position: int, *, above: bool) -> float | None:
+    def _slope(self, position: int, *, above: bool) -> float:
         """Return the seconds by which a step grows with the share of dense bytes sent, above or below a candidate's.
 
-        Above it: at most, ``None`` when not known. Below it: at least, without what coding alone took longer. Steps are
+        Above it: at most, infinite when not known. Below it: at least, without what coding alone took longer. Steps are
         compared within a family only, since families differ in what coding costs.
         """
         here = 1 / self.candidates[position].wire_ratio
-        found = None if above else 0.0
         points: dict[str, list[tuple[float, float, float]]] = {}
         for entry in self.entries:
             candidate = self.candidates[entry.position]
@@ -318,30 +297,11 @@ class GoodputState:
             if share >= here if above else share <= here:
                 coded = entry.saved[1] if entry.saved else 0.0
                 points.setdefault(candidate.family, []).append((share, entry.seconds, coded))
+        slopes = []
         for family in points.values():
             (least, quick, light), (most, slow, heavy) = min(family), max(family)
             if most > least:
                 doubt = NOISE * max(slow, quick) * (1 if above else -1)
                 grown = slow - quick - (0.0 if above else max(0.0, heavy - light))  # coding more is not sending more
-                found = max(found or 0.0, (grown + doubt) / (most - least))
-        return found
-
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
-        plain = {
-            name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
-        }
-        plain["floors"] = [list(floor) for floor in self.floors]
-        return {**plain, "window": self.window.dump(), "entries": [entry.dump() for entry in self.entries]}
-
-    @classmethod
-    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> GoodputState:
-        """Return the state that ``dump`` made plain, for the same candidates."""
-        fields = {
-            **plain,
-            "candidates": tuple(candidates),
-            "entries": tuple(GoodputEntry.restore(entry) for entry in plain["entries"]),
-            "floors": tuple((at, floor) for at, floor in plain["floors"]),
-            "window": Window.restore(candidates[plain["position"]], plain["window"]),
-        }
-        return cls(**fields)
+                slopes.append((grown + doubt) / (most - least))
+        return math.inf if above and not slopes else max([0.0, *slopes])

@@ -25,7 +25,8 @@ from pydantic import Field
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import SHADOWS, Decision, Measurement
 from gravac.controllers.gravac_literal import Literal1, LiteralState
-from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacEntry, GravacState, identify
+from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacEntry, GravacState
+from gravac.controllers.plain import identify, state_from_plain, to_plain
 from gravac.controllers.schedule import exponential, geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -114,16 +115,14 @@ class GraVAC(Settings):
         state, reason = self._judge(replace(state, windows=state.windows + 1))
         if 2 * state.dense_steps > state.steps and state.compresses and state.steps > 5 * self.window:
             reason += f"; note: {state.dense_steps / state.steps:.0%} of all steps ran dense, so ε may be too high"
-        changed = state.running != before
-        if changed:
-            state = replace(state, window=Window(state.running), speed=None, off=0)
-        else:
-            state = replace(state, window=Window(state.running, settling=0))
+        if state.running != before:
+            state = replace(state, speed=None, off=0)
+        state = replace(state, window=state.window.following(state.running))
         return state, Decision(state.running, self._shadow(state), reason, summary)
 
     def dump(self, state: AnyState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **state.dump()}
+        return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **to_plain(state)}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AnyState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.
@@ -133,11 +132,10 @@ class GraVAC(Settings):
         if plain["candidates"] != identify(candidates) or plain["algorithm"] != self._algorithm:
             fresh, decision = self.start(candidates)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
-        fields = {name: value for name, value in plain.items() if name not in ("algorithm", "candidates")}
         if self.paper_literal:
-            literal = LiteralState.restore(fields, candidates)
+            literal = state_from_plain(LiteralState, plain, candidates, plain["running"])
             return literal, self._literal.decide(literal)
-        state = GravacState.restore(fields, candidates)
+        state = state_from_plain(GravacState, plain, candidates, plain["position"])
         return state, Decision(state.running, self._shadow(state))
 
     @property

@@ -11,7 +11,6 @@ candidate list, which also bounds a θ_min and a θ_s that as printed grow, or s
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
@@ -58,21 +57,6 @@ class LiteralState:
     def candidate(self) -> int:
         """Position of the candidate at θ_s θ_min."""
         return self.at(self.theta_s * self.theta_min)
-
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
-        plain = {
-            name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "throughput")
-        }
-        return {**plain, "throughput": [list(pair) for pair in self.throughput], "window": self.window.dump()}
-
-    @classmethod
-    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "LiteralState":
-        """Return the state that ``dump`` made plain."""
-        running = min(plain["running"], len(candidates) - 1)
-        fields = {**plain, "running": running, "throughput": tuple((cf, t) for cf, t in plain["throughput"])}
-        fields["window"] = Window.restore(candidates[running], plain["window"])
-        return cls(candidates=tuple(candidates), **fields)
 
 
 @dataclass(frozen=True, slots=True)

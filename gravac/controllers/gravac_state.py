@@ -3,20 +3,13 @@
 """The state of GraVAC's search, as plain data."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
 from gravac.controllers.window import Window
 
 WARM_UP, EXPLORE, EXPLOIT = "warm-up", "explore", "exploit"
-
-
-def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
-    """Return compressor and CF of each candidate as plain values: what positions in a dumped state refer to."""
-    return [[candidate.compressor, candidate.cf] for candidate in candidates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +136,3 @@ class GravacState:
         total = max(1, self.steps)
         dense, floor = self.dense_steps / total, self.floor_steps / total
         return {"dense": dense, "theta_min": floor, "candidate": 1 - dense - floor}
-
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
-        plain = {
-            name: getattr(self, name) for name in self.__slots__ if name not in ("candidates", "window", "entries")
-        }
-        plain["queue"] = list(self.queue)
-        return {
-            **plain,
-            "window": self.window.dump(),
-            "entries": [asdict(entry) for entry in self.entries],
-        }
-
-    @classmethod
-    def restore(cls, plain: dict[str, Any], candidates: Sequence[Candidate]) -> "GravacState":
-        """Return the state that ``dump`` made plain, for the same candidates."""
-        fields = {
-            **plain,
-            "candidates": tuple(candidates),
-            "queue": tuple(plain["queue"]),
-            "entries": tuple(GravacEntry(**entry) for entry in plain["entries"]),
-            "window": Window.restore(candidates[plain["position"]], plain["window"]),
-        }
-        return cls(**fields)

@@ -3,7 +3,6 @@
 """One candidate for the whole run: the baseline of every comparison."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -14,13 +13,8 @@ from gravac.controllers.schedule import snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
 
-
-@dataclass(frozen=True, slots=True)
-class StaticState:
-    """The candidate that runs, and the window under way."""
-
-    candidate: Candidate
-    window: Window
+StaticState = Window
+"""The window under way: of the candidate that runs."""
 
 
 class Static(Settings):
@@ -47,22 +41,21 @@ class Static(Settings):
         """Decide for dense when that has its CF, otherwise for the first candidate that is not dense."""
         dense, *others = candidates
         chosen = dense if self.cf in (1.0, dense.cf) or not others else others[0]
-        return StaticState(chosen, Window(chosen)), Decision(chosen, reason=f"static: {chosen}")
+        return Window(chosen), Decision(chosen, reason=f"static: {chosen}")
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
         """Stay with the candidate; report when a window is full."""
-        window = state.window.add(measurement)
+        window = state.add(measurement)
         if window.steps < self.window:
-            return StaticState(state.candidate, window), Decision(state.candidate)
-        summary = window.summary("static")
-        following = Window(state.candidate, settling=0)
-        return StaticState(state.candidate, following), Decision(state.candidate, reason="static", summary=summary)
+            return window, Decision(state.candidate)
+        decision = Decision(state.candidate, reason="static", summary=window.summary("static"))
+        return window.following(state.candidate), decision
 
     def dump(self, state: StaticState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        return {"window": state.window.dump()}
+        return {"window": state.dump()}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force: the candidate, whatever ran then."""
         state, decision = self.start(candidates)
-        return StaticState(state.candidate, Window.restore(state.candidate, plain["window"])), decision
+        return Window.restore(state.candidate, plain["window"]), decision

@@ -22,10 +22,9 @@ from gravac.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class WarmupState:
-    """The candidates that may be chosen, the one decided on, the window under way, and the number of steps observed."""
+    """Candidates that may be chosen, the window under way, of the one decided on, and the number of steps observed."""
 
     candidates: tuple[Candidate, ...]
-    candidate: Candidate
     window: Window
     steps: int = 0
 
@@ -83,24 +82,22 @@ class Warmup(Settings):
     def start(self, candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
         """Begin with the first stage."""
         first = self._at(0, candidates)
-        return WarmupState(tuple(candidates), first, Window(first)), Decision(first, reason=self._reason(0, first))
+        return WarmupState(tuple(candidates), Window(first)), Decision(first, reason=self._reason(0, first))
 
     def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
         """Count the step; decide for the stage of ``latency`` steps later, when the decision takes effect."""
         steps = state.steps + 1
         window = state.window.add(measurement)
         chosen = self._at(steps + self.latency - 1, state.candidates)
-        changed = chosen != state.candidate
-        if not changed and window.steps < self.window:
-            return WarmupState(state.candidates, chosen, window, steps), Decision(chosen)
+        if chosen == window.candidate and window.steps < self.window:
+            return WarmupState(state.candidates, window, steps), Decision(chosen)
         summary = window.summary(self._phase(steps - 1)) if window.steps else None
-        following = Window(chosen) if changed else Window(chosen, settling=0)
         decision = Decision(chosen, (), self._reason(steps + self.latency - 1, chosen), summary)
-        return WarmupState(state.candidates, chosen, following, steps), decision
+        return WarmupState(state.candidates, window.following(chosen), steps), decision
 
     def dump(self, state: WarmupState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        running = [state.candidate.compressor, state.candidate.cf]
+        running = [state.window.candidate.compressor, state.window.candidate.cf]
         return {"steps": state.steps, "running": running, "window": state.window.dump()}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
@@ -112,7 +109,7 @@ class Warmup(Settings):
         chosen = self._at(steps + self.latency - 1 if steps else 0, candidates)
         same = plain["running"] == [chosen.compressor, chosen.cf]
         window = Window.restore(chosen, plain["window"]) if same else Window(chosen)
-        return WarmupState(tuple(candidates), chosen, window, steps), Decision(chosen)
+        return WarmupState(tuple(candidates), window, steps), Decision(chosen)
 
     def _stage(self, step: int) -> int:
         """Return the number of the stage that a step belongs to, counted from 0."""

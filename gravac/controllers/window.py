@@ -9,6 +9,7 @@ from typing import Any
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement, Summary
+from gravac.controllers.plain import from_plain, to_plain
 
 SETTLING = 3
 """Number of steps left out after a switch of candidate: caches, buffers and the residual have not settled yet."""
@@ -75,6 +76,10 @@ class Window:
             steps=self.steps + 1,
         )
 
+    def following(self, candidate: Candidate) -> "Window":
+        """Return the empty window after this one, which need not settle where the same candidate runs on."""
+        return Window(candidate, settling=0 if candidate == self.candidate else SETTLING)
+
     def last(self, steps: int) -> "Window":
         """Return this window with the times of only its last clean steps."""
         return replace(self, seconds=self.seconds[-steps:], saved=self.saved[-steps:])
@@ -124,33 +129,12 @@ class Window:
 
     def dump(self) -> dict[str, Any]:
         """Return the window as plain values, without its candidate."""
-        return {
-            "settling": self.settling,
-            "seconds": list(self.seconds),
-            "rough": list(self.rough),
-            "saved": [list(pair) for pair in self.saved],
-            "samples": self.samples,
-            "gains": [list(pair) for pair in self.gains],
-            "early": [list(pair) for pair in self.early],
-            "shadow": [list(entry) for entry in self.shadow],
-            "steps": self.steps,
-        }
+        return to_plain(self)
 
     @classmethod
     def restore(cls, candidate: Candidate, plain: dict[str, Any]) -> "Window":
         """Return the window that ``dump`` made plain."""
-        return cls(
-            candidate,
-            plain["settling"],
-            tuple(plain["seconds"]),
-            tuple(plain["rough"]),
-            tuple((waited, coded, exchanged) for waited, coded, exchanged in plain["saved"]),
-            plain["samples"],
-            tuple((error, energy) for error, energy in plain["gains"]),
-            tuple((error, energy) for error, energy in plain["early"]),
-            tuple((cf, error, energy) for cf, error, energy in plain["shadow"]),
-            plain["steps"],
-        )
+        return from_plain(cls, {**plain, "candidate": candidate})
 
 
 def _gain(error: float, energy: float) -> float:

@@ -1,0 +1,52 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""States as plain values, for checkpoints: all that is in one but candidates, which are given again at a restore."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from gravac.candidate import Candidate
+
+StateT = TypeVar("StateT")
+
+CANDIDATES = {"candidate": True, "candidates": True, "window": {"candidate"}}
+"""Fields that are left out, of a window or of a state that has one."""
+
+
+def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
+    """Return compressor and CF of each candidate as plain values: what positions in a dumped state refer to."""
+    return [[candidate.compressor, candidate.cf] for candidate in candidates]
+
+
+def to_plain(state: Any) -> dict[str, Any]:
+    """Return a dataclass's fields as plain values, tuples as lists, without candidates."""
+    plain: dict[str, Any] = _adapter(type(state)).dump_python(state, mode="json", exclude=CANDIDATES)
+    return plain
+
+
+def from_plain(kind: type[StateT], plain: Mapping[str, Any]) -> StateT:
+    """Return what ``to_plain`` made plain, with candidates; keys that are no fields of ``kind`` are left aside."""
+    return _adapter(kind).validate_python(plain)
+
+
+def state_from_plain(
+    kind: type[StateT], plain: Mapping[str, Any], candidates: Sequence[Candidate], running: int
+) -> StateT:
+    """Return the state that ``to_plain`` made plain.
+
+    Args:
+        kind: class of the state: a dataclass with ``candidates``, and a ``window`` of the one that runs.
+        plain: what was dumped.
+        candidates: what may be chosen, as at the dump.
+        running: position of the candidate that runs.
+    """
+    window = {**plain["window"], "candidate": candidates[running]}
+    return from_plain(kind, {**plain, "candidates": candidates, "window": window})
+
+
+@functools.cache
+def _adapter(kind: type[StateT]) -> TypeAdapter[StateT]:
+    return TypeAdapter(kind)
