@@ -6,12 +6,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra, rate
-
-if TYPE_CHECKING:
-    from gravac.commands.common import Commands
+from gravac.commands.common import WRONG_USE, Commands, command, has_extra, rate
 
 
 def add(commands: Commands) -> None:
@@ -41,6 +37,7 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
+@command("advise")
 def _run(options: argparse.Namespace) -> int:
     if not has_extra("lab", "rich", *(["matplotlib"] if options.plot is not None else [])):
         return WRONG_USE
@@ -48,34 +45,29 @@ def _run(options: argparse.Namespace) -> int:
     from gravac.lab.advise import COPY, LATENCY, advise, display
     from gravac.lab.calibrate import read_calibration
 
-    try:
-        if options.calibration is None:
-            latency = LATENCY if options.latency_us is None else 1e-6 * options.latency_us
-            network, copy, workers = Network(latency, options.link), COPY, 8
-        else:
-            if options.latency_us is not None:
-                raise ValueError(f"latency_us: {options.latency_us:g} given beside a calibration; leave one out")
-            calibration = read_calibration(options.calibration)
-            network, copy, workers = calibration.network, calibration.copy_bytes_per_s, calibration.workers
-        if options.copy_gbyte is not None:
-            copy = 1e9 * options.copy_gbyte
-        advice = advise(
-            options.model,
-            options.batch_seconds,
-            workers if options.workers is None else options.workers,
-            network,
-            Machine(copy, options.overlap),
-            options.compressors,
-            options.cf,
-            options.price_per_hour,
-        )
-        display.show(advice)
-        if options.json is not None:
-            display.save(advice, options.json)
-        if options.plot is not None:
-            display.plot(advice, options.model, options.plot)
-    except ValueError as error:
-        return complain("advise", error, WRONG_USE)
-    except OSError as error:
-        return complain("advise", error, FAILED)
+    if options.calibration is None:
+        latency = LATENCY if options.latency_us is None else 1e-6 * options.latency_us
+        network, copy, workers = Network(latency, options.link), COPY, 8
+    else:
+        if options.latency_us is not None:
+            raise ValueError(f"latency_us: {options.latency_us:g} given beside a calibration; leave one out")
+        calibration = read_calibration(options.calibration)
+        network, copy, workers = calibration.network, calibration.copy_bytes_per_s, calibration.workers
+    if options.copy_gbyte is not None:
+        copy = 1e9 * options.copy_gbyte
+    advice = advise(
+        options.model,
+        options.batch_seconds,
+        workers if options.workers is None else options.workers,
+        network,
+        Machine(copy, options.overlap),
+        options.compressors,
+        options.cf,
+        options.price_per_hour,
+    )
+    display.show(advice)
+    if options.json is not None:
+        display.save(advice, options.json)
+    if options.plot is not None:
+        display.plot(advice, options.model, options.plot)
     return 0

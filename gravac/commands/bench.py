@@ -6,12 +6,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra
-
-if TYPE_CHECKING:
-    from gravac.commands.common import Commands
+from gravac.commands.common import FAILED, WRONG_USE, Commands, command, has_extra, settings
 
 
 def add(commands: Commands) -> None:
@@ -31,8 +27,12 @@ def _add_compressors(benches: Commands) -> None:
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--elements", type=int, default=2560 * 2560, metavar="N", help="of one square tensor (6553600)")
-    size.add_argument("--shapes", metavar="MODEL", help="the tensors of resnet101, vgg16, vgg19, lstm or bert-large")
-    parser.add_argument("--cf", type=float, nargs="+", default=[10, 100, 1000], help="factors (10 100 1000)")
+    size.add_argument(
+        "--shapes", dest="model", metavar="MODEL", help="the tensors of resnet101, vgg16, vgg19, lstm or bert-large"
+    )
+    parser.add_argument(
+        "--cf", type=float, nargs="+", default=[10, 100, 1000], dest="cfs", metavar="CF", help="factors (10 100 1000)"
+    )
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="ranks, 2 to 64 (2); rank 0 is timed")
     parser.add_argument("--repeats", type=int, default=7, metavar="R", help="timed calls of each (7)")
     parser.add_argument(
@@ -43,29 +43,14 @@ def _add_compressors(benches: Commands) -> None:
     parser.set_defaults(run=_compressors)
 
 
+@command("bench compressors")
 def _compressors(options: argparse.Namespace) -> int:
     if not has_extra("lab", "rich"):
         return WRONG_USE
     from gravac.lab.bench.bench import Bench
     from gravac.lab.bench.display import run_bench
 
-    try:
-        bench = Bench(
-            elements=options.elements,
-            model=options.shapes,
-            cfs=tuple(options.cf),
-            workers=options.workers,
-            repeats=options.repeats,
-            only=tuple(options.only),
-            also=tuple(options.also),
-            json=options.json,
-        )
-    except ValueError as error:
-        return complain("bench compressors", error, WRONG_USE)
-    try:
-        run_bench(bench)
-    except OSError as error:
-        return complain("bench compressors", error, FAILED)
+    run_bench(settings(Bench, options))
     return 0
 
 
@@ -79,9 +64,11 @@ def _add_tta(benches: Commands) -> None:
         "(gravac:ladder@2-1000). Links: 100mbit, 50mbit/10mbit (down/up), 1gbit,30s:50mbit (a schedule), unthrottled.",
     )
     parser.add_argument(
-        "--task", nargs="+", default=["charlm"], metavar="TASK", help="charlm lstm denoise ... (charlm)"
+        "--task", nargs="+", default=["charlm"], dest="tasks", metavar="TASK", help="charlm lstm denoise ... (charlm)"
     )
-    parser.add_argument("--link", nargs="+", default=["100mbit"], metavar="LINK", help="of each worker (100mbit)")
+    parser.add_argument(
+        "--link", nargs="+", default=["100mbit"], dest="links", metavar="LINK", help="of each worker (100mbit)"
+    )
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="what is compared (a short list)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes, 2 to 8 (2)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each, from seed 0 on (3)")
@@ -101,34 +88,13 @@ def _add_tta(benches: Commands) -> None:
     parser.set_defaults(run=_tta)
 
 
+@command("bench tta", RuntimeError)
 def _tta(options: argparse.Namespace) -> int:
     if not has_extra("lab", "rich"):
         return WRONG_USE
-    from gravac.lab.links.network import LinkError
-    from gravac.lab.training.run import RunFailed
     from gravac.lab.tta.display import run_tta
     from gravac.lab.tta.matrix import METHODS, Matrix
 
-    try:
-        matrix = Matrix(
-            tasks=tuple(options.task),
-            links=tuple(options.link),
-            methods=tuple(options.methods or METHODS),
-            workers=options.workers,
-            seeds=tuple(range(options.first_seed, options.first_seed + options.seeds)),
-            more_seeds=options.more_seeds,
-            scale=options.scale,
-            target=options.target,
-            budget=options.budget,
-            limit=options.limit,
-            factored=options.factored,
-            paced=options.paced,
-            data=options.data,
-            json=options.json,
-            log_dir=options.log_dir,
-        )
-        return FAILED if run_tta(matrix) else 0
-    except ValueError as error:
-        return complain("bench tta", error, WRONG_USE)
-    except (RunFailed, LinkError, OSError) as error:
-        return complain("bench tta", error, FAILED)
+    seeds = tuple(range(options.first_seed, options.first_seed + options.seeds))
+    matrix = settings(Matrix, options, seeds=seeds, methods=options.methods or METHODS)
+    return FAILED if run_tta(matrix) else 0

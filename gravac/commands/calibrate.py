@@ -6,12 +6,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gravac.commands.common import FAILED, WRONG_USE, complain
-
-if TYPE_CHECKING:
-    from gravac.commands.common import Commands
+from gravac.commands.common import Commands, command
 
 
 def add(commands: Commands) -> None:
@@ -28,28 +24,22 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> int:
+@command("calibrate", RuntimeError)
+def _run(options: argparse.Namespace) -> None:
     from gravac.lab import calibrate
     from gravac.lab.json_file import write_json
-    from gravac.lab.links.network import LinkError
     from gravac.lab.provenance import stamp
 
-    try:
-        if calibrate.under_torchrun():
-            if options.link is not None:
-                raise ValueError(f"link: {options.link!r} is not emulated between torchrun's ranks; leave --link out")
-            measured = calibrate.measure_ranks(calibrate.say_aloud)
-        else:
-            measured = calibrate.measure_here(options.workers, options.link)
-        if measured is None:
-            return 0
-        if options.json is not None:
-            write_json(options.json, measured(stamp=stamp()).model_dump(mode="json"))
-    except ValueError as error:
-        return complain("calibrate", error, WRONG_USE)
-    except (OSError, RuntimeError, LinkError) as error:
-        return complain("calibrate", error, FAILED)
+    if calibrate.under_torchrun():
+        if options.link is not None:
+            raise ValueError(f"link: {options.link!r} is not emulated between torchrun's ranks; leave --link out")
+        measured = calibrate.measure_ranks(calibrate.say_aloud)
+    else:
+        measured = calibrate.measure_here(options.workers, options.link)
+    if measured is None:
+        return
+    if options.json is not None:
+        write_json(options.json, measured(stamp=stamp()).model_dump(mode="json"))
     print(calibrate.in_words(measured))
     if options.json is not None:
         print(f"gravac calibrate: {options.json}")
-    return 0

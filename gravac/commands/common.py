@@ -5,17 +5,59 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
+import inspect
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+from gravac.settings import SettingsError
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What a command adds its parser to."""
 
 WRONG_USE = 2
 """Exit status when arguments are wrong or an extra is missing."""
 
 FAILED = 1
+
+Made = TypeVar("Made")
+"""Settings of what a command runs."""
+
+Work = Callable[[argparse.Namespace], int | None]
+"""What a command does; it returns its exit status, or nothing where it did what was asked."""
+
+
+def command(name: str, *failures: type[Exception]) -> Callable[[Work], Callable[[argparse.Namespace], int]]:
+    """Make a command's work return its exit status, and say on standard error what went wrong.
+
+    Args:
+        name: what complaints begin with, after ``gravac``.
+        failures: exceptions, besides ``OSError``, that say that it failed; any other ``ValueError`` is wrong use.
+    """
+    expected: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
+
+    def with_status(work: Work) -> Callable[[argparse.Namespace], int]:
+        @functools.wraps(work)
+        def run(options: argparse.Namespace) -> int:
+            try:
+                return work(options) or 0
+            except expected as error:
+                print(f"gravac {name}: {error}", file=sys.stderr)
+                is_failure = isinstance(error, (OSError, *failures)) and not isinstance(error, SettingsError)
+                return FAILED if is_failure else WRONG_USE
+
+        return run
+
+    return with_status
+
+
+def settings(kind: Callable[..., Made], options: argparse.Namespace, **others: Any) -> Made:
+    """Make settings from the options of the same names, lists as tuples, and from ``others``."""
+    given = {**vars(options), **others}
+    values = {name: given[name] for name in inspect.signature(kind).parameters}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def rate(text: str) -> float:
@@ -34,9 +76,3 @@ def has_extra(extra: str, *modules: str) -> bool:
     if missing:
         print(f"gravac: {', '.join(missing)} is not installed; pip install 'gravac[{extra}]'", file=sys.stderr)
     return not missing
-
-
-def complain(command: str, error: Exception, status: int) -> int:
-    """Say what went wrong on standard error, and return the status."""
-    print(f"gravac {command}: {error}", file=sys.stderr)
-    return status

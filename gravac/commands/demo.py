@@ -6,12 +6,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra, rate
-
-if TYPE_CHECKING:
-    from gravac.commands.common import Commands
+from gravac.commands.common import WRONG_USE, Commands, command, has_extra, rate, settings
 
 
 def add(commands: Commands) -> None:
@@ -31,26 +27,11 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
+@command("demo", RuntimeError)
 def _run(options: argparse.Namespace) -> int:
     if not has_extra("lab", "rich"):
         return WRONG_USE
     from gravac.lab.demo.demo import Demo, run_demo
-    from gravac.lab.links.network import LinkError
-    from gravac.lab.training.run import RunFailed
 
-    try:
-        demo = Demo(
-            seconds=options.seconds,
-            workers=options.workers,
-            rate=options.rate,
-            log_dir=options.log_dir,
-            json=options.json,
-            paced=options.paced,
-        )
-    except ValueError as error:
-        return complain("demo", error, WRONG_USE)
-    try:
-        run_demo(demo)
-    except (RunFailed, LinkError, OSError) as error:
-        return complain("demo", error, FAILED)
+    run_demo(settings(Demo, options))
     return 0

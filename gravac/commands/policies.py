@@ -5,13 +5,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gravac.commands.common import FAILED, WRONG_USE, complain
-
-if TYPE_CHECKING:
-    from gravac.commands.common import Commands
+from gravac.commands.common import Commands, command
+from gravac.policy import find_policy, load_policy, policy_names
+from gravac.settings import SettingsError
 
 
 def add(commands: Commands) -> None:
@@ -26,21 +23,15 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> int:
-    from gravac.settings import SettingsError
-
+@command("policies")
+def _run(options: argparse.Namespace) -> None:
     try:
         if options.policy is None:
             _list()
         else:
             _show(options.policy)
-    except SettingsError as error:
-        return complain("policies", error, WRONG_USE)
     except UnicodeDecodeError as error:
-        return complain("policies", ValueError(f"{options.policy}: not a text file in UTF-8 ({error})"), WRONG_USE)
-    except OSError as error:
-        return complain("policies", error, FAILED)
-    return 0
+        raise SettingsError(f"{options.policy}: not a text file in UTF-8 ({error})") from None
 
 
 def description(text: str) -> str:
@@ -61,31 +52,21 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def _list() -> None:
-    from gravac.policy import load_policy, policy_names
-
     rows: list[tuple[str, ...]] = [("name", "base", "cf_range", "controller", "what")]
     for name in policy_names():
         policy = load_policy(name)
         low, high = policy.cf_range
-        summary = description(_path(name).read_text(encoding="utf-8"))
+        summary = description(find_policy(name).read_text(encoding="utf-8"))
         rows.append((name, policy.base.name, f"{low:g} to {high:g}", policy.controller.name, summary))
     print(table(rows))
 
 
 def _show(source: str) -> None:
-    from gravac.policy import load_policy
-
-    path = _path(source)
+    path = find_policy(source)
     text = path.read_text(encoding="utf-8")
     policy = load_policy(path)
     print(f"{path}\n\n{text.rstrip()}\n\nEvery setting, those that the file leaves out too:\n")
     print(table([(name, _words(value)) for name, value in sorted(policy.plain().items())]))
-
-
-def _path(source: str) -> Path:
-    from gravac.policy import find_policy
-
-    return find_policy(source)
 
 
 def _words(value: str | int | float | bool) -> str:

@@ -9,11 +9,11 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra
+from gravac.commands.common import WRONG_USE, Commands, command, has_extra
 from gravac.commands.policies import table
+from gravac.policy import load_policy
 
 if TYPE_CHECKING:
-    from gravac.commands.common import Commands
     from gravac.replay import Replay
     from gravac.telemetry.records import DecisionRecord
 
@@ -37,26 +37,20 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
+@command("replay", ValueError)
 def _run(options: argparse.Namespace) -> int:
     if options.plot is not None and not has_extra("lab", "matplotlib"):
         return WRONG_USE
-    from gravac.policy import load_policy
     from gravac.replay import read_trace, replay
-    from gravac.settings import SettingsError
 
-    try:
-        played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
-        print(words(played, options.whole))
-        if options.json is not None:
-            from gravac.lab.json_file import write_json
+    played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
+    print(words(played, options.whole))
+    if options.json is not None:
+        from gravac.lab.json_file import write_json
 
-            write_json(options.json, played.plain())
-        if options.plot is not None:
-            draw(played, options.plot, options.policy)
-    except SettingsError as error:
-        return complain("replay", error, WRONG_USE)
-    except (OSError, ValueError) as error:
-        return complain("replay", error, FAILED)
+        write_json(options.json, played.plain())
+    if options.plot is not None:
+        draw(played, options.plot, options.policy)
     return 0
 
 

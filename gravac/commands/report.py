@@ -6,12 +6,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gravac.commands.common import FAILED, WRONG_USE, complain, has_extra
-
-if TYPE_CHECKING:
-    from gravac.commands.common import Commands
+from gravac.commands.common import WRONG_USE, Commands, command, has_extra
 
 
 def add(commands: Commands) -> None:
@@ -28,6 +24,7 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
+@command("report")
 def _run(options: argparse.Namespace) -> int:
     if not has_extra("lab", "matplotlib"):
         return WRONG_USE
@@ -35,16 +32,11 @@ def _run(options: argparse.Namespace) -> int:
     from gravac.lab.report.page import write_report
     from gravac.lab.tta import record
 
-    try:
-        runs = record.read(options.runs)
-        made_with = record.of_one_commit(options.runs, runs, options.mixed)
-        page = write_report(runs, options.out, made_with)
-        if options.markdown is not None:
-            insert(options.markdown, runs, made_with)
-    except ValueError as error:
-        return complain("report", error, WRONG_USE)
-    except OSError as error:
-        return complain("report", error, FAILED)
+    runs = record.read(options.runs)
+    made_with = record.of_one_commit(options.runs, runs, options.mixed)
+    page = write_report(runs, options.out, made_with)
+    if options.markdown is not None:
+        insert(options.markdown, runs, made_with)
     if made_with:
         print(f"gravac report: {made_with}")
     print(f"gravac report: {page}")

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """States as plain values, for checkpoints: all that is in one but candidates, which are given again at a restore."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ from gravac.candidate import Candidate
 
 StateT = TypeVar("StateT")
 
-CANDIDATES = {"candidate": True, "candidates": True, "window": {"candidate"}}
+CANDIDATES: dict[str, Any] = {"candidate": True, "candidates": True, "window": {"candidate"}}
 """Fields that are left out, of a window or of a state that has one."""
 
 
@@ -23,13 +22,13 @@ def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
 
 def to_plain(state: Any) -> dict[str, Any]:
     """Return a dataclass's fields as plain values, tuples as lists, without candidates."""
-    plain: dict[str, Any] = _adapter(type(state)).dump_python(state, mode="json", exclude=CANDIDATES)
+    plain: dict[str, Any] = TypeAdapter(type(state)).dump_python(state, mode="json", exclude=CANDIDATES)
     return plain
 
 
 def from_plain(kind: type[StateT], plain: Mapping[str, Any]) -> StateT:
     """Return what ``to_plain`` made plain, with candidates; keys that are no fields of ``kind`` are left aside."""
-    return _adapter(kind).validate_python(plain)
+    return TypeAdapter(kind).validate_python(plain)
 
 
 def state_from_plain(
@@ -45,8 +44,3 @@ def state_from_plain(
     """
     window = {**plain["window"], "candidate": candidates[running]}
     return from_plain(kind, {**plain, "candidates": candidates, "window": window})
-
-
-@functools.cache
-def _adapter(kind: type[StateT]) -> TypeAdapter[StateT]:
-    return TypeAdapter(kind)
