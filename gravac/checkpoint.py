@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
 
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -151,11 +152,6 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _mean(residuals: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     names = {name: None for residual in residuals for name in residual}
-    return {name: _sum([r[name] for r in residuals if name in r]) / len(residuals) for name in names}
-
-
-def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total
+    return {
+        name: functools.reduce(torch.add, (r[name] for r in residuals if name in r)) / len(residuals) for name in names
+    }

@@ -203,9 +203,9 @@ def find_policy(source: str | Path) -> Path:
         SettingsError: there is no such policy, or no such file.
     """
     path = Path(source)
-    if path.suffix == ".toml" or path.is_file():
-        if path.is_file():
-            return path
+    if path.is_file():
+        return path
+    if path.suffix == ".toml":
         raise SettingsError(f"policy: there is no file {path}")
     shipped = _folder() / f"{source}.toml"
     if not shipped.is_file():

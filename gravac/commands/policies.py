@@ -42,8 +42,6 @@ def description(text: str) -> str:
 
 def table(rows: list[tuple[str, ...]]) -> str:
     """Rows as lines, each column as wide as its widest cell, the last as it is."""
-    if not rows:
-        return ""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()

@@ -236,9 +236,9 @@ class GraVAC(Settings):
             at = state.candidates[chosen.position]
             reason += f"; best compression throughput {chosen.t_compression:.3g} samples/s at {at}"
         floor = max(state.lowest, min(state.floor, chosen.position))
+        until = state.windows + state.dwell
         settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
-        settled = replace(settled, speed=None, off=0, rate=None)
-        return replace(settled, rest_until=state.windows + state.dwell), reason
+        return replace(settled, speed=None, off=0, rate=None, rest_until=until), reason
 
     def _judge_chosen(self, state: GravacState) -> tuple[GravacState, str]:
         """Judge a window of the chosen candidate: hold it, scale down, come back from dense, or search again."""
@@ -250,9 +250,8 @@ class GraVAC(Settings):
         if gain < state.threshold:
             reason = f"gain {gain:.3g} at {ran} fell below ε {state.threshold:.3g}"
             if state.position > state.floor:
-                return replace(
-                    state, position=state.floor, reference=None
-                ), f"{reason}: down to {state.candidates[state.floor]}"
+                down = replace(state, position=state.floor, reference=None)
+                return down, f"{reason}: down to {down.running}"
             down = state.rest(self.dwell)
             return down, f"{reason}: {down.running}"
         state, why = self._changed(state)
@@ -297,7 +296,6 @@ class GraVAC(Settings):
             return state, f"dense until window {state.rest_until}"
         if shadow < state.threshold:
             return state, f"dense: shadow gain {shadow:.3g} at {lowest} is below ε {state.threshold:.3g}"
-        back = replace(state, phase=EXPLOIT, position=state.floor, reference=None)
-        return replace(
-            back, rest_until=state.windows + state.dwell
-        ), f"shadow gain {shadow:.3g} at {lowest} reaches ε: back to it"
+        until = state.windows + state.dwell
+        back = replace(state, phase=EXPLOIT, position=state.floor, reference=None, rest_until=until)
+        return back, f"shadow gain {shadow:.3g} at {lowest} reaches ε: back to it"

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """States as plain values, for checkpoints: all that is in one but candidates, which are given again at a restore."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -22,17 +23,19 @@ def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
 
 def to_plain(state: Any) -> dict[str, Any]:
     """Return a dataclass's fields as plain values, tuples as lists, without candidates."""
-    plain: dict[str, Any] = TypeAdapter(type(state)).dump_python(state, mode="json", exclude=CANDIDATES)
+    kind: Any = type(state)
+    plain: dict[str, Any] = _adapter(kind).dump_python(state, mode="json", exclude=CANDIDATES)
     return plain
 
 
-def from_plain(kind: type[StateT], plain: Mapping[str, Any]) -> StateT:
+def from_plain(kind: Callable[..., StateT], plain: Mapping[str, Any]) -> StateT:
     """Return what ``to_plain`` made plain, with candidates; keys that are no fields of ``kind`` are left aside."""
-    return TypeAdapter(kind).validate_python(plain)
+    restored: StateT = _adapter(kind).validate_python(plain)
+    return restored
 
 
 def state_from_plain(
-    kind: type[StateT], plain: Mapping[str, Any], candidates: Sequence[Candidate], running: int
+    kind: Callable[..., StateT], plain: Mapping[str, Any], candidates: Sequence[Candidate], running: int
 ) -> StateT:
     """Return the state that ``to_plain`` made plain.
 
@@ -44,3 +47,8 @@ def state_from_plain(
     """
     window = {**plain["window"], "candidate": candidates[running]}
     return from_plain(kind, {**plain, "candidates": candidates, "window": window})
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement
-from gravac.controllers.schedule import snap
+from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
 
@@ -62,12 +62,7 @@ class Warmup(Settings):
     @property
     def stages(self) -> tuple[float, ...]:
         """The CF of each stage, ascending; the last is ``cf``."""
-        cfs = []
-        cf = self.first
-        while cf < self.cf:
-            cfs.append(cf)
-            cf *= self.factor
-        return (*cfs, self.cf)
+        return geometric((min(self.first, self.cf), self.cf), self.factor)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         """Return the stages inside the range, the last clamped to its upper bound; none when all are below it."""

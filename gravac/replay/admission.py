@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from gravac.candidate import Candidate
 from gravac.compressors import Compressor
 from gravac.policy import Policy
-from gravac.replay.recording import between
 from gravac.replay.trace import same
 from gravac.stepping.admission import Admission, admitted
 from gravac.telemetry.records import RunRecord
@@ -59,5 +60,5 @@ def _ratio_at(known: Sequence[tuple[float, float]], cf: float) -> float:
         return its * cf / lowest
     if cf > highest:
         return other * cf / highest
-    logs = [math.log(at) for at, _ in known]
-    return math.exp(between(math.log(cf), logs, lambda index: math.log(known[index][1])))
+    cfs, ratios = np.log(known).T
+    return math.exp(np.interp(np.log(cf), cfs, ratios))

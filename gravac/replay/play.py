@@ -23,7 +23,7 @@ A step that ran what the policy would have run, with the same shadow CFs, is fed
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Dropped
@@ -169,7 +169,7 @@ def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
             notes.append(f"{name}: recorded with {recorded[name]}, the policy has {value}; gains are the recording's")
     if trace.steps[0].step:
         notes.append(f"the run was resumed at step {trace.steps[0].step}; the controller starts afresh there")
-    if all(getattr(record, "energy", None) is None for record in trace.steps):
+    if all(record.energy is None for record in trace.steps):
         notes.append(
             "the trace has no energies, so every step counts the same in a window's gain; decisions may differ for that"
         )
@@ -185,8 +185,7 @@ def _gist(record: DecisionRecord) -> tuple[int, str, float, bool]:
 
 
 def _record(record: DecisionRecord) -> dict[str, Any]:
-    names = DecisionRecord.__dataclass_fields__
-    return {name: _finite(getattr(record, name)) for name in names}
+    return {name: _finite(value) for name, value in asdict(record).items()}
 
 
 def _finite(value: Any) -> Any:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
@@ -21,17 +23,15 @@ NEAREST = 9
 """Number of values, nearest in time, whose median stands in for one that was not recorded."""
 
 
+Key = TypeVar("Key")
+
+
 @dataclass(frozen=True, slots=True)
 class _Series:
     """Values over steps, ascending."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-
-    def add(self, step: int, value: float | None) -> None:
-        if value is not None and math.isfinite(value):
-            self.steps.append(step)
-            self.values.append(value)
 
     def near(self, step: int) -> float:
         """Median of the values nearest in time; there must be one."""
@@ -62,27 +62,23 @@ class Recording:
         for record in trace.steps:
             key = record.compressor, record.cf
             wire.setdefault(key, []).append(record.wire_bytes)
-            times = rough if record.shadow else self._times
-            times.setdefault(key, _Series()).add(record.step, self._seconds(record))
+            _add(rough if record.shadow else self._times, key, record.step, self._seconds(record))
             if record.compressor == base:
-                self._gains.setdefault(record.cf, _Series()).add(record.step, record.gain)
+                _add(self._gains, record.cf, record.step, record.gain)
             for cf, gain in record.shadow:
-                shadows.setdefault(cf, _Series()).add(record.step, gain)
-        self._gains = {cf: series for cf, series in self._gains.items() if series.steps}
+                _add(shadows, cf, record.step, gain)
         for cf, series in shadows.items():
-            if series.steps and not any(same(cf, ran) for ran in self._gains):
+            if not any(same(cf, ran) for ran in self._gains):
                 self._gains[cf] = series
-        self._times = {key: series for key, series in self._times.items() if series.steps}
         for key, series in rough.items():
-            if series.steps:
-                self._times.setdefault(key, series)
+            self._times.setdefault(key, series)
         self._bytes = {key: statistics.median(sent) for key, sent in wire.items()}
 
     def measure(self, record: StepRecord, holds: Decision) -> tuple[Measurement, bool]:
         """What would have been measured in a recorded step under a decision, and whether any of it is estimated."""
         ran = holds.candidate
         as_recorded = ran.compressor == record.compressor and same(ran.cf, record.cf)
-        energy = self._energy(record)
+        energy = 1.0 if record.energy is None else record.energy  # all 1: a window's gain is the mean of its steps'
         seconds, guessed_time = self._seconds(record), False
         if not as_recorded or (record.shadow and not holds.shadow):
             seconds, guessed_time = self._time_at(record.step, ran), True
@@ -114,45 +110,29 @@ class Recording:
             return self._samples / record.t_system
         return record.seconds
 
-    @staticmethod
-    def _energy(record: StepRecord) -> float:
-        """As recorded, where records hold it; else 1, so that a window's gain is the mean of its steps' gains."""
-        energy = getattr(record, "energy", None)
-        return 1.0 if energy is None else float(energy)
-
     def _gain_of(self, step: int, cf: float) -> float:
-        points = sorted((math.log(at), series) for at, series in self._gains.items())
-        if not points:
+        if not self._gains:
             raise SettingsError(
                 f"trace: no step ran {self._base} or had it as shadow, so the gain at {cf:g}x cannot be estimated; "
                 "record a run that compresses"
             )
-        return between(math.log(cf), [at for at, _ in points], lambda index: points[index][1].near(step))
+        cfs = sorted(self._gains)
+        return float(np.interp(np.log(cf), np.log(cfs), [self._gains[at].near(step) for at in cfs]))
 
     def _time_at(self, step: int, ran: Candidate) -> float:
         key = next((key for key in self._times if key[0] == ran.compressor and same(key[1], ran.cf)), None)
         if key is not None:
             return self._times[key].near(step)
-        points = sorted((self._bytes[key], key) for key in self._times)
-        if not points:
+        if not self._times:
             return math.nan
+        keys = sorted(self._times, key=lambda key: (self._bytes[key], key))
         sent = self._dense_bytes / ran.wire_ratio
-        return between(sent, [at for at, _ in points], lambda index: self._times[points[index][1]].near(step))
+        return float(np.interp(sent, [self._bytes[key] for key in keys], [self._times[key].near(step) for key in keys]))
 
 
-def between(at: float, points: Sequence[float], value: Callable[[int], float]) -> float:
-    """Interpolate linearly between ascending points; beyond them, take the nearest one's value.
-
-    Args:
-        at: where the value is wanted.
-        points: where values are known, ascending; at least one.
-        value: gives the value at a point, by the point's position.
-    """
-    right = bisect.bisect_left(points, at)
-    if right == len(points):
-        return value(right - 1)
-    if right == 0 or math.isclose(points[right], at, rel_tol=1e-9):
-        return value(right)
-    left = right - 1
-    share = (at - points[left]) / (points[right] - points[left])
-    return (1 - share) * value(left) + share * value(right)
+def _add(known: dict[Key, _Series], key: Key, step: int, value: float | None) -> None:
+    """Add a step's value to a series, unless it is not known."""
+    if value is not None and math.isfinite(value):
+        series = known.setdefault(key, _Series())
+        series.steps.append(step)
+        series.values.append(value)

@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeVar
 
@@ -28,7 +28,6 @@ OldRun = Callable[[dict[str, Any]], RunRecord]
 """A function that makes a run's record from the values in its line of version 1."""
 
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
-_FIELDS = {record: tuple(field.name for field in fields(record)) for record in _KIND_OF}
 _HINTS = {record: typing.get_type_hints(record) for record in _KIND_OF}
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=asdict).encode
 
@@ -80,7 +79,7 @@ def to_json(record: Record) -> str:
     values: dict[str, Any] = {"kind": _KIND_OF[kind]}
     if isinstance(record, RunRecord):
         values["version"] = RUN_VERSION
-    values.update((name, getattr(record, name)) for name in _FIELDS[kind])
+    values.update((name, getattr(record, name)) for name in _HINTS[kind])
     if isinstance(record, RunRecord):
         values["settings"] = plain_settings(record)
     try:

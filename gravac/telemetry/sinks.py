@@ -8,10 +8,9 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import JSONLSink
 from gravac.telemetry.records import Record, Sink
-from gravac.telemetry.tensorboard import TensorBoardSink
+from gravac.telemetry.tensorboard import TensorBoardSink, check_writable
 
 
 class Sinks:
@@ -30,7 +29,7 @@ class Sinks:
         self._given = list(sinks)
         self._log_dir = log_dir
         if log_dir is not None:
-            _check_writable(log_dir)
+            check_writable(log_dir)
 
     def open(self) -> None:
         """Hand records on from now on, as rank 0 does. Logs are closed at exit, also of an interrupted run."""
@@ -62,15 +61,3 @@ class Sinks:
             if close is not None:
                 close()
         self._sinks = []
-
-
-def _check_writable(log_dir: Path) -> None:
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        probe = log_dir / ".gravac"
-        probe.touch()
-        probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise SettingsError(
-            f"log_dir: cannot write to {str(log_dir)!r} ({error.strerror}); give a folder you may write to, or None"
-        ) from None

@@ -11,7 +11,7 @@ from typing import Any
 from gravac.settings import SettingsError
 from gravac.telemetry import page, words
 from gravac.telemetry.jsonl import plain_settings
-from gravac.telemetry.means import StepMeans
+from gravac.telemetry.means import means
 from gravac.telemetry.quiet import Quiet
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
 
@@ -38,14 +38,15 @@ class TensorBoardSink:
     def __init__(self, log_dir: str | Path, every: int = 10) -> None:
         if every < 1:
             raise SettingsError(f"every: {every} steps per point is below 1; use 10")
-        _check_writable(Path(log_dir))
+        check_writable(Path(log_dir))
         from torch.utils.tensorboard import SummaryWriter  # slow: only who logs pays for it
 
         self._message: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
         self._writer: Any = SummaryWriter(str(log_dir), max_queue=100, flush_secs=2)
         self._quiet = Quiet(f"TensorBoardSink({str(log_dir)!r})")
         self._every = every
-        self._means = StepMeans()
+        self._steps: list[StepRecord] = []
+        self._last: StepRecord | None = None
         self._run: RunRecord | None = None
         self._gigabytes = [0.0, 0.0]
         self._decisions = 0
@@ -81,28 +82,26 @@ class TensorBoardSink:
             writer.close()
 
     def _step(self, step: StepRecord) -> None:
-        last = self._means.last
-        if last is None or (last.compressor, last.cf) != (step.compressor, step.cf):
+        if self._last is None or (self._last.compressor, self._last.cf) != (step.compressor, step.cf):
             self._point()
             stairs = {page.STEPS[name]: getattr(step, name) for name in page.STAIRS}
             self._scalars(_cf(step.cf) | stairs, step.step)
             self._decided = step.cf if self._decided is None else self._decided
-        self._means.add(step)
+        self._steps.append(step)
+        self._last = step
         self._gigabytes[0] += step.wire_bytes / 1e9
         self._gigabytes[1] += step.dense_wire_bytes / 1e9
-        if self._means.steps >= self._every:
+        if len(self._steps) >= self._every:
             self._point()
 
     def _point(self) -> None:
         """Write the means of the steps since the last point, at the last of these steps."""
-        means, last = self._means, self._means.last
-        if means.steps == 0 or last is None:
+        if not self._steps:
             return
-        self._means = StepMeans()
-        self._means.last = last
-        values = _cf(last.cf) | {page.STEPS[name]: value for name, value in means.values().items()}
+        steps, self._steps = self._steps, []
+        values = _cf(steps[-1].cf) | {page.STEPS[name]: value for name, value in means(steps).items()}
         values[page.WIRE_GIGABYTES], values[page.DENSE_WIRE_GIGABYTES] = self._gigabytes
-        self._scalars(values, last.step)
+        self._scalars(values, steps[-1].step)
 
     def _decision(self, decision: DecisionRecord) -> None:
         self._decisions += 1
@@ -123,9 +122,9 @@ class TensorBoardSink:
     def _finish(self) -> None:
         """The last steps and the table of changes; again, nothing."""
         self._point()
-        if self._decisions and self._means.last is not None:
+        if self._decisions and self._last is not None:
             text = words.changes_words(self._changes, self._decisions)
-            self._writer.add_text(page.CHANGES_TEXT, text, self._means.last.step)
+            self._writer.add_text(page.CHANGES_TEXT, text, self._last.step)
             self._decisions = 0
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
@@ -139,7 +138,12 @@ def _cf(cf: float) -> dict[str, float]:
     return {page.CF: cf, page.CF_LOG10: math.log10(cf)}
 
 
-def _check_writable(log_dir: Path) -> None:
+def check_writable(log_dir: Path) -> None:
+    """Make a folder for logs, if need be.
+
+    Raises:
+        SettingsError: it cannot be made, or written to.
+    """
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=log_dir):
