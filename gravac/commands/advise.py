@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import WRONG_USE, Commands, command, has_extra, rate
+from gravac.commands.common import Commands, command, rate, require
 
 
 def add(commands: Commands) -> None:
@@ -38,9 +38,8 @@ def add(commands: Commands) -> None:
 
 
 @command("advise")
-def _run(options: argparse.Namespace) -> int:
-    if not has_extra("lab", "rich", *(["matplotlib"] if options.plot is not None else [])):
-        return WRONG_USE
+def _run(options: argparse.Namespace) -> None:
+    require("lab", "rich", *(["matplotlib"] if options.plot is not None else []))
     from gravac.costmodel import Machine, Network
     from gravac.lab.advise import COPY, LATENCY, advise, display
     from gravac.lab.calibrate import read_calibration
@@ -70,4 +69,3 @@ def _run(options: argparse.Namespace) -> int:
         display.save(advice, options.json)
     if options.plot is not None:
         display.plot(advice, options.model, options.plot)
-    return 0

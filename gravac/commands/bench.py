@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import FAILED, WRONG_USE, Commands, command, has_extra, settings
+from gravac.commands.common import FAILED, Commands, command, require, settings
 
 
 def add(commands: Commands) -> None:
@@ -44,14 +44,12 @@ def _add_compressors(benches: Commands) -> None:
 
 
 @command("bench compressors")
-def _compressors(options: argparse.Namespace) -> int:
-    if not has_extra("lab", "rich"):
-        return WRONG_USE
+def _compressors(options: argparse.Namespace) -> None:
+    require("lab", "rich")
     from gravac.lab.bench.bench import Bench
     from gravac.lab.bench.display import run_bench
 
     run_bench(settings(Bench, options))
-    return 0
 
 
 def _add_tta(benches: Commands) -> None:
@@ -90,8 +88,7 @@ def _add_tta(benches: Commands) -> None:
 
 @command("bench tta", RuntimeError)
 def _tta(options: argparse.Namespace) -> int:
-    if not has_extra("lab", "rich"):
-        return WRONG_USE
+    require("lab", "rich")
     from gravac.lab.tta.display import run_tta
     from gravac.lab.tta.matrix import METHODS, Matrix
 

@@ -70,9 +70,12 @@ def rate(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def has_extra(extra: str, *modules: str) -> bool:
-    """Tell whether an extra's modules are installed; say which to install when they are not."""
+def require(extra: str, *modules: str) -> None:
+    """Refuse to go on without an extra's modules.
+
+    Raises:
+        SettingsError: some are not installed; names them, and the extra to install.
+    """
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        print(f"gravac: {', '.join(missing)} is not installed; pip install 'gravac[{extra}]'", file=sys.stderr)
-    return not missing
+        raise SettingsError(f"{', '.join(missing)} is not installed; pip install 'gravac[{extra}]'")

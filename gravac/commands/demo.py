@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import WRONG_USE, Commands, command, has_extra, rate, settings
+from gravac.commands.common import Commands, command, rate, require, settings
 
 
 def add(commands: Commands) -> None:
@@ -28,10 +28,8 @@ def add(commands: Commands) -> None:
 
 
 @command("demo", RuntimeError)
-def _run(options: argparse.Namespace) -> int:
-    if not has_extra("lab", "rich"):
-        return WRONG_USE
+def _run(options: argparse.Namespace) -> None:
+    require("lab", "rich")
     from gravac.lab.demo.demo import Demo, run_demo
 
     run_demo(settings(Demo, options))
-    return 0

@@ -9,7 +9,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gravac.commands.common import WRONG_USE, Commands, command, has_extra
+from gravac.commands.common import Commands, command, require
 from gravac.commands.policies import table
 from gravac.policy import load_policy
 
@@ -38,9 +38,9 @@ def add(commands: Commands) -> None:
 
 
 @command("replay", ValueError)
-def _run(options: argparse.Namespace) -> int:
-    if options.plot is not None and not has_extra("lab", "matplotlib"):
-        return WRONG_USE
+def _run(options: argparse.Namespace) -> None:
+    if options.plot is not None:
+        require("lab", "matplotlib")
     from gravac.replay import read_trace, replay
 
     played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
@@ -51,7 +51,6 @@ def _run(options: argparse.Namespace) -> int:
         write_json(options.json, played.plain())
     if options.plot is not None:
         draw(played, options.plot, options.policy)
-    return 0
 
 
 def words(played: Replay, whole: bool = False) -> str:
@@ -99,10 +98,13 @@ def draw(played: Replay, path: Path, policy: str) -> None:
     axes = figure.add_subplot()
     axes.step(played.steps, played.ran, where="post", color="#0072b2", label="recorded")
     axes.step(played.steps, played.would, where="post", color="#d55e00", linestyle="--", label=f"replayed: {policy}")
-    label: str | None = f"estimated ({played.share_estimated:.0%} of steps)"
-    for start, end in _stretches(played):
-        axes.axvspan(start, end, color="#999999", alpha=0.25, linewidth=0, label=label)
-        label = None
+    bars = [(step, 1) for step, estimated in zip(played.steps, played.estimated, strict=True) if estimated]
+    if bars:
+        label = f"estimated ({played.share_estimated:.0%} of steps)"
+        height = axes.get_xaxis_transform()
+        axes.broken_barh(
+            bars, (0, 1), transform=height, color="#999999", alpha=0.25, linewidth=0, antialiased=False, label=label
+        )
     cfs = sorted({*played.ran, *played.would})
     axes.set_yscale("log")
     axes.set_yticks(cfs, [f"{cf:.3g}x" for cf in cfs], minor=False)
@@ -111,17 +113,6 @@ def draw(played: Replay, path: Path, policy: str) -> None:
     axes.set_ylabel("compression factor (1 is dense)")
     axes.legend(loc="best", frameon=False)
     figure.savefig(path, dpi=120)
-
-
-def _stretches(played: Replay) -> list[tuple[int, int]]:
-    """First step, and the one past the last, of every stretch of estimated steps."""
-    found, at = [], 0
-    for estimated, same in itertools.groupby(played.estimated):
-        length = len(list(same))
-        if estimated:
-            found.append((played.steps[at], played.steps[at] + length))
-        at += length
-    return found
 
 
 def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import WRONG_USE, Commands, command, has_extra
+from gravac.commands.common import Commands, command, require
 
 
 def add(commands: Commands) -> None:
@@ -25,9 +25,8 @@ def add(commands: Commands) -> None:
 
 
 @command("report")
-def _run(options: argparse.Namespace) -> int:
-    if not has_extra("lab", "matplotlib"):
-        return WRONG_USE
+def _run(options: argparse.Namespace) -> None:
+    require("lab", "matplotlib")
     from gravac.lab.report.markdown import insert
     from gravac.lab.report.page import write_report
     from gravac.lab.tta import record
@@ -40,4 +39,3 @@ def _run(options: argparse.Namespace) -> int:
     if made_with:
         print(f"gravac report: {made_with}")
     print(f"gravac report: {page}")
-    return 0

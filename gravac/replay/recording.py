@@ -54,7 +54,6 @@ class Recording:
         self._samples = float(samples) if isinstance(samples, (int, float)) else float(trace.run.world_size)
         self._gains: dict[float, _Series] = {}
         self._times: dict[tuple[str, float], _Series] = {}
-        self._bytes: dict[tuple[str, float], float] = {}
         self._dense_bytes = statistics.median(record.dense_wire_bytes for record in trace.steps)
         shadows: dict[float, _Series] = {}
         wire: dict[tuple[str, float], list[int]] = {}
