@@ -15,7 +15,7 @@ from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledge
 T = TypeVar("T")
 
 
-def run(ranks: Sequence[Generator[list[Collective], list[Any], T]], ledgers: Sequence[Ledger] = ()) -> list[T]:
+def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[Ledger] = ()) -> list[T]:
     """Run one generator per rank to its end, answering their collectives.
 
     Args:
@@ -40,7 +40,7 @@ def run(ranks: Sequence[Generator[list[Collective], list[Any], T]], ledgers: Seq
 
     def advance(rank: int, answers: list[Any] | None) -> None:
         try:
-            asked.append(next(ranks[rank]) if answers is None else ranks[rank].send(answers))
+            asked.append(ranks[rank].send(answers))
         except StopIteration as done:
             returned[rank] = done.value
 

@@ -24,13 +24,12 @@ class ExchangeLayout:
     """
 
     def __init__(self, fixed: Sequence[Names] = ()) -> None:
-        self.fixed: tuple[Names, ...] = tuple(tuple(names) for names in fixed)
         self._first: tuple[Names, ...] = ()
         self._arrived: list[Names] = []
         self._waiting: set[str] = set()
         self._sent: set[int] = set()
         self._steps = 0
-        self._index()
+        self._fix(tuple(tuple(names) for names in fixed))
 
     def arrive(self, names: Names) -> list[Names]:
         """Take in a bucket: return the groups it completes, in their fixed order, or itself while none are fixed."""
@@ -72,8 +71,8 @@ class ExchangeLayout:
         if self._steps == 1:
             self._first = layout
         elif layout != self._first or self._steps >= SETTLED:
-            self.fixed = layout
-            self._index()
+            self._fix(layout)
 
-    def _index(self) -> None:
-        self._group_of = {name: position for position, names in enumerate(self.fixed) for name in names}
+    def _fix(self, layout: tuple[Names, ...]) -> None:
+        self.fixed = layout
+        self._group_of = {name: position for position, names in enumerate(layout) for name in names}
