@@ -255,7 +255,10 @@ class Fifo:
         return asks
 
     def _send(self, item: _Exchange) -> bool:
-        """Start a round of a job's collectives; what goes wrong is raised by the job, which knows what it exchanges."""
+        """Start a round of a job's collectives, and return True.
+
+        What goes wrong is raised by the job, which knows what it exchanges.
+        """
         try:
             item.pending = self.transport.start(item.requests)
         except Exception as failure:
@@ -303,7 +306,7 @@ class Fifo:
         return True
 
     def _guard(self, fail: Fail, function: Callable[..., Any], *given: Any) -> Any:
-        """Call; on an exception remember it, tell whoever waits, and let everything after fail with it."""
+        """Return what a call returns; on an exception remember it, tell whoever waits, let all after fail with it."""
         try:
             return function(*given)
         except BaseException as failure:

@@ -167,7 +167,7 @@ class _Rows:
         self._ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())
         first = self._ordered[0]
         rows = len(first) if self._scatters else 1
-        pieces = [tensor.contiguous().reshape(-1).view(torch.uint8).view(rows, -1) for tensor in self._ordered]
+        pieces = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._ordered]
         size = sum(piece.shape[1] for piece in pieces)
         pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=first.device))
         whole = torch.cat(pieces, dim=1)

@@ -39,9 +39,8 @@ class _Bucket:
 
     def done(self, names: Names) -> None:
         """Some of its parameters hold the mean."""
-        waiting = bool(self.names)
         self.names.difference_update(names)
-        if waiting and not self.names:
+        if not self.names and not self.future.done():
             self.future.set_result(None)
 
     def fail(self, failure: BaseException) -> None:
@@ -72,8 +71,7 @@ class DDPAdapter:
         self._door = door
         self._task: int | None = None  # of the backward under way; NONE_RUNS in a join
         self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}
-        self._pieces: dict[str, Piece] = {}
-        self._buckets: dict[str, _Bucket] = {}
+        self._arrived: dict[str, tuple[Piece, _Bucket]] = {}
         self._inputs: float | None = None
         self._optimized: float | None = None
         self._ddp: weakref.ref[DistributedDataParallel] | None = None
@@ -167,8 +165,7 @@ class DDPAdapter:
         if self._task != torch._C._current_graph_task_id():
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine.fail)
         for piece in pieces:
-            self._pieces[piece.name] = piece
-            self._buckets[piece.name] = mine
+            self._arrived[piece.name] = piece, mine
         complete = self.layout.arrive(names)
         for position, group in enumerate(complete, 1):
             last = bucket.is_last() and position == len(complete)
@@ -193,14 +190,14 @@ class DDPAdapter:
         timestamps = Timestamps(self._inputs, self._optimized, time.perf_counter())
         for group in self.layout.end():
             self._exchange(group, None)
-        self._pieces.clear()
-        self._buckets.clear()
+        self._arrived.clear()
         self._inputs = None
         self._task = None
         self._door.end(timestamps)
 
     def _exchange(self, group: Names, whole: torch.Tensor | None, last: bool = False) -> None:
-        buckets = dict.fromkeys(self._buckets[name] for name in group)
+        pieces = [self._arrived[name][0] for name in group]
+        buckets = dict.fromkeys(self._arrived[name][1] for name in group)
 
         def ended(failure: BaseException | None) -> None:
             for bucket in buckets:
@@ -209,7 +206,7 @@ class DDPAdapter:
                 else:
                     bucket.fail(failure)
 
-        self._door.pieces([self._pieces[name] for name in group], whole, last).then(ended)
+        self._door.pieces(pieces, whole, last).then(ended)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""

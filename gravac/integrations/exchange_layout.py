@@ -27,7 +27,6 @@ class ExchangeLayout:
         self._first: tuple[Names, ...] = ()
         self._arrived: list[Names] = []
         self._waiting: set[str] = set()
-        self._sent: set[int] = set()
         self._steps = 0
         self._fix(tuple(tuple(names) for names in fixed))
 
@@ -40,8 +39,7 @@ class ExchangeLayout:
         ready = []
         touched = sorted({self._group_of[name] for name in names if name in self._group_of})
         for position in touched:
-            if position not in self._sent and self._waiting.issuperset(self.fixed[position]):
-                self._sent.add(position)
+            if self._waiting.issuperset(self.fixed[position]):
                 self._waiting.difference_update(self.fixed[position])
                 ready.append(self.fixed[position])
         unknown = tuple(name for name in names if name not in self._group_of)
@@ -57,20 +55,16 @@ class ExchangeLayout:
             for group in self.fixed
             if not self._waiting.isdisjoint(group)
         ]
-        if not self.fixed:
+        if self._arrived and not self.fixed:
             self._learn(tuple(self._arrived))
         self._arrived.clear()
         self._waiting.clear()
-        self._sent.clear()
         return left
 
     def _learn(self, layout: tuple[Names, ...]) -> None:
-        if not layout:
-            return
         self._steps += 1
-        if self._steps == 1:
-            self._first = layout
-        elif layout != self._first or self._steps >= SETTLED:
+        self._first = self._first or layout
+        if layout != self._first or self._steps >= SETTLED:
             self._fix(layout)
 
     def _fix(self, layout: tuple[Names, ...]) -> None:
