@@ -86,8 +86,8 @@ def ticking(each: float) -> Any:
 
 
 def decide(rank: int, world: int) -> list[Any]:
-    adapter.time = ticking(0.02 if rank == 1 else 0.005)
-    Fifo.now = lambda _: adapter.time.perf_counter()  # type: ignore[method-assign]
+    clock = adapter.time = ticking(0.02 if rank == 1 else 0.005)
+    Fifo.now = lambda self: float(clock.perf_counter())  # type: ignore[method-assign]
     ddp = parallel()
     optimizer = sgd(ddp)
     with quick(topk) as compressor:
