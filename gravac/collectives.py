@@ -122,6 +122,12 @@ class Broadcast:
 
 Collective = AllReduce | AllGather | AllToAll | Broadcast
 
+
+def tensors_of(collective: Collective) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that a rank hands over, of any shapes and dtypes: one, but for a gather."""
+    return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
+
+
 Kind = type[AllReduce] | type[AllGather] | type[AllToAll] | type[Broadcast]
 
 

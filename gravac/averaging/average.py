@@ -8,6 +8,7 @@ averaged dense. Nothing here looks at data: what must know whether a group was f
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from gravac.exchange.fuse import fuse
 Requests = Generator[list[Collective], list[Any], None]
 
 
+@dataclass(eq=False, repr=False)
 class Averager:
     """Averages groups of tensors over the ranks. One per rank and model; used from one thread.
 
@@ -41,28 +43,19 @@ class Averager:
         seed: the run's seed.
     """
 
-    def __init__(
-        self,
-        base: Compressor,
-        dense: Dense,
-        strength: float | None,
-        dense_below: int,
-        feedback: Feedback,
-        seed: int = 0,
-    ) -> None:
-        self.base = base
-        self.dense = dense
-        self.strength = strength
-        self.dense_below = dense_below
-        self.feedback = feedback
-        self.seed = seed
-        self.rank = 0
-        self.world = 1
-        self.memory = CompressorMemory()
-        self.diagnostics = Diagnostics()
-        self._choices: dict[tuple[bool, float, int], Choice] = {}
-        self.stats = StepStats()
-        self._judge: Callable[[torch.Tensor], Verdict] = bool
+    base: Compressor
+    dense: Dense
+    strength: float | None
+    dense_below: int
+    feedback: Feedback
+    seed: int = 0
+    rank: int = field(default=0, init=False)
+    world: int = field(default=1, init=False)
+    memory: CompressorMemory = field(default_factory=CompressorMemory, init=False)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics, init=False)
+    stats: StepStats = field(default_factory=StepStats, init=False)
+    _choices: dict[tuple[bool, float, int], Choice] = field(default_factory=dict, init=False)
+    _judge: Callable[[torch.Tensor], Verdict] = field(default=bool, init=False)
 
     # what will be sent
 
@@ -72,15 +65,12 @@ class Averager:
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
         """Predict what one step will hand to collectives with the base compressor at a CF, or all in a dense format."""
-        return [
-            traffic
-            for shape, dtype in forms
-            for traffic in (
-                self.dense.traffic(shape, self.dense.cf, dtype, self.world)
-                if compressor.compresses and not self.compresses(shape)
-                else compressor.traffic(shape, cf, dtype, self.world)
-            )
-        ]
+        predicted: list[Traffic] = []
+        for shape, dtype in forms:
+            small = compressor.compresses and not self.compresses(shape)
+            sender, at = (self.dense, self.dense.cf) if small else (compressor, cf)
+            predicted += sender.traffic(shape, at, dtype, self.world)
+        return predicted
 
     def wire_bytes(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> int:
         """Predict the same in bytes that each rank sends."""
@@ -192,10 +182,7 @@ class Averager:
         fused = fuse_small(pieces, lambda piece: self._choice(piece, plan), lambda piece: self._multiple(piece, plan))
         plain = [self._plain(tensors) for tensors in fused]
         finite = self._judge(all_finite(_energies(fused, plain)))
-        parts = [
-            self._part(tensors, part, finite) if part is None or finite is not True else part
-            for tensors, part in zip(fused, plain, strict=True)
-        ]
+        parts = [self._part(tensors, part, finite) for tensors, part in zip(fused, plain, strict=True)]
         rounds = []
         for part in parts:
             context = self._context(part.tensors, plan)
@@ -225,9 +212,11 @@ class Averager:
     def _part(self, tensors: FusedTensors, plain: Part | None, finite: Verdict) -> Part:
         """Tensors with what is fed back to them; zeros, where some gradient is not finite."""
         if finite is False:
-            return Part(tensors, torch.zeros(tensors.length, dtype=working(tensors.dtype), device=tensors.device))
+            flat = tensors.pieces[0].flat
+            return Part(tensors, flat.new_zeros(tensors.length, dtype=working(flat.dtype)))
         if plain is not None:
-            return Part(tensors, _where(finite, plain.x), plain.energy)
+            plain.x = _where(finite, plain.x)
+            return plain
         keep = self.strength_at(tensors.choice) > 0
         folded = [_where(finite, self.feedback.fold(piece.name, piece.flat, keep)) for piece in tensors.pieces]
         return Part(tensors, tensors.join(folded), folded=folded)
@@ -252,7 +241,7 @@ class Averager:
         kept = any(self.feedback.has(piece.name) for piece in pieces)
         parts = list(self._looked_into(pieces, plan)) if kept or plan.shadow or plan.survey else []
         if parts and kept:
-            flat = torch.cat([part.x.to(part.tensors.dtype) for part in parts])
+            flat = torch.cat([part.x.to(part.tensors.pieces[0].flat.dtype) for part in parts])
         else:
             flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
         wire = plan.choice.compressor.wire_dtype(flat.dtype)

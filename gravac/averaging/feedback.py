@@ -15,7 +15,7 @@ import torch
 
 from gravac.compressors.base import Addend
 from gravac.compressors.dtypes import working
-from gravac.exchange.executor import Verdict
+from gravac.exchange.executor import Verdict, choose
 
 Residuals = dict[str, torch.Tensor]
 
@@ -74,10 +74,8 @@ class Feedback:
         residual = self.residual.get(name)
         if residual is None:
             x.copy_(gradient)
-        elif residual is x:
-            x.add_(gradient)
         else:
-            torch.add(residual, gradient, out=x)
+            torch.add(residual, gradient, out=x)  # in place, where x is the residual itself
         if name in self.held:
             self._let_go(name, gradient, x)
         return x
@@ -192,7 +190,7 @@ class Feedback:
         if rest is None:
             del self.held[name]
         else:
-            self.held[name] = rest if isinstance(finite, bool) else torch.where(finite, rest, self.held[name])
+            self.held[name] = choose(finite, rest, self.held[name])
 
 
 def _masked(finite: torch.Tensor, kept: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:

@@ -39,16 +39,6 @@ class FusedTensors:
         return sum(piece.flat.numel() for piece in self.pieces)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Number format of its gradients."""
-        return self.pieces[0].flat.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device that its gradients are on."""
-        return self.pieces[0].flat.device
-
-    @property
     def length(self) -> int:
         """Number of elements of what ``join`` gives, padding included."""
         return self.elements if len(self.pieces) == 1 else sum(self._padded(piece) for piece in self.pieces)

@@ -55,17 +55,19 @@ class StepStats:
         found = [self.error, self.energy, self.finite, *self.shadow, *self.sums.values()]
         found += [number for numbers in self.curves.values() for number in numbers]
         tensors = [one for one in found if isinstance(one, torch.Tensor)]
-        values = iter(read(tensors) if tensors else ())
-        numbers = iter([next(values) if isinstance(one, torch.Tensor) else one for one in found])
-        error, energy, finite = (next(numbers) for _ in range(3))
+        looked = dict(zip(map(id, tensors), read(tensors) if tensors else (), strict=True))
+
+        def number(one: Scalar) -> Scalar:
+            return looked.get(id(one), one)
+
         return replace(
             self,
-            error=error,
-            energy=energy,
-            finite=bool(finite),
-            shadow=[next(numbers) for _ in self.shadow],
-            sums={name: next(numbers) for name in self.sums},
-            curves={name: [next(numbers) for _ in one] for name, one in self.curves.items()},
+            error=number(self.error),
+            energy=number(self.energy),
+            finite=bool(number(self.finite)),
+            shadow=[number(one) for one in self.shadow],
+            sums={name: number(one) for name, one in self.sums.items()},
+            curves={name: [number(one) for one in numbers] for name, numbers in self.curves.items()},
         )
 
     def count(self, parts: Sequence[Part], reduced: Sequence[Reduced]) -> None:

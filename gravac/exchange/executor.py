@@ -33,6 +33,9 @@ class Executor(Protocol):
         latency: number of steps from a measurement to the decision that it leads to: what step t showed holds from
             t + ``latency``; 2 or more.
         masked: whether ``judge`` gives tensors, because the host must not look at data.
+        ledger: what this rank handed to collectives so far.
+        compress_seconds: seconds spent inside jobs (encode, decode, feedback), since the start.
+        exchange_seconds: seconds in which collectives were under way, since the start.
     """
 
     rank: int
@@ -40,29 +43,15 @@ class Executor(Protocol):
     agree_world: int
     latency: int
     masked: bool
-
-    @property
-    def ledger(self) -> Ledger:
-        """What this rank handed to collectives so far."""
-        ...
-
-    @property
-    def compress_seconds(self) -> float:
-        """Seconds spent inside jobs (encode, decode, feedback), since the start."""
-        ...
-
-    @property
-    def exchange_seconds(self) -> float:
-        """Seconds in which collectives were under way, since the start."""
-        ...
+    ledger: Ledger
+    compress_seconds: float
+    exchange_seconds: float
 
     def now(self) -> float:
         """Return the time in seconds, since whenever."""
-        ...
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Call a function when all that was handed over before it has ended."""
-        ...
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Run a job when its turn comes.
@@ -73,7 +62,6 @@ class Executor(Protocol):
             device: device that the job's tensors are on.
             one_round: asked when the job's turn comes: whether it ends with its first collectives.
         """
-        ...
 
     def start(self, collectives: list[Collective], agreement: bool = False) -> Any:
         """Start collectives from within a call, and return what ``finish`` takes.
@@ -82,7 +70,6 @@ class Executor(Protocol):
             collectives: all of them ``AllReduce``.
             agreement: whether the ranks that agree take part, and not those that average.
         """
-        ...
 
     def finish(self, started: Any) -> list[Any]:
         """Return the results of what ``start`` started; called once, in the order of the starts.
@@ -90,23 +77,18 @@ class Executor(Protocol):
         Raises:
             ExchangeError: a rank did not answer.
         """
-        ...
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Return what a bool scalar (0-d tensor) holds, or the tensor itself where the host must not look."""
-        ...
 
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
         """Return what scalars (0-d tensors) hold."""
-        ...
 
     def drain(self, seconds: float | None = None) -> None:
         """Return when all that was handed over has ended, or after ``seconds``."""
-        ...
 
     def close(self) -> None:
         """End after what was handed over."""
-        ...
 
 
 def choose(verdict: Verdict, finite: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One thread that runs all exchange work in the order it was handed over.
+"""The executor over a process group: one thread that runs all exchange work in the order it was handed over.
 
 A DDP hook holds the reducer's lock and must not wait; collectives must start in the same order on all ranks, and on
 gloo never from a callback. So the hook only enqueues, and encode, rounds and decode run here, overlapping with
@@ -21,14 +21,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from gravac.collectives import Collective
-from gravac.exchange.executor import Fail, Job
+from gravac.exchange.executor import Fail, Job, Verdict
 from gravac.exchange.group import GroupTransport, Pending
 
 DEPTH = 4
@@ -38,12 +38,38 @@ JOIN_SECONDS = 5.0
 """Longest wait for the threads' end: after a failure, a peer may never answer."""
 
 
-class _Exchange(NamedTuple):
+Answers = list[Any] | BaseException
+"""Results of a round's collectives, or what went wrong."""
+
+
+@dataclass(slots=True, eq=False)
+class _Exchange:
+    """A job, from when it is handed over until its end.
+
+    Attributes:
+        promises: tells whether it ends with its first collectives; asked once these are known.
+        ready: called before the job is.
+        blocks: whether waiting for its collectives blocks.
+        one_round: what it promised.
+        requests: collectives of the round that it is in.
+        pending: the same, under way.
+        answers: the same, once they have landed; asked for where that does not block.
+    """
+
     job: Job
     fail: Fail
-    one_round: Callable[[], bool]
+    promises: Callable[[], bool]
     ready: Callable[[], None]
     blocks: bool
+    one_round: bool = False
+    requests: list[Collective] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
+    answers: Answers | None = None
+
+    @property
+    def landed(self) -> bool:
+        """Whether going on with it would not block."""
+        return self.answers is not None or not self.blocks
 
 
 class _Call(NamedTuple):
@@ -51,62 +77,41 @@ class _Call(NamedTuple):
     fail: Fail
 
 
-class _Stop(NamedTuple):
-    pass
-
-
-class _Encoded(NamedTuple):
-    item: _Exchange
-    requests: list[Collective]
-    one_round: bool
-
-
-@dataclass(slots=True, eq=False)
-class _Flying:
-    """A job whose collectives are under way.
-
-    Attributes:
-        answers: once they have landed: gives their results, or raises what went wrong.
-    """
-
-    item: _Exchange
-    one_round: bool
-    pending: list[Pending]
-    answers: Callable[[], list[Any]] | None = None
-
-    @property
-    def landed(self) -> bool:
-        """Whether going on with it would not block."""
-        return self.answers is not None or not self.item.blocks
-
-
 class _Landed(NamedTuple):
-    flying: _Flying
+    item: _Exchange
+    answers: Answers
     at: float
-    answers: Callable[[], list[Any]]
 
 
 class Fifo:
-    """Runs jobs and calls in order on one thread.
+    """Runs a rank's jobs and calls in order on one thread, where the host looks at data; see ``Executor``.
 
     Args:
-        transport: starts and finishes jobs' collectives.
+        transport: starts and finishes collectives over the ranks that average.
+        agreement: the same over those that agree on measurements and decisions; ``None``: the same ranks.
 
     Attributes:
+        ledger: what was handed to the transport; an agreement over other ranks is not in it.
         compress_seconds: seconds spent inside jobs (encode, decode, feedback), since the start.
         exchange_seconds: seconds in which collectives were under way, since the start; on a GPU, where that is not
             known, those spent waiting for them.
     """
 
-    def __init__(self, transport: GroupTransport) -> None:
+    latency = 2
+    masked = False
+
+    def __init__(self, transport: GroupTransport, agreement: GroupTransport | None = None) -> None:
         self.transport = transport
+        self.rank, self.world, self.ledger = transport.rank, transport.world, transport.ledger
+        self._agreement = transport if agreement is None else agreement
+        self.agree_world = self._agreement.world
         self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
-        self._inbox: queue.SimpleQueue[_Exchange | _Call | _Stop | _Landed] = queue.SimpleQueue()
-        self._waits: queue.SimpleQueue[_Flying | None] = queue.SimpleQueue()
-        self._todo: deque[_Exchange | _Call | _Stop] = deque()
-        self._next: _Encoded | None = None
-        self._flight: deque[_Flying] = deque()
+        self._inbox: queue.SimpleQueue[_Exchange | _Call | _Landed | None] = queue.SimpleQueue()
+        self._waits: queue.SimpleQueue[_Exchange | None] = queue.SimpleQueue()
+        self._todo: deque[_Exchange | _Call | None] = deque()
+        self._next: _Exchange | None = None
+        self._flight: deque[_Exchange] = deque()
         self._under_way = 0
         self._since = 0.0
         self._failure: BaseException | None = None
@@ -116,6 +121,10 @@ class Fifo:
         self._waiter.start()
         atexit.register(self.close)
 
+    def now(self) -> float:
+        """Return ``time.perf_counter()``."""
+        return time.perf_counter()
+
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Run a job when its turn comes, see ``Executor``; on CUDA it waits for what its stream was given so far."""
         self._inbox.put(_Exchange(job, fail, one_round, _stream_order(device), device.type == "cpu"))
@@ -123,6 +132,24 @@ class Fifo:
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Call a function when all before it has ended."""
         self._inbox.put(_Call(function, fail))
+
+    def start(self, collectives: list[Collective], agreement: bool = False) -> tuple[GroupTransport, list[Pending]]:
+        """Start collectives, on the thread."""
+        transport = self._agreement if agreement else self.transport
+        return transport, transport.start(collectives)
+
+    def finish(self, started: tuple[GroupTransport, list[Pending]]) -> list[Any]:
+        """Wait for them, on the thread."""
+        transport, pending = started
+        return transport.finish(pending)
+
+    def judge(self, finite: torch.Tensor) -> Verdict:
+        """Look at a bool scalar (0-d tensor)."""
+        return bool(finite)
+
+    def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
+        """Return what scalars (0-d tensors) hold."""
+        return [float(number) for number in numbers]
 
     def drain(self, seconds: float | None = None) -> None:
         """Wait until all that was handed over has ended, for at most ``seconds``.
@@ -142,7 +169,7 @@ class Fifo:
         the process; so this also runs at exit.
         """
         atexit.unregister(self.close)
-        self._inbox.put(_Stop())
+        self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_SECONDS)
             if not self._thread.is_alive():
@@ -152,16 +179,9 @@ class Fifo:
 
     def _wait(self) -> None:
         """Wait for collectives in the order they were started."""
-        while (flying := self._waits.get()) is not None:
-            self._inbox.put(self._landed(flying))
-            del flying  # nothing of a job may live on here until the next one
-
-    def _landed(self, flying: _Flying) -> _Landed:
-        try:
-            answers = _gives(self.transport.finish(flying.pending))
-        except BaseException as failure:
-            answers = _raises(failure)
-        return _Landed(flying, time.perf_counter(), answers)
+        while (item := self._waits.get()) is not None:
+            self._inbox.put(_Landed(item, self._finish(item), time.perf_counter()))
+            del item  # nothing of a job may live on here until the next one
 
     # the exchange thread
 
@@ -171,7 +191,7 @@ class Fifo:
             self._receive(wait=False)
             oldest = self._flight[0] if self._flight else None
             if oldest is not None and oldest.landed and not oldest.one_round:
-                if not oldest.item.blocks:
+                if not oldest.blocks:
                     self._encode()  # a GPU does that while the collectives travel
                 self._land()  # its next round comes before anything else is started
                 continue
@@ -182,7 +202,7 @@ class Fifo:
                 self._receive(wait=True)
             else:
                 item = self._todo.popleft()
-                if isinstance(item, _Stop):
+                if item is None:
                     self._waits.put(None)
                     return
                 assert isinstance(item, _Call)
@@ -194,11 +214,11 @@ class Fifo:
             message = self._inbox.get()
             wait = False
             if isinstance(message, _Landed):
-                message.flying.answers = message.answers
+                message.item.answers = message.answers
                 self._under_way -= 1
                 if not self._under_way:
                     self.exchange_seconds += message.at - self._since
-            elif self._failure is not None and not isinstance(message, _Stop):
+            elif self._failure is not None and message is not None:
                 message.fail(self._failure)
             else:
                 self._todo.append(message)
@@ -207,9 +227,8 @@ class Fifo:
         """Have the next job encoded, if it is a job's turn; False where there is none."""
         while self._next is None and self._todo and isinstance(item := self._todo[0], _Exchange):
             self._todo.popleft()
-            requests = self._guard(item.fail, lambda turn=item: self._first(turn))  # type: ignore[misc]
-            if requests is not None:
-                self._next = _Encoded(item, requests, item.one_round())
+            if self._guard(item.fail, self._first, item):
+                self._next = item
         return self._next is not None
 
     def _launch(self) -> None:
@@ -218,100 +237,89 @@ class Fifo:
             if self._flight and not (self._flight[-1].one_round and len(self._flight) <= DEPTH):
                 return
             assert self._next is not None
-            encoded, self._next = self._next, None
-            flying = self._guard(encoded.item.fail, lambda asked=encoded: self._start(*asked))  # type: ignore[misc]
-            if flying is None:
-                return
-            self._flight.append(flying)
+            item, self._next = self._next, None
+            if self._guard(item.fail, self._send, item):
+                self._flight.append(item)
 
-    def _start(self, item: _Exchange, requests: list[Collective], one_round: bool) -> _Flying:
-        """Start a round of a job's collectives; what goes wrong is raised by the job, which knows what it exchanges."""
+    def _land(self) -> None:
+        """Go on with the oldest job under way: to its end, or to its next round."""
+        item = self._flight.popleft()
+        if self._guard(item.fail, self._go_on, item):
+            self._flight.appendleft(item)
+
+    def _first(self, item: _Exchange) -> bool:
+        """Have a job encoded; tell whether it asks for collectives."""
+        item.ready()
+        asks = self._advance(item, lambda: next(item.job))
+        item.one_round = item.promises()
+        return asks
+
+    def _send(self, item: _Exchange) -> bool:
+        """Start a round of a job's collectives, and return True.
+
+        What goes wrong is raised by the job, which knows what it exchanges.
+        """
         try:
-            pending = self.transport.start(requests)
+            item.pending = self.transport.start(item.requests)
         except Exception as failure:
             item.job.throw(failure)
             raise
-        flying = _Flying(item, one_round, pending)
+        item.answers = None
         if item.blocks:
             if not self._under_way:
                 self._since = time.perf_counter()
             self._under_way += 1
-            self._waits.put(flying)
-        return flying
+            self._waits.put(item)
+        return True
 
-    def _land(self) -> None:
-        """Go on with the oldest job under way: to its end, or to its next round."""
-        landed = self._flight.popleft()
-        item = landed.item
-        requests = self._guard(item.fail, lambda: self._go_on(landed))
-        if requests is None:
-            return
-        again = self._guard(item.fail, lambda: self._again(item, requests, landed.one_round))
-        if again is not None:
-            self._flight.appendleft(again)
-
-    def _again(self, item: _Exchange, requests: list[Collective], one_round: bool) -> _Flying:
-        if one_round:
+    def _go_on(self, item: _Exchange) -> bool:
+        """Resume a job with its collectives' results, or with what went wrong; tell whether its next round started."""
+        answers = item.answers
+        if answers is None:
+            start = time.perf_counter()
+            answers = self._finish(item)
+            self.exchange_seconds += time.perf_counter() - start
+        if isinstance(answers, BaseException):
+            failure = answers
+            asks = self._advance(item, lambda: item.job.throw(failure))
+        else:
+            asks = self._advance(item, lambda: item.job.send(answers))
+        if asks and item.one_round:
             raise RuntimeError("a compressor that declares one_round asked for a second one")
-        return self._start(item, requests, one_round)
+        return asks and self._send(item)
 
-    def _first(self, item: _Exchange) -> list[Collective] | None:
-        item.ready()
-        return self._advance(lambda: next(item.job))
-
-    def _go_on(self, landed: _Flying) -> list[Collective] | None:
-        """Resume a job with its collectives' results, or with what went wrong."""
-        job = landed.item.job
+    def _finish(self, item: _Exchange) -> Answers:
         try:
-            answers = landed.answers() if landed.answers else self._finish(landed.pending)
-        except Exception as failure:
-            error = failure
-            return self._advance(lambda: job.throw(error))
-        return self._advance(lambda: job.send(answers))
+            return self.transport.finish(item.pending)
+        except BaseException as failure:
+            return failure
 
-    def _advance(self, resume: Callable[[], list[Collective]]) -> list[Collective] | None:
+    def _advance(self, item: _Exchange, resume: Callable[[], list[Collective]]) -> bool:
+        """Run a job to its next collectives; False where there are none."""
         start = time.perf_counter()
         try:
-            return resume()
+            item.requests = resume()
         except StopIteration:
-            return None
+            return False
         finally:
             self.compress_seconds += time.perf_counter() - start
+        return True
 
-    def _finish(self, pending: list[Pending]) -> list[Any]:
-        start = time.perf_counter()
+    def _guard(self, fail: Fail, function: Callable[..., Any], *given: Any) -> Any:
+        """Return what a call returns; on an exception remember it, tell whoever waits, let all after fail with it."""
         try:
-            return self.transport.finish(pending)
-        finally:
-            self.exchange_seconds += time.perf_counter() - start
-
-    def _guard(self, fail: Fail, function: Callable[[], Any]) -> Any:
-        """Call; on an exception remember it, tell whoever waits, and let everything after fail with it."""
-        try:
-            return function()
+            return function(*given)
         except BaseException as failure:
             self._failure = failure
             fail(failure)
-            waiting: list[_Exchange | _Call] = [flying.item for flying in self._flight]
-            waiting += [self._next.item] if self._next else []
-            waiting += [item for item in self._todo if not isinstance(item, _Stop)]
+            waiting: list[_Exchange | _Call | None] = [*self._flight, self._next, *self._todo]
             self._flight.clear()
             self._next = None
-            self._todo = deque(item for item in self._todo if isinstance(item, _Stop))
+            self._todo = deque(item for item in self._todo if item is None)
             for item in waiting:
-                item.fail(failure)
+                if item is not None:
+                    item.fail(failure)
             return None
-
-
-def _gives(answers: list[Any]) -> Callable[[], list[Any]]:
-    return lambda: answers
-
-
-def _raises(failure: BaseException) -> Callable[[], list[Any]]:
-    def throw() -> list[Any]:
-        raise failure
-
-    return throw
 
 
 def _stream_order(device: torch.device) -> Callable[[], None]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective
+from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, tensors_of
 from gravac.compressors.base import Reduced, Rounds
 from gravac.exchange.executor import Verdict
 
@@ -35,12 +35,15 @@ Fused = Generator[Requests, list[Any], Outcome | None]
 ALIGNMENT = 8
 """Bytes of which the size of a gathered row is a multiple, so that every element type can be viewed in it."""
 
+FLAG = -1
+"""Where the flag stands among what tensors ask for, by their positions."""
+
 
 def fuse(rounds: Sequence[Rounds], finite: Verdict, judge: Callable[[torch.Tensor], Verdict] = bool) -> Fused:
     """Run several tensors' rounds together.
 
     1. Advance every tensor's rounds to its next collective.
-    2. Fuse these into one collective per kind and dtype; in the first round, put the flag into the first of them.
+    2. Fuse these into one collective per kind and dtype; in the first round, the flag is in the first of them.
     3. Yield the fused collectives, and be resumed with their results.
     4. Stop when the flag was raised; else split the results, answer every tensor's rounds, and go on with 1.
 
@@ -80,40 +83,57 @@ def fuse(rounds: Sequence[Rounds], finite: Verdict, judge: Callable[[torch.Tenso
 
     for position in range(len(rounds)):
         advance(position, None)
-    first = True
+    if asked:
+        asked[FLAG] = _flag(list(asked.values()), finite, judge)
     while asked:
         batches = _batches(asked)
-        if first:
-            carrier = batches[0]
-            if isinstance(carrier, _Broadcasts):
-                carrier = _Sums()
-                batches.insert(0, carrier)
-            answers = yield [
-                carrier.fused(_both(finite, carrier, judge)),
-                *(batch.fused(None) for batch in batches[1:]),
-            ]
-            verdict = judge(carrier.unraised(answers[0]))
+        asked.clear()
+        answers = yield [batch.fused() for batch in batches]
+        parts = dict(part for batch, answer in zip(batches, answers, strict=True) for part in batch.split(answer))
+        if FLAG in parts:
+            verdict = judge(_unraised(parts.pop(FLAG)))
             if verdict is False:
                 for generator in rounds:
                     generator.close()
                 return None
-        else:
-            answers = yield [batch.fused(None) for batch in batches]
-        first = False
-        asked.clear()
-        for batch, answer in zip(batches, answers, strict=True):
-            for position, part in batch.split(answer):
-                advance(position, part)
+        for position, part in parts.items():
+            advance(position, part)
     return Outcome([reduced[position] for position in range(len(rounds))], verdict)
 
 
-def _both(finite: Verdict, carrier: "_Sums | _Rows", judge: Callable[[torch.Tensor], Verdict]) -> Verdict:
-    """Whether gradients were finite, and still are in the narrow floats of the wire."""
-    narrow = carrier.narrow()
-    if finite is False or not narrow:
-        return finite
-    fits = judge(torch.stack([tensor.isfinite().all() for tensor in narrow]).all())
-    return fits if isinstance(finite, bool) else finite & fits
+def _flag(asked: Sequence[Collective], finite: Verdict, judge: Callable[[torch.Tensor], Verdict]) -> Collective:
+    """The flag, of the kind and dtype that come first of what is asked for: 1 where something is not finite, else 0.
+
+    A sum's flag is up too where a gradient is not finite in the narrow floats of the wire. What is gathered is not
+    summed, so it is looked at where it is decoded. A broadcast tells the root's flag alone, so a sum goes beside it.
+    """
+    sums = [one.tensor for one in asked if isinstance(one, AllReduce)]
+    if sums:
+        like = sums[0]
+        if finite is not False and like.element_size() <= 2 and like.is_floating_point():
+            fits = judge(torch.stack([one.isfinite().all() for one in sums if one.dtype == like.dtype]).all())
+            finite = fits if isinstance(finite, bool) else finite & fits
+        return AllReduce(_raised(finite, like, like.dtype, (1,)))
+    for one in asked:
+        if isinstance(one, AllGather):
+            return AllGather(_raised(finite, one.tensors[0], torch.uint8, (1,)))
+    for one in asked:
+        if isinstance(one, AllToAll):
+            return AllToAll(_raised(finite, one.tensor, torch.uint8, (len(one.tensor), 1)))
+    return AllReduce(_raised(finite, torch.empty(0), torch.float32, (1,)))
+
+
+def _raised(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A flag of some shape and dtype, on the device of a tensor."""
+    if isinstance(finite, bool):
+        return torch.full(shape, int(not finite), dtype=dtype, device=like.device)
+    return (~finite).to(dtype).expand(shape)
+
+
+def _unraised(answer: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
+    """Whether no rank raised the flag, by what came of it."""
+    flags = answer[0] if isinstance(answer, tuple) else answer
+    return (flags == 0).all()
 
 
 class _Sums:
@@ -122,27 +142,12 @@ class _Sums:
     def __init__(self) -> None:
         self.parts: list[tuple[int, torch.Tensor]] = []
 
-    def fused(self, finite: Verdict | None) -> AllReduce:
-        pieces = [tensor.reshape(-1) for _, tensor in self.parts]
-        if finite is not None:
-            like = pieces[0] if pieces else torch.empty(0)
-            pieces.append(_flag(finite, like, like.dtype, (1,)))
-        return AllReduce(torch.cat(pieces))
-
-    def unraised(self, answer: torch.Tensor) -> torch.Tensor:
-        return answer[-1] == 0
-
-    def narrow(self) -> list[torch.Tensor]:
-        """Floats so narrow that a finite number may not be on the wire."""
-        return [tensor for _, tensor in self.parts if tensor.element_size() <= 2 and tensor.is_floating_point()]
+    def fused(self) -> AllReduce:
+        return AllReduce(torch.cat([tensor.reshape(-1) for _, tensor in self.parts]))
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        offset = 0
-        answers = []
-        for position, tensor in self.parts:
-            answers.append((position, answer[offset : offset + tensor.numel()].view(tensor.shape)))
-            offset += tensor.numel()
-        return answers
+        cuts = torch.split(answer, [tensor.numel() for _, tensor in self.parts])
+        return [(position, cut.view(tensor.shape)) for (position, tensor), cut in zip(self.parts, cuts, strict=True)]
 
 
 class _Rows:
@@ -153,65 +158,33 @@ class _Rows:
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, AllGather | AllToAll]] = []
-        self._flag_at = 0
+        self._ordered: list[torch.Tensor] = []
+        self._scatters = False
 
-    def fused(self, finite: Verdict | None) -> AllGather | AllToAll:
-        laid, size = self._layout()
-        self._flag_at = size
-        scatters = isinstance(self.parts[0][1], AllToAll)
-        rows = len(laid[0][2]) if scatters else 1
-        device = laid[0][2].device
-        pieces = [tensor.contiguous().reshape(-1).view(torch.uint8).view(rows, -1) for _, _, tensor in laid]
-        if finite is not None:
-            pieces.append(_flag(finite, laid[0][2], torch.uint8, (rows, 1)))
-            size += 1
-        pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=device))
+    def fused(self) -> AllGather | AllToAll:
+        self._scatters = isinstance(self.parts[0][1], AllToAll)
+        tensors = [tensor for _, asked in self.parts for tensor in tensors_of(asked)]
+        self._ordered = sorted(tensors, key=lambda tensor: -tensor.element_size())
+        first = self._ordered[0]
+        rows = len(first) if self._scatters else 1
+        pieces = [tensor.contiguous().view(rows, -1).view(torch.uint8) for tensor in self._ordered]
+        size = sum(piece.shape[1] for piece in pieces)
+        pieces.append(torch.zeros(rows, -size % ALIGNMENT, dtype=torch.uint8, device=first.device))
         whole = torch.cat(pieces, dim=1)
-        return AllToAll(whole) if scatters else AllGather(whole[0])
+        return AllToAll(whole) if self._scatters else AllGather(whole[0])
 
-    def unraised(self, answer: Any) -> torch.Tensor:
-        return (self._received(answer)[:, self._flag_at] == 0).all()
-
-    def narrow(self) -> list[torch.Tensor]:
-        return []  # what is gathered is not summed, so it is looked at where it is decoded
-
-    def split(self, answer: Any) -> list[tuple[int, Any]]:
-        rows = self._received(answer)
+    def split(self, answer: Any) -> Sequence[tuple[int, Any]]:
+        rows = answer if self._scatters else answer[0]
         viewed: dict[int, torch.Tensor] = {}
-        for _, offset, tensor in self._layout()[0]:
-            shape = self._row_shape(tensor)
+        offset = 0
+        for tensor in self._ordered:
+            shape = tensor.shape[1:] if self._scatters else tensor.shape
             size = shape.numel() * tensor.element_size()
             cut = rows[:, offset : offset + size].view(tensor.dtype) if size else tensor.new_empty(len(rows), 0)
             viewed[id(tensor)] = cut.view(len(rows), *shape)
-        return [
-            (position, viewed[id(asked.tensor)])
-            if isinstance(asked, AllToAll)
-            else (position, tuple(viewed[id(tensor)] for tensor in asked.tensors))
-            for position, asked in self.parts
-        ]
-
-    def _layout(self) -> tuple[list[tuple[int, int, torch.Tensor]], int]:
-        """(position, byte offset in a row, tensor) by falling width, and a row's number of bytes."""
-        tensors = [
-            (position, tensor)
-            for position, asked in self.parts
-            for tensor in ((asked.tensor,) if isinstance(asked, AllToAll) else asked.tensors)
-        ]
-        tensors.sort(key=lambda entry: -entry[1].element_size())
-        laid, offset = [], 0
-        for position, tensor in tensors:
-            laid.append((position, offset, tensor))
-            offset += self._row_shape(tensor).numel() * tensor.element_size()
-        return laid, offset
-
-    def _row_shape(self, tensor: torch.Tensor) -> torch.Size:
-        return tensor.shape[1:] if isinstance(self.parts[0][1], AllToAll) else tensor.shape
-
-    @staticmethod
-    def _received(answer: Any) -> torch.Tensor:
-        rows = answer[0] if isinstance(answer, tuple) else answer
-        assert isinstance(rows, torch.Tensor)
-        return rows
+            offset += size
+        answers = [(position, tuple(viewed[id(one)] for one in tensors_of(asked))) for position, asked in self.parts]
+        return [(position, found[0]) for position, found in answers] if self._scatters else answers
 
 
 class _Broadcasts:
@@ -220,17 +193,17 @@ class _Broadcasts:
     def __init__(self) -> None:
         self.parts: list[tuple[int, Broadcast]] = []
 
-    def fused(self, finite: Verdict | None) -> Broadcast:
-        assert finite is None, "a broadcast tells only the root's flag"
+    def fused(self) -> Broadcast:
         ordered = self._ordered()
         return Broadcast(torch.cat([b.tensor.reshape(-1).view(torch.uint8) for _, b in ordered]), ordered[0][1].root)
 
     def split(self, answer: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        answers, offset = [], 0
-        for position, asked in self._ordered():
-            size = asked.payload_bytes
-            answers.append((position, answer[offset : offset + size].view(asked.tensor.dtype).view(asked.tensor.shape)))
-            offset += size
+        ordered = self._ordered()
+        cuts = torch.split(answer, [asked.payload_bytes for _, asked in ordered])
+        answers = [
+            (position, cut.view(asked.tensor.dtype).view(asked.tensor.shape))
+            for (position, asked), cut in zip(ordered, cuts, strict=True)
+        ]
         return sorted(answers, key=lambda answer: answer[0])
 
     def _ordered(self) -> list[tuple[int, Broadcast]]:
@@ -238,13 +211,6 @@ class _Broadcasts:
 
 
 _Batch = _Sums | _Rows | _Broadcasts
-
-
-def _flag(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """1 where something is not finite, else 0, on the device of a tensor."""
-    if isinstance(finite, bool):
-        return torch.full(shape, int(not finite), dtype=dtype, device=like.device)
-    return (~finite).to(dtype).expand(shape)
 
 
 def _batches(asked: dict[int, Collective]) -> list[_Batch]:

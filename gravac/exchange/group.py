@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Ledger
+from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledger
 
 # torch 2.13 renamed it; the old name warns there, the new one is missing before
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -133,32 +133,27 @@ class GroupTransport:
         wire = self.ledger.book(request)
         if self._pace is not None:
             self._link_free = max(self._link_free, time.perf_counter()) + 8 * wire / self._pace
+        works, answer = self._call(request)
+        return Pending(works, answer, self._link_free)
+
+    def _call(self, request: Collective) -> tuple[list[Any], Any]:
+        """Call torch, or swap; return the works to wait for, and the answer that they fill in."""
         if isinstance(request, AllReduce):
-            work = dist.all_reduce(request.tensor, group=self.group, async_op=True)
-            return Pending([work], request.tensor, self._link_free)
+            return [dist.all_reduce(request.tensor, group=self.group, async_op=True)], request.tensor
         if isinstance(request, Broadcast):
             root = dist.get_global_rank(self.group, request.root)
-            work = dist.broadcast(request.tensor, root, group=self.group, async_op=True)
-            return Pending([work], request.tensor, self._link_free)
+            return [dist.broadcast(request.tensor, root, group=self.group, async_op=True)], request.tensor
         if isinstance(request, AllToAll):
-            rows, works = self._scatter(request.tensor)
-            return Pending(works, rows, self._link_free)
-        rows, works = self._gather(request)
-        return Pending(works, (rows,), self._link_free)
-
-    def _gather(self, request: AllGather) -> tuple[torch.Tensor, list[Any]]:
-        assert len(request.tensors) == 1, "fused gathers hold one tensor of bytes"
-        (row,) = request.tensors
+            leaving = request.tensor
+            rows = torch.empty_like(leaving)
+            if self._pairwise:
+                return self._swap(list(leaving), rows), rows
+            return [dist.all_to_all_single(rows, leaving, group=self.group, async_op=True)], rows
+        (row,) = request.tensors  # fused gathers hold one tensor of bytes
         rows = row.new_empty(self.world, row.numel())
         if self._pairwise:
-            return rows, self._swap([row] * self.world, rows)
-        return rows, [_all_gather_flat(rows.view(-1), row, group=self.group, async_op=True)]
-
-    def _scatter(self, leaving: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
-        rows = torch.empty_like(leaving)
-        if self._pairwise:
-            return rows, self._swap(list(leaving), rows)
-        return rows, [dist.all_to_all_single(rows, leaving, group=self.group, async_op=True)]
+            return self._swap([row] * self.world, rows), (rows,)
+        return [_all_gather_flat(rows.view(-1), row, group=self.group, async_op=True)], (rows,)
 
     def _swap(self, leaving: list[torch.Tensor], rows: torch.Tensor) -> list[Any]:
         """Send row r to rank r, and receive one from each; every receive is posted before the first send.

@@ -51,26 +51,26 @@ class Lockstep:
         queues = [executor.queue for executor in self.executors]
         while all(queues):
             items = [queue.popleft() for queue in queues]
-            if self.failure is not None:
-                _tell(items, self.failure)
-            elif all(item.call is not None for item in items):
-                self._guard(items, lambda turn=items: [item.call() for item in turn])  # type: ignore[misc]
-            elif all(item.job is not None for item in items):
-                self._guard(items, lambda turn=items: self._exchange([item.job for item in turn]))  # type: ignore[misc]
-            else:
+            calls = [item.call for item in items if item.call is not None]
+            jobs = [item.job for item in items if item.job is not None]
+            if self.failure is None and calls and jobs:
                 raise RuntimeError("ranks handed over different things: a call on some, a job on others")
+            if self.failure is None:
+                try:
+                    self._run(calls, jobs)
+                except Exception as failure:
+                    self.failure = failure
+            if self.failure is not None:
+                for item in items:
+                    item.fail(self.failure)
 
-    def _exchange(self, jobs: list[Job]) -> None:
-        memory.run(jobs, [executor.ledger for executor in self.executors])
-        for executor in self.executors:
-            executor.exchange_seconds += self.seconds
-
-    def _guard(self, items: Sequence[_Item], function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as failure:
-            self.failure = failure
-            _tell(items, failure)
+    def _run(self, calls: Sequence[Callable[[], None]], jobs: Sequence[Job]) -> None:
+        for call in calls:
+            call()
+        if jobs:
+            memory.run(jobs, [executor.ledger for executor in self.executors])
+            for executor in self.executors:
+                executor.exchange_seconds += self.seconds
 
 
 class LockstepExecutor:
@@ -136,8 +136,3 @@ class LockstepExecutor:
     def close(self) -> None:
         """Run what all ranks have handed over."""
         self._ranks.run()
-
-
-def _tell(items: Sequence[_Item], failure: BaseException) -> None:
-    for item in items:
-        item.fail(failure)

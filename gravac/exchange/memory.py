@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Ledger
+from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledger, tensors_of
 
 T = TypeVar("T")
 
 
-def run(ranks: Sequence[Generator[list[Collective], list[Any], T]], ledgers: Sequence[Ledger] = ()) -> list[T]:
+def run(ranks: Sequence[Generator[list[Collective], Any, T]], ledgers: Sequence[Ledger] = ()) -> list[T]:
     """Run one generator per rank to its end, answering their collectives.
 
     Args:
@@ -40,7 +40,7 @@ def run(ranks: Sequence[Generator[list[Collective], list[Any], T]], ledgers: Seq
 
     def advance(rank: int, answers: list[Any] | None) -> None:
         try:
-            asked.append(next(ranks[rank]) if answers is None else ranks[rank].send(answers))
+            asked.append(ranks[rank].send(answers))
         except StopIteration as done:
             returned[rank] = done.value
 
@@ -68,21 +68,17 @@ def answers(together: Sequence[Collective]) -> list[Any]:
     if isinstance(first, AllReduce):
         total = first.tensor.clone()
         for other in together[1:]:
-            total += _tensors(other)[0]
+            total += tensors_of(other)[0]
         return [total.clone() for _ in together]
     if isinstance(first, AllToAll):
-        return [torch.stack([_tensors(sender)[0][rank] for sender in together]) for rank in range(len(together))]
+        return [torch.stack([tensors_of(sender)[0][rank] for sender in together]) for rank in range(len(together))]
     if isinstance(first, Broadcast):
-        return [_tensors(together[first.root])[0].clone() for _ in together]
-    gathered = tuple(torch.stack(column) for column in zip(*map(_tensors, together), strict=True))
+        return [tensors_of(together[first.root])[0].clone() for _ in together]
+    gathered = tuple(torch.stack(column) for column in zip(*map(tensors_of, together), strict=True))
     return [tuple(tensor.clone() for tensor in gathered) for _ in together]
 
 
-def _tensors(collective: Collective) -> tuple[torch.Tensor, ...]:
-    return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
-
-
 def _signature(collective: Collective) -> str:
-    shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in _tensors(collective))
+    shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors_of(collective))
     root = f" from {collective.root}" if isinstance(collective, Broadcast) else ""
     return f"{type(collective).__name__}({shapes}){root}"

@@ -23,6 +23,9 @@ from gravac.integrations.exchange_layout import ExchangeLayout, Names
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.door import Door, memory_shape
 
+NONE_RUNS = -1
+"""Autograd's number of no backward: a rank out of inputs answers the others' (join), with whole layouts."""
+
 
 class _Bucket:
     """A bucket whose future is completed when all its parameters hold the mean."""
@@ -36,9 +39,8 @@ class _Bucket:
 
     def done(self, names: Names) -> None:
         """Some of its parameters hold the mean."""
-        waiting = bool(self.names)
         self.names.difference_update(names)
-        if waiting and not self.names:
+        if not self.names and not self.future.done():
             self.future.set_result(None)
 
     def fail(self, failure: BaseException) -> None:
@@ -67,12 +69,9 @@ class DDPAdapter:
         self.loss_scale: Callable[[], float] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._door = door
-        self._in_backward = False
-        self._ends_with_last = False
-        self._task = -1
+        self._task: int | None = None  # of the backward under way; NONE_RUNS in a join
         self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}
-        self._pieces: dict[str, Piece] = {}
-        self._buckets: dict[str, _Bucket] = {}
+        self._arrived: dict[str, tuple[Piece, _Bucket]] = {}
         self._inputs: float | None = None
         self._optimized: float | None = None
         self._ddp: weakref.ref[DistributedDataParallel] | None = None
@@ -163,33 +162,27 @@ class DDPAdapter:
         mine = _Bucket(buffer, names)
         averaged = mine.future.then(mine.outcome)
         # what follows only enqueues: a torch call after the exchange thread woke would wait for it to let go of the GIL
-        if not self._in_backward or self._task != torch._C._current_graph_task_id():
+        if self._task != torch._C._current_graph_task_id():
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine.fail)
         for piece in pieces:
-            self._pieces[piece.name] = piece
-            self._buckets[piece.name] = mine
+            self._arrived[piece.name] = piece, mine
         complete = self.layout.arrive(names)
         for position, group in enumerate(complete, 1):
             last = bucket.is_last() and position == len(complete)
             self._exchange(group, buffer if group == names else None, last)
-        if self._ends_with_last and bucket.is_last():
+        if self._task == NONE_RUNS and bucket.is_last():
             self._end()
         return averaged
 
     def _begin(self, forms: list[Form], fail: Callable[[BaseException], None]) -> None:
         """The first bucket of a backward."""
-        self._in_backward = True
         self._task = torch._C._current_graph_task_id()
         scale = self.loss_scale() if self.loss_scale is not None else None
-        self._ends_with_last = False
-        try:
+        if self._task != NONE_RUNS:
             Variable._execution_engine.queue_callback(self._end)
-        except RuntimeError:
-            # no backward is running: a rank out of inputs answers the others' (join), with whole layouts
-            self._ends_with_last = True
         rate = learning_rate(self.optimizer) if self.optimizer is not None else math.nan
         counted = self.ddp is not None and divides_by_those_with_inputs(self.ddp)
-        takes_part = not self._ends_with_last if counted else None
+        takes_part = self._task != NONE_RUNS if counted else None
         self._door.begin(loss_scale=scale, learning_rate=rate, takes_part=takes_part, forms=forms, fail=fail)
 
     def _end(self) -> None:
@@ -197,14 +190,14 @@ class DDPAdapter:
         timestamps = Timestamps(self._inputs, self._optimized, time.perf_counter())
         for group in self.layout.end():
             self._exchange(group, None)
-        self._pieces.clear()
-        self._buckets.clear()
+        self._arrived.clear()
         self._inputs = None
-        self._in_backward = False
+        self._task = None
         self._door.end(timestamps)
 
     def _exchange(self, group: Names, whole: torch.Tensor | None, last: bool = False) -> None:
-        buckets = list({id(self._buckets[name]): self._buckets[name] for name in group}.values())
+        pieces = [self._arrived[name][0] for name in group]
+        buckets = dict.fromkeys(self._arrived[name][1] for name in group)
 
         def ended(failure: BaseException | None) -> None:
             for bucket in buckets:
@@ -213,7 +206,7 @@ class DDPAdapter:
                 else:
                     bucket.fail(failure)
 
-        self._door.pieces([self._pieces[name] for name in group], whole, last).then(ended)
+        self._door.pieces(pieces, whole, last).then(ended)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""

@@ -24,13 +24,11 @@ class ExchangeLayout:
     """
 
     def __init__(self, fixed: Sequence[Names] = ()) -> None:
-        self.fixed: tuple[Names, ...] = tuple(tuple(names) for names in fixed)
         self._first: tuple[Names, ...] = ()
         self._arrived: list[Names] = []
         self._waiting: set[str] = set()
-        self._sent: set[int] = set()
         self._steps = 0
-        self._index()
+        self._fix(tuple(tuple(names) for names in fixed))
 
     def arrive(self, names: Names) -> list[Names]:
         """Take in a bucket: return the groups it completes, in their fixed order, or itself while none are fixed."""
@@ -41,8 +39,7 @@ class ExchangeLayout:
         ready = []
         touched = sorted({self._group_of[name] for name in names if name in self._group_of})
         for position in touched:
-            if position not in self._sent and self._waiting.issuperset(self.fixed[position]):
-                self._sent.add(position)
+            if self._waiting.issuperset(self.fixed[position]):
                 self._waiting.difference_update(self.fixed[position])
                 ready.append(self.fixed[position])
         unknown = tuple(name for name in names if name not in self._group_of)
@@ -58,22 +55,18 @@ class ExchangeLayout:
             for group in self.fixed
             if not self._waiting.isdisjoint(group)
         ]
-        if not self.fixed:
+        if self._arrived and not self.fixed:
             self._learn(tuple(self._arrived))
         self._arrived.clear()
         self._waiting.clear()
-        self._sent.clear()
         return left
 
     def _learn(self, layout: tuple[Names, ...]) -> None:
-        if not layout:
-            return
         self._steps += 1
-        if self._steps == 1:
-            self._first = layout
-        elif layout != self._first or self._steps >= SETTLED:
-            self.fixed = layout
-            self._index()
+        self._first = self._first or layout
+        if layout != self._first or self._steps >= SETTLED:
+            self._fix(layout)
 
-    def _index(self) -> None:
-        self._group_of = {name: position for position, names in enumerate(self.fixed) for name in names}
+    def _fix(self, layout: tuple[Names, ...]) -> None:
+        self.fixed = layout
+        self._group_of = {name: position for position, names in enumerate(layout) for name in names}

@@ -19,11 +19,6 @@ from gravac.policy import Policy
 SAME = 1.01
 """Two candidates whose wire ratios differ by less, relatively, are one."""
 
-Seconds = Callable[[Compressor, float], tuple[float, float] | None]
-"""Seconds that coding and exchange of a step with the base compressor, or with all in a dense format, are expected to
-take at a CF; ``None`` where that is not known."""
-
-
 Predicted = Callable[[Compressor, float], Candidate]
 """A compressor at a CF as a candidate, with what it is predicted to send on the model, and to take."""
 
@@ -52,13 +47,23 @@ def admit(policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkP
     world, shapes = averager.world, [shape for shape, _ in forms]
     full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
     compressed = [shape for shape in shapes if averager.compresses(shape)]
-    seconds = expected(link, shapes, policy, world)
+
+    def expected(compressor: Compressor, cf: float) -> tuple[float | None, float | None]:
+        """Seconds that coding and exchange of a step should take, by what the link was probed at."""
+        if link is None:
+            return None, None
+        network, machine = Network(link.latency, link.bandwidth), Machine(link.copy_bytes_per_s)
+        if machine.coding(compressor, cf) is None:
+            return None, None
+        dense, below = policy.dense_format.dtype, policy.dense_below
+        step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
+        return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
 
     def predicted(compressor: Compressor, cf: float) -> Candidate:
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
         profile = compressor.profile(cf, world=world, shapes=compressed)
         efficiency, by_gain = round(profile.efficiency, 4), profile.efficiency_by_gain
-        coding, exchange = seconds(compressor, cf) or (None, None)
+        coding, exchange = expected(compressor, cf)
         return Candidate(compressor.name, cf, ratio, efficiency, profile.family, by_gain, coding, exchange)
 
     return admitted(policy, predicted)
@@ -89,38 +94,13 @@ def admitted(
     for one in (*sixteen, *sorted(wanted, key=lambda c: (c.wire_ratio, c.cf))):
         twin = next((other for other in candidates if alike(one, other)), None)
         least = next(other for other in reversed(candidates) if other.dense)
-        if stays(one):
+        if stays(one) or (twin is None and one.wire_ratio > least.wire_ratio):
             candidates.append(one)
         elif twin is not None:
             dropped.append(Dropped(one, "same_bytes", twin, twin.wire_ratio / one.wire_ratio))
-        elif one.wire_ratio <= least.wire_ratio:
-            dropped.append(Dropped(one, "not_fewer_bytes", least, least.wire_ratio / one.wire_ratio))
         else:
-            candidates.append(one)
+            dropped.append(Dropped(one, "not_fewer_bytes", least, least.wire_ratio / one.wire_ratio))
     return Admission(tuple(candidates), tuple(dropped))
-
-
-def expected(link: LinkProbe | None, shapes: Sequence[tuple[int, ...]], policy: Policy, world: int) -> Seconds:
-    """What coding and exchange of a step should take by what the link was probed at.
-
-    Args:
-        link: what the link was probed at; ``None``: nothing is known.
-        shapes: shapes of all the model's tensors.
-        policy: gives what is sent dense, and how.
-        world: number of ranks.
-    """
-    if link is None:
-        return lambda compressor, cf: None
-    network, machine = Network(link.latency, link.bandwidth), Machine(link.copy_bytes_per_s)
-    dense, below = policy.dense_format.dtype, policy.dense_below
-
-    def seconds(compressor: Compressor, cf: float) -> tuple[float, float] | None:
-        if machine.coding(compressor, cf) is None:
-            return None
-        step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
-        return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
-
-    return seconds
 
 
 def alike(one: Candidate, other: Candidate) -> bool:

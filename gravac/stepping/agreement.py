@@ -102,14 +102,9 @@ class StepReport:
         }
         return cls(step, candidate, tuple(shadow), numbers)
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of ``vector``, which the shadow CFs fix."""
-        return Layout(self.shadow)
-
     def vector(self) -> torch.Tensor:
-        """The numbers as a vector, ``[len(layout.slots)]``, float64, to be summed over ranks."""
-        return self.layout.vector(self.numbers)
+        """The numbers as a vector, ``[len(Layout(shadow).slots)]``, float64, to be summed over ranks."""
+        return Layout(self.shadow).vector(self.numbers)
 
     def agreed(
         self, total: torch.Tensor, world: int, samples: float, norms: tuple[tuple[str, float], ...] = ()
@@ -122,7 +117,7 @@ class StepReport:
             samples: number of samples processed in the step, over all ranks.
             norms: norms of single tensors in the step, where there was a survey.
         """
-        sums = self.layout.numbers(total)
+        sums = Layout(self.shadow).numbers(total)
         return Measurement(
             step=self.step,
             candidate=self.candidate,
@@ -138,7 +133,7 @@ def gain(error: float, energy: float) -> float | None:
     if energy == 0:
         return 1.0
     share = 1 - error / energy
-    return share if abs(share) != float("inf") and share == share else None
+    return share if math.isfinite(share) else None
 
 
 def _error_at(cf: float) -> str:

@@ -10,9 +10,13 @@ from typing import Any
 from gravac.averaging.allocation import Curve, Point
 from gravac.candidate import Candidate
 from gravac.stepping.agreement import Layout, StepReport
+from gravac.stepping.clock import StepCosts
 from gravac.stepping.planning import Factors
 from gravac.stepping.tensor_errors import TensorErrors
 from gravac.telemetry.records import DecisionRecord
+
+PLAIN = ("step", "loss_scale", "gain", "wire_bytes", "dense_wire_bytes", "survey_bytes")
+"""Fields of ``StepState`` that are dumped as they are."""
 
 
 @dataclass(slots=True)
@@ -22,13 +26,15 @@ class Unobserved:
     Attributes:
         report: this rank's numbers.
         tensor_errors: numbers of single tensors, where the step's plan asked for them.
+        costs: what the step cost on this rank, for its record; ``None`` of a step from before a checkpoint.
     """
 
     report: StepReport
     tensor_errors: TensorErrors | None = None
+    costs: StepCosts | None = None
 
     def dump(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values; the costs are not among them."""
         report = {**asdict(self.report), "shadow": list(self.report.shadow)}
         return {"report": report, "survey": None if self.tensor_errors is None else asdict(self.tensor_errors)}
 
@@ -84,17 +90,12 @@ class StepState:
         """Return plain values, but for the controller's state, which the controller dumps."""
         known = self.unobserved[-1].dump() if self.unobserved else {"report": None, "survey": None}
         return {
-            "step": self.step,
+            **{name: getattr(self, name) for name in PLAIN},
             "ran": None if self.ran is None else asdict(self.ran),
             "plan": {"cf": self.factors.cf, "cfs": dict(self.factors.cfs)},
             **known,
             "older_reports": [one.dump() for one in self.unobserved[:-1]],
             "curves": {name: [curve.energy, *map(list, curve.points)] for name, curve in self.curves.items()},
-            "loss_scale": self.loss_scale,
-            "gain": self.gain,
-            "wire_bytes": self.wire_bytes,
-            "dense_wire_bytes": self.dense_wire_bytes,
-            "survey_bytes": self.survey_bytes,
             "history": [asdict(record) for record in self.history],
         }
 
@@ -104,15 +105,10 @@ class StepState:
         newest = [] if plain["report"] is None else [Unobserved.load(plain)]
         curves = plain["curves"].items()
         return cls(
-            step=plain["step"],
+            **{name: plain[name] for name in PLAIN},
             ran=None if plain["ran"] is None else Candidate(**plain["ran"]),
             factors=Factors(plain["plan"]["cf"], plain["plan"]["cfs"]),
             unobserved=[*map(Unobserved.load, plain["older_reports"]), *newest],
             curves={name: Curve(energy, tuple(Point(*p) for p in points)) for name, (energy, *points) in curves},
-            loss_scale=plain["loss_scale"],
-            gain=plain["gain"],
-            wire_bytes=plain["wire_bytes"],
-            dense_wire_bytes=plain["dense_wire_bytes"],
-            survey_bytes=plain["survey_bytes"],
             history=[DecisionRecord(**record) for record in plain["history"]],
         )

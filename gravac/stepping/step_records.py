@@ -3,9 +3,10 @@
 """What is told of a run: the record of a decision, of a step, and how steps were shared out among the candidates."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from gravac.candidate import Candidate
-from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.base import Decision, Measurement, Summary
 from gravac.stepping.agreement import LAST, gain
 from gravac.stepping.clock import StepCosts
 from gravac.telemetry.records import DecisionRecord, StepRecord
@@ -23,19 +24,15 @@ def decided(
         gain: gain of the last step agreed on, told where no window ended; ``None``: not finite.
         steps_per_epoch: number of steps that dates the reason by epoch; ``None``: it is not dated.
     """
-    summary, last = decision.summary, 0.0 if gain is None else gain
+    last = 0.0 if gain is None else gain
+    summary = decision.summary or Summary("", last, last, last, t_system=None, t_compression=None)
     return DecisionRecord(
         step=step,
         compressor=decision.candidate.compressor,
         cf=decision.candidate.cf,
         changed=changed,
-        gain=summary.gain if summary else last,
-        gain_low=summary.gain_low if summary else last,
-        gain_high=summary.gain_high if summary else last,
-        t_system=summary.t_system if summary else None,
-        t_compression=summary.t_compression if summary else None,
-        phase=summary.phase if summary else "",
         reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
+        **asdict(summary),
     )
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.allocation import Curve
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
@@ -25,7 +24,7 @@ from gravac.exchange.executor import Executor, Fail
 from gravac.exchange.group import ExchangeError
 from gravac.stepping.admission import Admission
 from gravac.stepping.agreement import StepReport, gain
-from gravac.stepping.clock import StepClock, StepCosts, Timestamps
+from gravac.stepping.clock import StepClock, Timestamps
 from gravac.stepping.coalescing import ReadyGroup, elements, enough, exchanged
 from gravac.stepping.planning import Planner
 from gravac.stepping.state import StepState, Unobserved
@@ -82,7 +81,6 @@ class Steps:
         self._planner = Planner(averager, levels, survey_every)
         self._executor: Executor | None = None
         self._agreeing: list[Any] = []
-        self._costs: list[StepCosts] = []
         self._counting: Any = None
         self._learning_rate = math.nan
         self._plan = averager.plan(0, None)
@@ -188,16 +186,9 @@ class Steps:
     def restore(self, state: StepState, controller_state: dict[str, Any] | None) -> None:
         """Go on from a state, and a dumped controller state, at the next ``begin``."""
         self.state = state
-        self._costs.clear()
         self._restored = controller_state
         self._planner.forget()
         self.decision = None
-
-    def learn(self, curves: Mapping[str, Curve]) -> None:
-        """Know some tensors' curves, instead of what was known of them."""
-        if curves:
-            self.state.curves.update(curves)
-            self._planner.forget()
 
     @property
     def settled(self) -> StepState:
@@ -306,8 +297,7 @@ class Steps:
             self._observe(state.unobserved.pop(0), *agreed)
         report = StepReport.of(state.step, state.ran, self._plan.shadow, costs, stats, self._learning_rate)
         errors = TensorErrors.of(stats, self._plan.survey, state.loss_scale or 1.0, self._planner.wire_bytes)
-        state.unobserved.append(Unobserved(report, errors))
-        self._costs.append(costs)
+        state.unobserved.append(Unobserved(report, errors, costs))
         state.steps_at[state.ran] = state.steps_at.get(state.ran, 0) + 1
         state.step += 1
 
@@ -319,13 +309,14 @@ class Steps:
         norms: tuple[tuple[str, float], ...] = ()
         if one.tensor_errors is not None and surveyed is not None:
             norms = one.tensor_errors.norms(surveyed, world)
-            self.learn(one.tensor_errors.curves(surveyed))
+            if curves := one.tensor_errors.curves(surveyed):
+                state.curves.update(curves)
+                self._planner.forget()
         measured = one.report.agreed(total, world, samples, norms)
         state.gain = gain(measured.error, measured.energy)
-        if len(self._costs) > len(state.unobserved):
-            costs = self._costs.pop(0)
-            state.wire_ratio = costs.wire_ratio
-            self._emit(measured_step(measured, costs))
+        if one.costs is not None:
+            state.wire_ratio = one.costs.wire_ratio
+            self._emit(measured_step(measured, one.costs))
         before = self.decision.runs
         state.controller, self.decision = self.controller.observe(state.controller, measured)
         changed = self.decision.runs != before

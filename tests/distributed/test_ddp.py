@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import AdaptiveCompressor, GraVAC, Static, dense, merge_states, randomk, topk
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from gravac.compressors import Compressor, artopk, quantize, topkc
-from gravac.exchange import threaded
+from gravac.exchange.fifo import Fifo
 from gravac.integrations import ddp as adapter
 from tests.distributed.training import (
     FEATURES,
@@ -86,7 +86,8 @@ def ticking(each: float) -> Any:
 
 
 def decide(rank: int, world: int) -> list[Any]:
-    threaded.time = adapter.time = ticking(0.02 if rank == 1 else 0.005)
+    clock = adapter.time = ticking(0.02 if rank == 1 else 0.005)
+    Fifo.now = lambda self: float(clock.perf_counter())  # type: ignore[method-assign]
     ddp = parallel()
     optimizer = sgd(ddp)
     with quick(topk) as compressor:

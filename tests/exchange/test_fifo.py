@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gravac.collectives import AllReduce, Collective
+from gravac.collectives import AllReduce, Collective, Ledger
 from gravac.exchange.fifo import DEPTH, Fifo
 
 CPU = torch.device("cpu")
@@ -22,7 +22,10 @@ HUNG = 120.0
 class Wire:
     """Stands in for a transport: keeps the order of events, and lets nothing land while its gate is shut."""
 
+    rank, world = 0, 1
+
     def __init__(self, open_: bool = True) -> None:
+        self.ledger = Ledger()
         self.events: list[str] = []
         self.gate = threading.Event()
         self._news = threading.Condition()
