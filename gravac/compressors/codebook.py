@@ -160,7 +160,7 @@ class Decoded:
         more: a position, and numbers (flat, float32) that are added from there on.
     """
 
-    shards: tuple[tuple[Coded, ...], ...]
+    shards: Sequence[Sequence[Coded]]
     bits: int
     kind: Kind
     block: int

@@ -12,7 +12,7 @@ x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -23,9 +23,6 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import unit_roundoff, working
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile, efficiency_at
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SIDE = 1024
 """Rows, and columns, of the matrix whose CF stands for a rank that is set."""
@@ -124,7 +121,7 @@ class PowerSGD(Compressor):
         square = self.plan((SIDE, SIDE), 1.0)
         return (square.cf,) if square and cf_range[0] <= square.cf <= cf_range[1] else ()
 
-    def __call__(self, rank: int | None = None, **changes: Any) -> "Self":
+    def __call__(self, rank: int | None = None, **changes: Any) -> "PowerSGD":
         """The same settings but for ``rank`` and other changes."""
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 
@@ -200,14 +197,10 @@ class PowerSGD(Compressor):
         largest = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
         if largest is None:
             return [x.new_zeros(()) for _ in cfs]
-        if self.alternating:
-            side, _, rows = turn(largest, ctx)
-            captured = times(oriented(x, largest, side), orthonormal(start(x, side, rows, largest.rank, ctx)))
-        else:
-            matrix = x.view(largest.n, largest.m)
-            captured = start(x, "q", largest.m, largest.rank, ctx)
-            for _ in range(self.iterations):
-                captured = times(matrix.T, orthonormal(times(matrix, orthonormal(captured))))
+        side, _, rows = turn(largest, ctx) if self.alternating else ("q", "p", largest.m)
+        matrix, captured = oriented(x, largest, side), start(x, side, rows, largest.rank, ctx)
+        for _ in range(1 if self.alternating else 2 * self.iterations):
+            matrix, captured = matrix.T, times(matrix, orthonormal(captured))
         sums = captured.square().sum(0).cumsum(0)
         whole = energy(x)
         return [(whole - sums[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]

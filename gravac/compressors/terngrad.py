@@ -14,11 +14,11 @@ import torch
 from pydantic import Field
 
 from gravac.collectives import AllGather, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.dtypes import working
-from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import block_largest, relative, round_randomly, rounding_variance
+from gravac.compressors.qsgd import block_largest, exchanged, relative, round_randomly, rounding_variance
 
 
 class TernGrad(Compressor):
@@ -30,6 +30,7 @@ class TernGrad(Compressor):
     """
 
     name: ClassVar[str] = "terngrad"
+    cf: ClassVar[float] = 16.0
     one_round: ClassVar[bool] = True
     coding_costs: ClassVar[CostPoints] = ((16, 46.03, 17.82),)
 
@@ -39,15 +40,6 @@ class TernGrad(Compressor):
     def unbiased(self) -> bool:  # type: ignore[override]
         """Whether the expectation of ``sent`` is x: not where outliers are clipped."""
         return self.clip == 0
-
-    @property
-    def cf(self) -> float:
-        """The compression factor: 16, as each element takes 2 bits."""
-        return 16.0
-
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compressor's one CF, if it is in the range; otherwise nothing."""
-        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Packed codes and a scale, in bytes."""
@@ -59,11 +51,7 @@ class TernGrad(Compressor):
         cut = self.clipped(x)
         scale = block_largest(cut, 0)
         codes = encode(cut, scale, ctx.generator(own=True))
-        packed, scales = yield AllGather(pack(codes, 2), scale)
-        mean = torch.zeros_like(x)
-        for row, its_scale in zip(packed.unbind(), scales.unbind(), strict=True):
-            mean += decode(unpack(row, 2, x.numel()), its_scale)
-        return Reduced(mean=mean.div_(ctx.world), sent=decode(codes, scale), cf=self.cf)
+        return (yield from exchanged(codes, scale, 2, decode, ctx))
 
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
         """Flat x with its outliers cut; x itself where ``clip`` is 0."""
