@@ -28,6 +28,9 @@ from gravac.compressors.packing import pack, packed_bytes, unpack
 Kind = Literal["fitted", "uniform"]
 """How levels lie: fitted to a normal law, or evenly."""
 
+_Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Memory for intermediate results, as large as a piece: float32, int8 and float32."""
+
 Table = npt.NDArray[np.uint8]
 """Codes looked up by numpy, one byte each."""
 
@@ -91,17 +94,19 @@ def encode(
     packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8, device=x.device)
     scales = torch.empty(count, dtype=SCALE, device=x.device)
     rows = max(1, PIECE // block)
-    scratch = _Scratch.like(x[:rows])
+    # memory for one piece, used again for the next: asking for it anew would cost more than all else
+    scratch = [torch.empty_like(x[:rows], dtype=dtype) for dtype in (x.dtype, torch.int8, x.dtype)]
     error = x.new_zeros(())
     for start in range(0, count, rows):
         part = slice(start, start + rows)
         piece, into = x[part], Coded(packed[part], scales[part])
         decoded = None if out is None else out[part]
+        fine, grid, values = (memory[: len(piece)] for memory in scratch)
         lost = None
         if compiled and kind == "fitted" and 1 < bits < 8 and len(piece) == rows and x.device.type == "cpu":
-            lost = _encode_compiled(piece, bits, into, scratch.values if decoded is None else decoded)
+            lost = _encode_compiled(piece, bits, into, values if decoded is None else decoded)
         if lost is None:
-            lost = _encode_piece(piece, bits, kind, into, decoded, scratch.rows(len(piece)))
+            lost = _encode_piece(piece, bits, kind, into, decoded, (fine, grid, values))
         error += lost
     return Coded(packed, scales), error
 
@@ -109,8 +114,7 @@ def encode(
 def _encode_compiled(x: torch.Tensor, bits: int, coded: Coded, out: torch.Tensor) -> torch.Tensor | None:
     """As ``_encode_piece``, but on a threshold itself; ``None`` where it cannot be compiled, and nothing is done."""
     thresholds = tuple(float(point) for point in _points_between(bits, "fitted") if point > 0)
-    kernel = fused.encoder(FITTED[bits], thresholds, GRID * x.shape[1] ** 0.5)
-    came = None if kernel is None else fused.attempt(kernel, x, out)
+    came = fused.encode(FITTED[bits], thresholds, GRID * x.shape[1] ** 0.5, x, out)
     if came is None:
         return None
     codes, scales, error = came
@@ -186,21 +190,6 @@ class Decoded:
 def _add(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: float) -> None:
     into = dense[position : position + numbers.numel()]
     into.add_(numbers[: into.numel()], alpha=alpha)
-
-
-class _Scratch(NamedTuple):
-    """Memory for one piece, used again for the next: asking for it anew would cost more than all else."""
-
-    fine: torch.Tensor
-    grid: torch.Tensor
-    values: torch.Tensor
-
-    @classmethod
-    def like(cls, piece: torch.Tensor) -> "_Scratch":
-        return cls(torch.empty_like(piece), torch.empty_like(piece, dtype=torch.int8), torch.empty_like(piece))
-
-    def rows(self, count: int) -> "_Scratch":
-        return _Scratch(self.fine[:count], self.grid[:count], self.values[:count])
 
 
 def _encode_piece(
