@@ -260,25 +260,21 @@ def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
 
 
 @functools.cache
-def _code_of_point(bits: int, kind: Kind) -> Table:
-    """The code of every grid point, in the order of its byte: uint8, ``[256]``."""
-    points = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float64)
-    every = levels(bits, kind).double().numpy()
+def _points_between(bits: int, kind: Kind) -> list[int]:
+    """The lowest grid point of every code but the first."""
     if kind == "uniform":
         most = (1 << (bits - 1)) - 1
-        return np.clip(points + most, 0, 2 * most).astype(np.uint8)
-    thresholds = np.round((every[1:] + every[:-1]) / 2 * GRID)
-    codes: Table = np.searchsorted(thresholds, points, side="right").astype(np.uint8)
-    return codes
+        return list(range(1 - most, most + 1))
+    every = levels(bits, kind).double()
+    return [int(point) for point in ((every[1:] + every[:-1]) / 2 * GRID).round()]
 
 
 @functools.cache
-def _points_between(bits: int, kind: Kind) -> list[int]:
-    """The lowest grid point of every code but the first."""
-    code = _code_of_point(bits, kind)
-    return [
-        next(point for point in range(-128, 128) if code[point] >= above) for above in range(1, int(code.max()) + 1)
-    ]
+def _code_of_point(bits: int, kind: Kind) -> Table:
+    """The code of every grid point, in the order of its byte: uint8, ``[256]``."""
+    points = np.arange(256, dtype=np.uint8).view(np.int8)
+    codes: Table = np.searchsorted(_points_between(bits, kind), points, side="right").astype(np.uint8)
+    return codes
 
 
 @functools.cache
@@ -318,13 +314,11 @@ def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -
 def _levels_of_byte(bits: int, kind: Kind) -> npt.NDArray[np.void]:
     """The levels of all codes in a byte (of 3 bits: of four codes, low bits in the low byte), as one element each."""
     if bits == 3:
-        keys = torch.arange(1 << 12)
-        low = torch.stack([(keys >> 2 * i) & 3 for i in range(4)], dim=1)
-        codes = low | torch.stack([(keys >> (8 + i) & 1) << 2 for i in range(4)], dim=1)
+        keys = torch.arange(1 << 12).unsqueeze(1)
+        codes = unpack((keys & 255).byte(), 2, 4) | unpack((keys >> 8).byte(), 1, 4) << 2
     else:
-        keys = torch.arange(256).to(torch.uint8)
-        codes = unpack(keys.unsqueeze(1), bits, 8 // bits).long()
-    table = levels(bits, kind)[codes].contiguous().numpy()
+        codes = unpack(torch.arange(256).byte().unsqueeze(1), bits, 8 // bits)
+    table = levels(bits, kind)[codes.long()].contiguous().numpy()
     return table.view(f"V{table.dtype.itemsize * table.shape[1]}").reshape(-1)
 
 

@@ -41,7 +41,7 @@ class HardThreshold(TopK):
     def select(self, x: torch.Tensor, k: int) -> Selection:
         """The coordinates of flat x that reach the threshold; the k largest of them, when they are more."""
         indices = reaching(x, self.threshold)
-        indices = indices[largest(x[indices], min(k, indices.numel()))]
+        indices = indices[largest(x[indices], k)]
         return Selection(indices, x[indices])
 
 

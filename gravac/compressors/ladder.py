@@ -133,7 +133,7 @@ def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
         if isinstance(reach, Span):
             last = max((rung.ratio for rung in rungs), default=1.0)
             own = [(last * STEP**more) for more in range(1, math.ceil(math.log(HIGHEST / last, STEP)))]
-            found = [Rung(ratio, member, cf) for ratio in own if (cf := _lowest(member, reach, ratio)) is not None]
+            found = [Rung(ratio, member, cf) for ratio in own if (cf := _lowest(member, ratio)) is not None]
         else:
             found = [Rung(wire_ratio(member, cf), member, cf) for cf in reach]
         taken = {round(rung.ratio, 6) for rung in rungs}
@@ -151,19 +151,18 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
 def _serving(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
     """The first member that reaches the ratio, at the lowest CF that does; the highest rung, if none does."""
     for member in members:
-        reach = member.candidates((1.0, HIGHEST))
-        if isinstance(reach, Span):
-            cf = _lowest(member, reach, ratio)
-        else:
-            cf = min((cf for cf in reach if wire_ratio(member, cf) >= ratio * 0.999), default=None)
+        cf = _lowest(member, ratio)
         if cf is not None:
             return member, cf
     last = _rungs(members)[-1]
     return last.member, last.cf
 
 
-def _lowest(member: Compressor, reach: Span, ratio: float) -> float | None:
-    """The lowest CF at which a member that can do any reaches a ratio, within 0.1 %; ``None`` if none does."""
+def _lowest(member: Compressor, ratio: float) -> float | None:
+    """The lowest CF at which a member reaches a ratio, within 0.1 %; ``None`` if none does."""
+    reach = member.candidates((1.0, HIGHEST))
+    if not isinstance(reach, Span):
+        return min((cf for cf in reach if wire_ratio(member, cf) >= ratio * 0.999), default=None)
     low, high = reach.low, reach.high
     if wire_ratio(member, high) < ratio:
         return None

@@ -157,32 +157,25 @@ class PowerSGD(Compressor):
         plan = self.plan(ctx.shape, cf)
         if plan is None:
             return (yield from dense.rounds(x, 1.0, ctx))
-        if self.alternating:
-            return (yield from self._half(x, plan, ctx))
-        matrix = x.view(plan.n, plan.m)
-        total = first = start(x, "q", plan.m, plan.rank, ctx)
-        for _ in range(self.iterations):
-            p = orthonormal((yield AllReduce(times(matrix, orthonormal(total)))))
-            mine = times(matrix.T, p)
-            total = yield AllReduce(mine)
-        if self.warm_start:
-            ctx.state["q"] = kept(total, first)
-        return Reduced(Product(p, total / ctx.world), Product(p, mine), plan.cf, error=beyond(x, mine))
-
-    def _half(self, x: torch.Tensor, plan: LowRank, ctx: Context) -> Rounds:
-        """Half a power iteration: M projected on the factor kept; the product is sent, and kept for the next step."""
-        side, other, rows = turn(plan, ctx)
+        side, other, rows = self._turn(plan, ctx)
         matrix = oriented(x, plan, side)
-        basis = orthonormal(start(x, side, rows, plan.rank, ctx))
-        mine = times(matrix, basis)
-        total = yield AllReduce(mine)
-        if usable(total):
+        total = first = start(x, side, rows, plan.rank, ctx)
+        for _ in range(self._halves):
+            basis = orthonormal(total)
+            mine = times(matrix, basis)
+            total = yield AllReduce(mine)
+            matrix = matrix.T
+        if not self.alternating:
+            if self.warm_start:
+                ctx.state["q"] = kept(total, first)
+        elif usable(total):
             ctx.state.pop(side, None)
             ctx.state[other] = by_importance(total)
         else:
             ctx.state[side] = basis
+        sums_are_p = self.alternating and side == "q"
         mean, sent = (
-            Product(factor, basis) if side == "q" else Product(basis, factor) for factor in (total / ctx.world, mine)
+            Product(factor, basis) if sums_are_p else Product(basis, factor) for factor in (total / ctx.world, mine)
         )
         return Reduced(mean, sent, plan.cf, error=beyond(x, mine))
 
@@ -197,13 +190,26 @@ class PowerSGD(Compressor):
         largest = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
         if largest is None:
             return [x.new_zeros(()) for _ in cfs]
-        side, _, rows = turn(largest, ctx) if self.alternating else ("q", "p", largest.m)
+        side, _, rows = self._turn(largest, ctx)
         matrix, captured = oriented(x, largest, side), start(x, side, rows, largest.rank, ctx)
-        for _ in range(1 if self.alternating else 2 * self.iterations):
+        for _ in range(self._halves):
             matrix, captured = matrix.T, times(matrix, orthonormal(captured))
         sums = captured.square().sum(0).cumsum(0)
         whole = energy(x)
         return [(whole - sums[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
+
+    @property
+    def _halves(self) -> int:
+        """Half power iterations a step, each with one all-reduce."""
+        return 1 if self.alternating else 2 * self.iterations
+
+    def _turn(self, plan: LowRank, ctx: Context) -> tuple[str, str, int]:
+        """Whose turn it is: the factor to project on first, the other one, and the rows of the former.
+
+        Q, unless they alternate: then the one in the state; at first the shorter, so that the longer is sent.
+        """
+        ps = self.alternating and ("p" in ctx.state or ("q" not in ctx.state and plan.n < plan.m))
+        return ("p", "q", plan.n) if ps else ("q", "p", plan.m)
 
     @property
     def rounding(self) -> float:
@@ -229,15 +235,6 @@ def start(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torc
     # drawn in float32, so that float64 gradients start from the same
     drawn = torch.randn(rank - old.shape[1], rows, generator=ctx.generator()).T.to(x)
     return torch.cat([rescaled(old), drawn], dim=1) if old.shape[1] else drawn
-
-
-def turn(plan: LowRank, ctx: Context) -> tuple[str, str, int]:
-    """Whose turn it is, alternating: the factor to project on, the one to send, and the rows of the former.
-
-    The one in the state; at first the shorter, so that the longer is sent.
-    """
-    side = "p" if "p" in ctx.state or ("q" not in ctx.state and plan.n < plan.m) else "q"
-    return ("p", "q", plan.n) if side == "p" else ("q", "p", plan.m)
 
 
 def oriented(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:

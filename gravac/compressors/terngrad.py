@@ -7,18 +7,20 @@ algorithm 1, per tensor ("layer-wise ternarizing"), with its gradient clipping a
 its own. Unbiased unless clipped; not contractive: with outliers the error is many times the gradient.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from gravac.collectives import AllGather, Traffic
+from gravac.collectives import Traffic
 from gravac.compressors.base import Compressor, Context, Rounds
-from gravac.compressors.dtypes import working
-from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import block_largest, exchanged, relative, round_randomly, rounding_variance
+from gravac.compressors.qsgd import QSGD
+
+TERNARY = QSGD(bits=2, bucket=sys.maxsize, norm="max")
+"""What TernGrad is but for its clipping: one level above zero, one bucket, and its largest magnitude as the level."""
 
 
 class TernGrad(Compressor):
@@ -43,15 +45,11 @@ class TernGrad(Compressor):
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Packed codes and a scale, in bytes."""
-        elements = torch.Size(shape).numel()
-        return (Traffic(AllGather, packed_bytes(elements, 2) + bool(elements) * working(dtype).itemsize),)
+        return TERNARY.traffic(shape, cf, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of codes and scales."""
-        cut = self.clipped(x)
-        scale = block_largest(cut, 0)
-        codes = encode(cut, scale, ctx.generator(own=True))
-        return (yield from exchanged(codes, scale, 2, decode, ctx))
+        return (yield from TERNARY.rounds(self.clipped(x), cf, ctx))
 
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
         """Flat x with its outliers cut; x itself where ``clip`` is 0."""
@@ -63,25 +61,7 @@ class TernGrad(Compressor):
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Expected squared error of flat x: sum of ``|c| (scale - |c|)``, c what the cut left, and the cut's square."""
         cut = self.clipped(x)
-        scale = block_largest(cut, 0)
-        error = (rounding_variance(relative(cut, scale)) * scale.square()).sum() + (x - cut).square().sum()
-        return [error for _ in cfs]
-
-
-def encode(x: torch.Tensor, scale: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Round flat x to codes, 1 + (-1, 0 or 1): uint8, as long as x.
-
-    Args:
-        x: numbers to code: flat, float32 or float64.
-        scale: largest magnitude of x, ``[1]``; ``[0]`` when x is empty.
-        generator: source of the random numbers that decide the rounding.
-    """
-    return round_randomly(relative(x, scale), generator).mul_(x.sign()).add_(1).to(torch.uint8)
-
-
-def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The numbers that flat codes stand for: as long, in the dtype of the scale. The inverse of ``encode``."""
-    return (codes.to(scale.dtype) - 1) * scale
+        return [error + (x - cut).square().sum() for error in TERNARY.errors(cut, cfs, ctx)]
 
 
 terngrad = TernGrad()
