@@ -33,14 +33,7 @@ Law = Callable[[Compressor], None]
 
 
 def exchange(
-    compressor: Compressor,
-    xs: Sequence[torch.Tensor],
-    cf: float,
-    *,
-    step: int = 0,
-    seed: int = 0,
-    name: str = "w",
-    ledgers: Sequence[Ledger] = (),
+    compressor: Compressor, xs: Sequence[torch.Tensor], cf: float, *, step: int = 0, seed: int = 0, name: str = "w"
 ) -> list[Reduced]:
     """Compress and average one tensor over ``len(xs)`` ranks in this process; return what each rank got.
 
@@ -51,7 +44,6 @@ def exchange(
         step: number of the step; seeds the random numbers, with the next two.
         seed: seed of the run.
         name: name of the tensor.
-        ledgers: where what each rank hands to collectives is added up, one per rank; without, nowhere.
 
     Example:
         >>> from gravac import topk
@@ -63,7 +55,7 @@ def exchange(
     flats = [x.reshape(-1).clone() for x in xs]
     contexts = [Context(name, step, rank, len(xs), seed, tuple(x.shape), x.dtype) for rank, x in enumerate(xs)]
     ranks = [fuse([compressor.rounds(flat, cf, ctx)], finite=True) for flat, ctx in zip(flats, contexts, strict=True)]
-    reduced = memory.run(ranks, ledgers)
+    reduced = memory.run(ranks)
     assert all(torch.equal(flat, x.reshape(-1)) for flat, x in zip(flats, xs, strict=True)), "x was changed"
     return [one.reduced[0] for one in reduced if one is not None]
 
@@ -310,7 +302,11 @@ def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.
 def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
     """Add up what each rank hands to collectives for one tensor."""
     ledgers = [Ledger(world) for _ in range(world)]
-    exchange(compressor, _gradients(world, shape), cf, ledgers=ledgers)
+    ranks = [
+        fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
+        for r, x in enumerate(_gradients(world, shape))
+    ]
+    memory.run(ranks, ledgers)
     return ledgers
 
 

@@ -152,13 +152,7 @@ class Quantize(Compressor):
                 ctx.state["second"] = (wanted - rounded).mul_(ctx.error_feedback)
                 aside = self._from_own_shard(off, x.numel(), ctx).to(x.dtype)
             sent = replace(sent, more=(ctx.rank * off.numel(), off.neg_()))
-        return Reduced(
-            mean=self._back(average, x, ctx),
-            sent=self._back(sent, x, ctx),
-            cf=32 / bits,
-            aside=aside,
-            error=error,
-        )
+        return Reduced(self._back(average, x, ctx), self._back(sent, x, ctx), 32 / bits, aside=aside, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared errors of coding flat x the first time, estimated from some of its blocks; 0-d."""
