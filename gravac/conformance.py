@@ -12,7 +12,7 @@ Each law raises ``AssertionError`` with what it saw.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -52,13 +52,9 @@ def exchange(
         >>> laid_out(first.mean, xs[0]).tolist()
         [3.0, 0.0, 0.0, 0.0]
     """
-
-    def context(rank: int) -> Context:
-        shape = tuple(xs[rank].shape)
-        return Context(name, step, rank, len(xs), seed, shape, xs[rank].dtype)
-
     flats = [x.reshape(-1).clone() for x in xs]
-    ranks = [fuse([compressor.rounds(flat, cf, context(r))], finite=True) for r, flat in enumerate(flats)]
+    contexts = [Context(name, step, rank, len(xs), seed, tuple(x.shape), x.dtype) for rank, x in enumerate(xs)]
+    ranks = [fuse([compressor.rounds(flat, cf, ctx)], finite=True) for flat, ctx in zip(flats, contexts, strict=True)]
     reduced = memory.run(ranks)
     assert all(torch.equal(flat, x.reshape(-1)) for flat, x in zip(flats, xs, strict=True)), "x was changed"
     return [one.reduced[0] for one in reduced if one is not None]
@@ -78,44 +74,37 @@ def cfs_of(compressor: Compressor) -> tuple[float, ...]:
 
 def the_mean_is_the_mean_of_what_was_sent(compressor: Compressor) -> None:
     """Check that ``mean`` is the mean of ``sent`` over N ranks, within N + 2 roundings and float32's of the largest."""
-    for world, shape, cf in _cases(compressor):
-        xs = _gradients(world, shape)
-        got = exchange(compressor, xs, cf)
+    for where, xs, got in _runs(compressor):
         sent = torch.stack([laid_out(r.sent, x).double() for r, x in zip(got, xs, strict=True)])
         mean = laid_out(got[0].mean, xs[0]).double()
         largest = float(sent.abs().max()) if sent.numel() else 0.0
-        bound = (world + 2) * compressor.rounding * sent.abs().mean(0) + 2.0**-21 * largest
-        assert bool(((mean - sent.mean(0)).abs() <= bound).all()), f"{world} ranks, {shape}, {cf}x: mean is off"
+        bound = (len(xs) + 2) * compressor.rounding * sent.abs().mean(0) + 2.0**-21 * largest
+        assert bool(((mean - sent.mean(0)).abs() <= bound).all()), f"{where}: mean is off"
 
 
 def all_ranks_get_the_same_bits(compressor: Compressor) -> None:
     """Check that ``mean`` is bitwise equal on all ranks."""
-    for world, shape, cf in _cases(compressor):
-        xs = _gradients(world, shape)
-        means = [laid_out(r.mean, x) for r, x in zip(exchange(compressor, xs, cf), xs, strict=True)]
-        assert all(torch.equal(mean, means[0]) for mean in means), f"{world} ranks, {shape}, {cf}x: means differ"
+    for where, xs, got in _runs(compressor):
+        means = [laid_out(r.mean, x) for r, x in zip(got, xs, strict=True)]
+        assert all(torch.equal(mean, means[0]) for mean in means), f"{where}: means differ"
 
 
 def the_same_input_gives_the_same_bits(compressor: Compressor) -> None:
     """Check that two runs with the same seed, name and step agree: nothing is remembered outside the context."""
-    for world, shape, cf in _cases(compressor):
-        xs = _gradients(world, shape)
-        first, again = exchange(compressor, xs, cf), exchange(compressor, xs, cf)
+    for (where, xs, first), (_, _, again) in zip(_runs(compressor), _runs(compressor), strict=True):
         for x, a, b in zip(xs, first, again, strict=True):
-            assert torch.equal(laid_out(a.mean, x), laid_out(b.mean, x)), f"{shape}, {cf}x: mean differs"
-            assert torch.equal(laid_out(a.sent, x), laid_out(b.sent, x)), f"{shape}, {cf}x: sent differs"
+            assert torch.equal(laid_out(a.mean, x), laid_out(b.mean, x)), f"{where}: mean differs"
+            assert torch.equal(laid_out(a.sent, x), laid_out(b.sent, x)), f"{where}: sent differs"
 
 
 def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
     """Check that ``Σ‖x - sent‖² <= Σ‖x‖²`` over the ranks, so that gain is in [0, 1]."""
     if not compressor.contractive:
         return
-    for world, shape, cf in _cases(compressor):
-        xs = _gradients(world, shape)
-        got = exchange(compressor, xs, cf)
+    for where, xs, got in _runs(compressor):
         error = sum(_lost(r, x) for r, x in zip(got, xs, strict=True))
         whole = sum(float(energy(x.reshape(-1))) for x in xs)
-        assert error <= whole * (1 + 1e-6), f"{world} ranks, {shape}, {cf}x: error {error} exceeds {whole}"
+        assert error <= whole * (1 + 1e-6), f"{where}: error {error} exceeds {whole}"
 
 
 def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> None:
@@ -220,7 +209,7 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     """
     for bad in (float("nan"), float("inf")):
         for cf in cfs_of(compressor):
-            ranks = [_averager(compressor, rank, 3) for rank in range(3)]
+            ranks = _averagers(compressor, 3)
             _average(ranks, _gradients(3, (40, 40)), cf, step=0)
             before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
             poisoned = _gradients(3, (40, 40), seed=1)
@@ -231,8 +220,7 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
             if not compressor.compresses:
                 for averager in ranks:
                     averager.feedback.safe = True
-                again = [poisoned[0], poisoned[1].clone(), poisoned[2]]
-                for out in _average(ranks, again, cf, step=1):
+                for out in _average(ranks, poisoned, cf, step=1):
                     assert bool(out.isnan().all()), f"{bad} did not reach every rank everywhere, with overflow safety"
             for averager, old in zip(ranks, before, strict=True):
                 for key, tensor in averager.feedback.residual.items():
@@ -247,7 +235,7 @@ def nothing_is_lost(compressor: Compressor) -> None:
         return
     for dtype in (torch.float32, torch.float64):
         for cf in cfs_of(compressor):
-            ranks = [_averager(compressor, rank, 3, strength=1.0) for rank in range(3)]
+            ranks = _averagers(compressor, 3, strength=1.0)
             applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
             for step in range(6):
                 xs = [x.to(dtype) for x in _gradients(3, (40, 40), seed=step)]
@@ -265,8 +253,8 @@ def gradients_of_any_dtype_work(compressor: Compressor) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         for cf in cfs_of(compressor):
             xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
-            out = _average([_averager(compressor, rank, 2) for rank in range(2)], xs, cf, step=0)
-            again = _average([_averager(compressor, r, 2) for r in range(2)], [x.float() for x in xs], cf, step=0)
+            out = _average(_averagers(compressor, 2), xs, cf, step=0)
+            again = _average(_averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
             assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
             tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
             assert torch.allclose(out[0].double(), again[0].double(), rtol=tolerance, atol=tolerance), (
@@ -298,6 +286,13 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
     return [(world, shape, cf) for world in WORLDS for shape in SHAPES for cf in cfs_of(compressor)]
 
 
+def _runs(compressor: Compressor) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
+    """Exchange made-up gradients in every case: yield the case in words, the gradients, and what each rank got."""
+    for world, shape, cf in _cases(compressor):
+        xs = _gradients(world, shape)
+        yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)
+
+
 def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
     """Make up heavy-tailed gradients of a shape, different on every rank."""
     generator = torch.Generator().manual_seed(seed)
@@ -315,10 +310,12 @@ def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ..
     return ledgers
 
 
-def _averager(compressor: Compressor, rank: int, world: int, strength: float | None = None) -> Averager:
-    averager = Averager(compressor, dense, strength, 0, Feedback())
-    averager.rank, averager.world = rank, world
-    return averager
+def _averagers(compressor: Compressor, world: int, strength: float | None = None) -> list[Averager]:
+    """Make one for each rank."""
+    averagers = [Averager(compressor, dense, strength, 0, Feedback()) for _ in range(world)]
+    for rank, averager in enumerate(averagers):
+        averager.rank, averager.world = rank, world
+    return averagers
 
 
 def _lost(reduced: Reduced, x: torch.Tensor) -> float:
@@ -337,14 +334,10 @@ def _average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, s
     """Run one step of the core operation on all ranks; return what each gets."""
     outs = [x.clone() for x in xs]
     plan = ranks[0].plan(step, cf)
+    pieces = [Piece("w", out.view(-1), tuple(out.shape)) for out in outs]
     for averager in ranks:
         averager.begin()
-    memory.run(
-        [
-            averager.average([Piece("w", out.view(-1), tuple(out.shape))], plan)
-            for averager, out in zip(ranks, outs, strict=True)
-        ]
-    )
+    memory.run([averager.average([piece], plan) for averager, piece in zip(ranks, pieces, strict=True)])
     for averager in ranks:
         averager.commit()
     return outs

@@ -12,7 +12,6 @@ from typing import ClassVar, Literal
 
 import torch
 
-from gravac.candidate import Span
 from gravac.collectives import AllGather, AllReduce, Broadcast, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, k_for
@@ -37,10 +36,6 @@ class ARTopK(Compressor):
 
     choose: Literal["star", "var"] = "star"
     values: Literal["float32", "float16", "bfloat16"] | None = None
-
-    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Every CF in the range can be reached."""
-        return Span(*cf_range)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """One rank's indices and all ranks' values, in bytes; with ``"var"``, four more for an energy."""

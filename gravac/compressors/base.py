@@ -205,13 +205,22 @@ class Compressor(Settings):
             error_feedback=self.error_feedback,
         )
 
+    @property
+    def cf(self) -> float | None:
+        """The one compression factor that it has; ``None``: any, or what ``candidates`` says."""
+        return None
+
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
         """What it can do between two CFs: all of a span, or a list (ascending; empty when nothing).
+
+        By default its one CF, if it has one and that is in the range; otherwise all of the span.
 
         Args:
             cf_range: lowest and highest CF wanted.
         """
-        raise NotImplementedError
+        if self.cf is None:
+            return Span(*cf_range)
+        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """What ``rounds`` will hand to collectives for one tensor, in that order, without flags and padding.

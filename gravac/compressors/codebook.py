@@ -28,6 +28,9 @@ from gravac.compressors.packing import pack, packed_bytes, unpack
 Kind = Literal["fitted", "uniform"]
 """How levels lie: fitted to a normal law, or evenly."""
 
+_Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Memory for intermediate results, as large as a piece: float32, int8 and float32."""
+
 Table = npt.NDArray[np.uint8]
 """Codes looked up by numpy, one byte each."""
 
@@ -91,17 +94,19 @@ def encode(
     packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8, device=x.device)
     scales = torch.empty(count, dtype=SCALE, device=x.device)
     rows = max(1, PIECE // block)
-    scratch = _Scratch.like(x[:rows])
+    # memory for one piece, used again for the next: asking for it anew would cost more than all else
+    scratch = [torch.empty_like(x[:rows], dtype=dtype) for dtype in (x.dtype, torch.int8, x.dtype)]
     error = x.new_zeros(())
     for start in range(0, count, rows):
         part = slice(start, start + rows)
         piece, into = x[part], Coded(packed[part], scales[part])
         decoded = None if out is None else out[part]
+        fine, grid, values = (memory[: len(piece)] for memory in scratch)
         lost = None
         if compiled and kind == "fitted" and 1 < bits < 8 and len(piece) == rows and x.device.type == "cpu":
-            lost = _encode_compiled(piece, bits, into, scratch.values if decoded is None else decoded)
+            lost = _encode_compiled(piece, bits, into, values if decoded is None else decoded)
         if lost is None:
-            lost = _encode_piece(piece, bits, kind, into, decoded, scratch.rows(len(piece)))
+            lost = _encode_piece(piece, bits, kind, into, decoded, (fine, grid, values))
         error += lost
     return Coded(packed, scales), error
 
@@ -109,8 +114,7 @@ def encode(
 def _encode_compiled(x: torch.Tensor, bits: int, coded: Coded, out: torch.Tensor) -> torch.Tensor | None:
     """As ``_encode_piece``, but on a threshold itself; ``None`` where it cannot be compiled, and nothing is done."""
     thresholds = tuple(float(point) for point in _points_between(bits, "fitted") if point > 0)
-    kernel = fused.encoder(FITTED[bits], thresholds, GRID * x.shape[1] ** 0.5)
-    came = None if kernel is None else fused.attempt(kernel, x, out)
+    came = fused.encode(FITTED[bits], thresholds, GRID * x.shape[1] ** 0.5, x, out)
     if came is None:
         return None
     codes, scales, error = came
@@ -160,7 +164,7 @@ class Decoded:
         more: a position, and numbers (flat, float32) that are added from there on.
     """
 
-    shards: tuple[tuple[Coded, ...], ...]
+    shards: Sequence[Sequence[Coded]]
     bits: int
     kind: Kind
     block: int
@@ -186,21 +190,6 @@ class Decoded:
 def _add(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: float) -> None:
     into = dense[position : position + numbers.numel()]
     into.add_(numbers[: into.numel()], alpha=alpha)
-
-
-class _Scratch(NamedTuple):
-    """Memory for one piece, used again for the next: asking for it anew would cost more than all else."""
-
-    fine: torch.Tensor
-    grid: torch.Tensor
-    values: torch.Tensor
-
-    @classmethod
-    def like(cls, piece: torch.Tensor) -> "_Scratch":
-        return cls(torch.empty_like(piece), torch.empty_like(piece, dtype=torch.int8), torch.empty_like(piece))
-
-    def rows(self, count: int) -> "_Scratch":
-        return _Scratch(self.fine[:count], self.grid[:count], self.values[:count])
 
 
 def _encode_piece(
@@ -271,25 +260,21 @@ def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
 
 
 @functools.cache
-def _code_of_point(bits: int, kind: Kind) -> Table:
-    """The code of every grid point, in the order of its byte: uint8, ``[256]``."""
-    points = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float64)
-    every = levels(bits, kind).double().numpy()
+def _points_between(bits: int, kind: Kind) -> list[int]:
+    """The lowest grid point of every code but the first."""
     if kind == "uniform":
         most = (1 << (bits - 1)) - 1
-        return np.clip(points + most, 0, 2 * most).astype(np.uint8)
-    thresholds = np.round((every[1:] + every[:-1]) / 2 * GRID)
-    codes: Table = np.searchsorted(thresholds, points, side="right").astype(np.uint8)
-    return codes
+        return list(range(1 - most, most + 1))
+    every = levels(bits, kind).double()
+    return [int(point) for point in ((every[1:] + every[:-1]) / 2 * GRID).round()]
 
 
 @functools.cache
-def _points_between(bits: int, kind: Kind) -> list[int]:
-    """The lowest grid point of every code but the first."""
-    code = _code_of_point(bits, kind)
-    return [
-        next(point for point in range(-128, 128) if code[point] >= above) for above in range(1, int(code.max()) + 1)
-    ]
+def _code_of_point(bits: int, kind: Kind) -> Table:
+    """The code of every grid point, in the order of its byte: uint8, ``[256]``."""
+    points = np.arange(256, dtype=np.uint8).view(np.int8)
+    codes: Table = np.searchsorted(_points_between(bits, kind), points, side="right").astype(np.uint8)
+    return codes
 
 
 @functools.cache
@@ -329,13 +314,11 @@ def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -
 def _levels_of_byte(bits: int, kind: Kind) -> npt.NDArray[np.void]:
     """The levels of all codes in a byte (of 3 bits: of four codes, low bits in the low byte), as one element each."""
     if bits == 3:
-        keys = torch.arange(1 << 12)
-        low = torch.stack([(keys >> 2 * i) & 3 for i in range(4)], dim=1)
-        codes = low | torch.stack([(keys >> (8 + i) & 1) << 2 for i in range(4)], dim=1)
+        keys = torch.arange(1 << 12).unsqueeze(1)
+        codes = unpack((keys & 255).byte(), 2, 4) | unpack((keys >> 8).byte(), 1, 4) << 2
     else:
-        keys = torch.arange(256).to(torch.uint8)
-        codes = unpack(keys.unsqueeze(1), bits, 8 // bits).long()
-    table = levels(bits, kind)[codes].contiguous().numpy()
+        codes = unpack(torch.arange(256).byte().unsqueeze(1), bits, 8 // bits)
+    table = levels(bits, kind)[codes.long()].contiguous().numpy()
     return table.view(f"V{table.dtype.itemsize * table.shape[1]}").reshape(-1)
 
 

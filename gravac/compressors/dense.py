@@ -59,10 +59,6 @@ class Dense(Compressor):
         """The number format that travels for a gradient of that dtype."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)
 
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compressor's one CF, if it is in the range; otherwise nothing."""
-        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
-
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """All elements in the wire's number format, in bytes."""
         return (Traffic(AllReduce, torch.Size(shape).numel() * self.wire_dtype(dtype).itemsize),)

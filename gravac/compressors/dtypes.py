@@ -10,10 +10,7 @@ SIXTEEN_BIT = ("float16", "bfloat16")
 
 def dtype_of(name: str | None, default: torch.dtype) -> torch.dtype:
     """The torch dtype called ``name``, or ``default`` for ``None``."""
-    if name is None:
-        return default
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
+    dtype: torch.dtype = default if name is None else getattr(torch, name)
     return dtype
 
 

@@ -14,19 +14,11 @@ import torch
 
 log = logging.getLogger(__name__)
 
-Encoder = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""A kernel called with a piece, ``[rows, block]``, and where decoded numbers go; gives codes, scales, squared error."""
+Encoded = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Codes, scales and squared error of a piece."""
 
-
-def encoder(positive: tuple[float, ...], thresholds: tuple[float, ...], per_size: float) -> Encoder | None:
-    """The compiled encoder; ``None`` once compiling has failed. Compiles when first called: seconds.
-
-    Args:
-        positive: positive levels, ascending.
-        thresholds: magnitudes at which one level gives way to the next, one fewer.
-        per_size: what a number is multiplied by, over its block's Euclidean norm, before it is compared.
-    """
-    return None if _failed else _encoder(positive, thresholds, per_size)
+Encoder = Callable[[torch.Tensor, torch.Tensor], Encoded]
+"""A kernel called with a piece, ``[rows, block]``, and where decoded numbers go; gives what is ``Encoded``."""
 
 
 _failed: list[Exception] = []
@@ -34,7 +26,7 @@ _failed: list[Exception] = []
 
 @functools.cache
 def _encoder(positive: tuple[float, ...], thresholds: tuple[float, ...], per_size: float) -> Encoder:
-    def encode(x: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def kernel(x: torch.Tensor, out: torch.Tensor) -> Encoded:
         inverse = per_size / torch.linalg.vector_norm(x, dim=1)
         fine = x * torch.where(inverse.isfinite(), inverse, 0.0).unsqueeze(1)
         size = fine.abs()
@@ -51,29 +43,34 @@ def _encoder(positive: tuple[float, ...], thresholds: tuple[float, ...], per_siz
         return codes.to(torch.uint8), scales, (left * left).sum()
 
     options: dict[str, str | int | bool | Callable[..., object]] = {"cpp.enable_floating_point_contract_flag": "off"}
-    return torch.compile(encode, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(kernel, fullgraph=True, dynamic=False, options=options)
 
 
-def attempt(
-    kernel: Encoder, x: torch.Tensor, out: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Call a kernel; when it does not compile, warn, and use no more compiled kernels in this process.
+def encode(
+    positive: tuple[float, ...], thresholds: tuple[float, ...], per_size: float, x: torch.Tensor, out: torch.Tensor
+) -> Encoded | None:
+    """Encode one piece by the compiled kernel, which is compiled when first called: seconds.
+
+    When it does not compile, warn, and use no more compiled kernels in this process.
 
     Args:
-        kernel: what ``encoder`` returned.
+        positive: positive levels, ascending.
+        thresholds: magnitudes at which one level gives way to the next, one fewer.
+        per_size: what a number is multiplied by, over its block's Euclidean norm, before it is compared.
         x: numbers to code: float32, shape ``[rows, block]``.
         out: like x; overwritten with what the codes stand for.
 
     Returns:
         Codes (uint8, ``[rows, block]``), scales (bfloat16, ``[rows]``) and the squared error (0-d); ``None`` when the
-        kernel does not compile.
+        kernel does not compile, or one did not before.
     """
+    if _failed:
+        return None
     try:
         with torch.no_grad():
-            return kernel(x, out)
+            return _encoder(positive, thresholds, per_size)(x, out)
     except Exception as error:  # of many kinds: no compiler, one that fails, a PyTorch that cannot
-        if not _failed:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            log.warning("quantize: compiled=True does not work here, going on without: %s", reason)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        log.warning("quantize: compiled=True does not work here, going on without: %s", reason)
         _failed.append(error)
         return None

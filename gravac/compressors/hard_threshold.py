@@ -17,11 +17,9 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from gravac.compressors import multilevel
-from gravac.compressors.base import Context, Rounds, Selection, k_for
+from gravac.compressors.base import Selection
 from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
 from gravac.compressors.selection import largest, reaching
-from gravac.compressors.threshold import in_slots
 from gravac.compressors.topk import TopK
 
 
@@ -43,13 +41,8 @@ class HardThreshold(TopK):
     def select(self, x: torch.Tensor, k: int) -> Selection:
         """The coordinates of flat x that reach the threshold; the k largest of them, when they are more."""
         indices = reaching(x, self.threshold)
-        indices = indices[largest(x[indices], min(k, indices.numel()))]
+        indices = indices[largest(x[indices], k)]
         return Selection(indices, x[indices])
-
-    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by one all-gather of k slots, each a value and its index."""
-        chosen = multilevel.at(self.select, x, cf, ctx)
-        return (yield from in_slots(chosen, k_for(x.numel(), cf), x, self.values, ctx))
 
 
 hard_threshold = HardThreshold()

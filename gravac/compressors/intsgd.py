@@ -44,10 +44,6 @@ class IntSGD(Compressor):
         """The compression factor: 32 / bits."""
         return 32 / self.bits
 
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compressor's one CF, if it is in the range; otherwise nothing."""
-        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
-
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """A magnitude per block, then an integer per element, in bytes."""
         elements = torch.Size(shape).numel()

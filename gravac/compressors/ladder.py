@@ -15,22 +15,19 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.dense import dense
 from gravac.compressors.powersgd import powersgd
 from gravac.compressors.profile import CostPoints, Profile, coding_at
 from gravac.compressors.quantize import quantize
 from gravac.compressors.topkc import topkc
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SHAPE = (1024, 1024)
 """Shape of the tensor that wire ratios are predicted for, over two ranks; small tensors and more ranks deviate."""
@@ -50,6 +47,7 @@ class Ladder(Compressor):
     """
 
     name: ClassVar[str] = "ladder"
+    contractive: ClassVar[bool] = True
     exact_cf: ClassVar[bool] = False
     coding_costs: ClassVar[CostPoints] = (
         (2, 1.3, 0.8),  # to CF 28 as 16 bit and quantize
@@ -64,7 +62,7 @@ class Ladder(Compressor):
 
     members: Annotated[tuple[Compressor, ...], Field(min_length=1)]
 
-    def __call__(self, *members: Compressor, **changes: Any) -> "Self":
+    def __call__(self, *members: Compressor, **changes: Any) -> "Ladder":
         """A ladder with other members, or with other settings."""
         return super().__call__(**({"members": members} if members else {}), **changes)
 
@@ -75,11 +73,6 @@ class Ladder(Compressor):
         if wrong:
             raise ValueError(f"{', '.join(wrong)} cannot stand on a ladder: a member must be contractive")
         return members
-
-    @property
-    def contractive(self) -> bool:  # type: ignore[override]
-        """True: every member is contractive."""
-        return True
 
     @property
     def rounding(self) -> float:
@@ -108,16 +101,11 @@ class Ladder(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by the rounds of the member that serves ``cf``."""
         member, at = self.at(cf)
-        came: Reduced = yield from member.rounds(x, at, ctx)
-        return came
+        return (yield from member.rounds(x, at, ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared errors of flat x, each by the member that serves the CF."""
-        errors = []
-        for cf in cfs:
-            member, at = self.at(cf)
-            errors += member.errors(x, [at], ctx)
-        return errors
+        return [member.errors(x, [at], ctx)[0] for member, at in map(self.at, cfs)]
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """What a member keeps of what was not sent: flat, ``[elements]``; ``None`` where none does."""
@@ -145,7 +133,7 @@ def _rungs(members: tuple[Compressor, ...]) -> tuple[Rung, ...]:
         if isinstance(reach, Span):
             last = max((rung.ratio for rung in rungs), default=1.0)
             own = [(last * STEP**more) for more in range(1, math.ceil(math.log(HIGHEST / last, STEP)))]
-            found = [Rung(ratio, member, cf) for ratio in own if (cf := _lowest(member, reach, ratio)) is not None]
+            found = [Rung(ratio, member, cf) for ratio in own if (cf := _lowest(member, ratio)) is not None]
         else:
             found = [Rung(wire_ratio(member, cf), member, cf) for cf in reach]
         taken = {round(rung.ratio, 6) for rung in rungs}
@@ -163,21 +151,18 @@ def wire_ratio(compressor: Compressor, cf: float) -> float:
 def _serving(members: tuple[Compressor, ...], ratio: float) -> tuple[Compressor, float]:
     """The first member that reaches the ratio, at the lowest CF that does; the highest rung, if none does."""
     for member in members:
-        reach = member.candidates((1.0, HIGHEST))
-        if isinstance(reach, Span):
-            cf = _lowest(member, reach, ratio)
-            if cf is None:
-                continue
+        cf = _lowest(member, ratio)
+        if cf is not None:
             return member, cf
-        able = [cf for cf in reach if wire_ratio(member, cf) >= ratio * 0.999]
-        if able:
-            return member, min(able)
     last = _rungs(members)[-1]
     return last.member, last.cf
 
 
-def _lowest(member: Compressor, reach: Span, ratio: float) -> float | None:
-    """The lowest CF at which a member that can do any reaches a ratio, within 0.1 %; ``None`` if none does."""
+def _lowest(member: Compressor, ratio: float) -> float | None:
+    """The lowest CF at which a member reaches a ratio, within 0.1 %; ``None`` if none does."""
+    reach = member.candidates((1.0, HIGHEST))
+    if not isinstance(reach, Span):
+        return min((cf for cf in reach if wire_ratio(member, cf) >= ratio * 0.999), default=None)
     low, high = reach.low, reach.high
     if wire_ratio(member, high) < ratio:
         return None

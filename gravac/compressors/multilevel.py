@@ -24,16 +24,9 @@ def at(select: Select, x: torch.Tensor, cf: float, ctx: Context) -> Selection:
         cf: compression factor.
         ctx: the tensor's context; holds what was selected of it before.
     """
-    known = ctx.selections.get(cf)
-    if known is not None:
-        return known
-    k = k_for(x.numel(), cf)
-    lower = max((level for level in ctx.selections if level < cf), default=None)
-    if lower is None:
-        chosen = select(x, k)
-    else:
-        first = ctx.selections[lower]
-        again = select(first.values, k)
-        chosen = Selection(first.indices[again.indices], again.values)
-    ctx.selections[cf] = chosen
-    return chosen
+    if cf not in ctx.selections:
+        lower = max((level for level in ctx.selections if level < cf), default=None)
+        first = None if lower is None else ctx.selections[lower]
+        chosen = select(x if first is None else first.values, k_for(x.numel(), cf))
+        ctx.selections[cf] = chosen if first is None else Selection(first.indices[chosen.indices], chosen.values)
+    return ctx.selections[cf]

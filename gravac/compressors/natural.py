@@ -9,14 +9,15 @@ or the smallest that travels, unbiased.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 
 from gravac.collectives import AllGather, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import block_largest, round_randomly, rounding_variance
+from gravac.compressors.qsgd import block_largest, exchanged, round_randomly, rounding_variance
 
 SPAN = 126
 """Binary orders of magnitude between the largest and the smallest power of two that travel."""
@@ -26,19 +27,11 @@ class Natural(Compressor):
     """Sign and 7-bit exponent, relative to the tensor's smallest, exchanged by all-gather."""
 
     name: ClassVar[str] = "natural"
+    cf: ClassVar[float] = 4.0
     contractive: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
     coding_costs: ClassVar[CostPoints] = ((4, 73.30, 88.18),)
-
-    @property
-    def cf(self) -> float:
-        """The compression factor: 4, as each element takes 8 bits."""
-        return 4.0
-
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compressor's one CF, if it is in the range; otherwise nothing."""
-        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """A byte per element, and two for the smallest exponent."""
@@ -49,11 +42,7 @@ class Natural(Compressor):
         """Average flat x by one all-gather of each rank's codes and smallest exponent."""
         lowest = lowest_exponent(x)
         codes = encode(x, lowest, ctx.generator(own=True))
-        all_codes, all_lowest = yield AllGather(codes, lowest)
-        mean = torch.zeros_like(x)
-        for row, its_lowest in zip(all_codes.unbind(), all_lowest.unbind(), strict=True):
-            mean += decode(row, its_lowest, x.dtype)
-        return Reduced(mean=mean.div_(ctx.world), sent=decode(codes, lowest, x.dtype), cf=self.cf)
+        return (yield from exchanged(codes, lowest, 8, partial(decode, dtype=x.dtype), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Expected squared error: the sum of ``(|x| - below) (above - |x|)``, the powers of two around each element."""

@@ -12,7 +12,7 @@ x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -23,9 +23,6 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import unit_roundoff, working
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile, efficiency_at
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SIDE = 1024
 """Rows, and columns, of the matrix whose CF stands for a rank that is set."""
@@ -124,7 +121,7 @@ class PowerSGD(Compressor):
         square = self.plan((SIDE, SIDE), 1.0)
         return (square.cf,) if square and cf_range[0] <= square.cf <= cf_range[1] else ()
 
-    def __call__(self, rank: int | None = None, **changes: Any) -> "Self":
+    def __call__(self, rank: int | None = None, **changes: Any) -> "PowerSGD":
         """The same settings but for ``rank`` and other changes."""
         return super().__call__(**({} if rank is None else {"rank": rank}), **changes)
 
@@ -160,32 +157,25 @@ class PowerSGD(Compressor):
         plan = self.plan(ctx.shape, cf)
         if plan is None:
             return (yield from dense.rounds(x, 1.0, ctx))
-        if self.alternating:
-            return (yield from self._half(x, plan, ctx))
-        matrix = x.view(plan.n, plan.m)
-        total = first = start(x, "q", plan.m, plan.rank, ctx)
-        for _ in range(self.iterations):
-            p = orthonormal((yield AllReduce(times(matrix, orthonormal(total)))))
-            mine = times(matrix.T, p)
-            total = yield AllReduce(mine)
-        if self.warm_start:
-            ctx.state["q"] = kept(total, first)
-        return Reduced(Product(p, total / ctx.world), Product(p, mine), plan.cf, error=beyond(x, mine))
-
-    def _half(self, x: torch.Tensor, plan: LowRank, ctx: Context) -> Rounds:
-        """Half a power iteration: M projected on the factor kept; the product is sent, and kept for the next step."""
-        side, other, rows = turn(plan, ctx)
+        side, other, rows = self._turn(plan, ctx)
         matrix = oriented(x, plan, side)
-        basis = orthonormal(start(x, side, rows, plan.rank, ctx))
-        mine = times(matrix, basis)
-        total = yield AllReduce(mine)
-        if usable(total):
+        total = first = start(x, side, rows, plan.rank, ctx)
+        for _ in range(self._halves):
+            basis = orthonormal(total)
+            mine = times(matrix, basis)
+            total = yield AllReduce(mine)
+            matrix = matrix.T
+        if not self.alternating:
+            if self.warm_start:
+                ctx.state["q"] = kept(total, first)
+        elif usable(total):
             ctx.state.pop(side, None)
             ctx.state[other] = by_importance(total)
         else:
             ctx.state[side] = basis
+        sums_are_p = self.alternating and side == "q"
         mean, sent = (
-            Product(factor, basis) if side == "q" else Product(basis, factor) for factor in (total / ctx.world, mine)
+            Product(factor, basis) if sums_are_p else Product(basis, factor) for factor in (total / ctx.world, mine)
         )
         return Reduced(mean, sent, plan.cf, error=beyond(x, mine))
 
@@ -200,17 +190,26 @@ class PowerSGD(Compressor):
         largest = max((plan for plan in plans if plan), key=lambda plan: plan.rank, default=None)
         if largest is None:
             return [x.new_zeros(()) for _ in cfs]
-        if self.alternating:
-            side, _, rows = turn(largest, ctx)
-            captured = times(oriented(x, largest, side), orthonormal(start(x, side, rows, largest.rank, ctx)))
-        else:
-            matrix = x.view(largest.n, largest.m)
-            captured = start(x, "q", largest.m, largest.rank, ctx)
-            for _ in range(self.iterations):
-                captured = times(matrix.T, orthonormal(times(matrix, orthonormal(captured))))
+        side, _, rows = self._turn(largest, ctx)
+        matrix, captured = oriented(x, largest, side), start(x, side, rows, largest.rank, ctx)
+        for _ in range(self._halves):
+            matrix, captured = matrix.T, times(matrix, orthonormal(captured))
         sums = captured.square().sum(0).cumsum(0)
         whole = energy(x)
         return [(whole - sums[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
+
+    @property
+    def _halves(self) -> int:
+        """Half power iterations a step, each with one all-reduce."""
+        return 1 if self.alternating else 2 * self.iterations
+
+    def _turn(self, plan: LowRank, ctx: Context) -> tuple[str, str, int]:
+        """Whose turn it is: the factor to project on first, the other one, and the rows of the former.
+
+        Q, unless they alternate: then the one in the state; at first the shorter, so that the longer is sent.
+        """
+        ps = self.alternating and ("p" in ctx.state or ("q" not in ctx.state and plan.n < plan.m))
+        return ("p", "q", plan.n) if ps else ("q", "p", plan.m)
 
     @property
     def rounding(self) -> float:
@@ -236,15 +235,6 @@ def start(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torc
     # drawn in float32, so that float64 gradients start from the same
     drawn = torch.randn(rank - old.shape[1], rows, generator=ctx.generator()).T.to(x)
     return torch.cat([rescaled(old), drawn], dim=1) if old.shape[1] else drawn
-
-
-def turn(plan: LowRank, ctx: Context) -> tuple[str, str, int]:
-    """Whose turn it is, alternating: the factor to project on, the one to send, and the rows of the former.
-
-    The one in the state; at first the shorter, so that the longer is sent.
-    """
-    side = "p" if "p" in ctx.state or ("q" not in ctx.state and plan.n < plan.m) else "q"
-    return ("p", "q", plan.n) if side == "p" else ("q", "p", plan.m)
 
 
 def oriented(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:

@@ -22,9 +22,10 @@ a third of a dense step's.
 
 import itertools
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 CostPoints = Sequence[tuple[float, float, float]]
 """Points (CF, encode, decode at ``MEASURED_WORLD`` ranks), ascending by CF; costs in copies of the tensor."""
@@ -108,7 +109,8 @@ def coding_at(points: CostPoints, cf: float) -> Coding | None:
     """
     if not points:
         return None
-    encode, decode = (_between([(point[0], point[part]) for point in points], cf) for part in (1, 2))
+    at, *costs = zip(*points, strict=True)
+    encode, decode = (float(np.interp(math.log(cf), [math.log(point) for point in at], cost)) for cost in costs)
     return Coding(encode, decode, min(1.5, points[-1][2], decode))
 
 
@@ -126,13 +128,3 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     low, high = next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])
     slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
     return float(min(1.0, low[1] * (x / low[0]) ** slope))
-
-
-def _between(points: Sequence[tuple[float, float]], cf: float) -> float:
-    """Linear in log CF between points; the nearest point's beyond them."""
-    after = bisect_right([at for at, _ in points], cf)
-    if after in (0, len(points)):
-        return float(points[max(0, after - 1)][1])
-    (low, left), (high, right) = points[after - 1], points[after]
-    slope = (right - left) / (math.log(high) - math.log(low))
-    return slope * (math.log(cf) - math.log(low)) + left

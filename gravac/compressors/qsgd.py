@@ -7,7 +7,7 @@ section 3.1, with the buckets of section 4; levels travel as fixed-width codes, 
 contractive: at few bits the error may exceed the gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -49,10 +49,6 @@ class QSGD(Compressor):
         """Number of levels above zero."""
         return int(2 ** (self.bits - 1) - 1)
 
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compressor's one CF, if it is in the range; otherwise nothing."""
-        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
-
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Packed codes and a norm per bucket, in bytes."""
         elements = torch.Size(shape).numel()
@@ -72,11 +68,7 @@ class QSGD(Compressor):
         """Average flat x by one all-gather of codes and norms."""
         norms = self.norms(x)
         codes = self.encode(x, norms, ctx.generator(own=True))
-        packed, all_norms = yield AllGather(pack(codes, self.bits), norms)
-        mean = torch.zeros_like(x)
-        for row, scale in zip(packed.unbind(), all_norms.unbind(), strict=True):
-            mean += self.decode(unpack(row, self.bits, x.numel()), scale)
-        return Reduced(mean=mean.div_(ctx.world), sent=self.decode(codes, norms), cf=self.cf)
+        return (yield from exchanged(codes, norms, self.bits, self.decode, ctx))
 
     def encode(self, x: torch.Tensor, norms: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Flat x as codes, which are the signed level plus the number of levels: uint8, as long as x."""
@@ -98,6 +90,30 @@ class QSGD(Compressor):
     def _exact_levels(self, x: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         """Magnitudes in steps of ``norm / levels``, before rounding; in [0, levels]."""
         return relative(x, spread(norms, self.bucket, x.numel())).mul_(self.levels)
+
+
+def exchanged(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    bits: int,
+    decode: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ctx: Context,
+) -> Rounds:
+    """Average what codes stand for, by one all-gather of all ranks' codes and scales.
+
+    Args:
+        codes: this rank's codes: uint8, flat, each below ``2 ** bits``.
+        scales: what this rank's codes are decoded with, of any shape.
+        bits: bits per code on the wire.
+        decode: called with a rank's codes and scales; what they stand for, flat.
+        ctx: the tensor's context.
+    """
+    packed, all_scales = yield AllGather(pack(codes, bits), scales)
+    sent = decode(codes, scales)
+    mean = torch.zeros_like(sent)
+    for row, its_scales in zip(packed.unbind(), all_scales.unbind(), strict=True):
+        mean += decode(unpack(row, bits, codes.numel()), its_scales)
+    return Reduced(mean=mean.div_(ctx.world), sent=sent, cf=32 / bits)
 
 
 def block_count(elements: int, size: int) -> int:

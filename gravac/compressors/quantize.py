@@ -13,7 +13,7 @@ swap their codes: as many bytes, and no second coding.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,9 +24,6 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.codebook import SCALE, Coded, Decoded, Kind, encode, mean
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 WIDTHS = (8, 4, 3, 2, 1)
 """Bits per coordinate that can be chosen."""
@@ -53,7 +50,6 @@ class Quantize(Compressor):
 
     name: ClassVar[str] = "quantize"
     contractive: ClassVar[bool] = True
-    error_feedback: ClassVar[float] = 0.0
     coding_costs: ClassVar[CostPoints] = (
         (4, 7.79, 5.02),
         (8, 11.45, 6.93),
@@ -82,7 +78,7 @@ class Quantize(Compressor):
     exchange: Literal["auto", "shards", "gather"] = "auto"
     compiled: bool = False
 
-    def __call__(self, bits: int | None = None, **changes: Any) -> "Self":
+    def __call__(self, bits: int | None = None, **changes: Any) -> "Quantize":
         """The same settings but for ``bits`` and other changes."""
         return super().__call__(**({} if bits is None else {"bits": bits}), **changes)
 
@@ -152,19 +148,11 @@ class Quantize(Compressor):
             average = self._decoded([[self._coded(received, per, back)] for received in messages], back)
             off = (exact - rounded).view(-1).mul_(ctx.world)
             error += energy(off).to(error.dtype) / ctx.world
-            start = ctx.rank * per * self.block
             if ctx.error_feedback:
                 ctx.state["second"] = (wanted - rounded).mul_(ctx.error_feedback)
-                aside = rows.new_zeros(rows.numel())
-                aside[start : start + off.numel()] = off
-            sent = replace(sent, more=(start, off.neg_()))
-        return Reduced(
-            mean=self._back(average, x, ctx),
-            sent=self._back(sent, x, ctx),
-            cf=32 / bits,
-            aside=None if aside is None else self._turned_back(aside, x.numel(), ctx).to(x.dtype),
-            error=error,
-        )
+                aside = self._from_own_shard(off, x.numel(), ctx).to(x.dtype)
+            sent = replace(sent, more=(ctx.rank * off.numel(), off.neg_()))
+        return Reduced(self._back(average, x, ctx), self._back(sent, x, ctx), 32 / bits, aside=aside, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared errors of coding flat x the first time, estimated from some of its blocks; 0-d."""
@@ -172,20 +160,13 @@ class Quantize(Compressor):
         rows = _padded(turned, self._shard_blocks(turned.numel(), 1), self.block)
         some = rows[:: max(1, rows.numel() // SAMPLED)].contiguous()
         whole, looked_at = energy(x), energy(some.view(-1)).clamp(min=torch.finfo(torch.float32).tiny)
-        errors = []
-        for cf in cfs:
-            _, lost = encode(some, self.bits_at(cf), self.levels)
-            errors.append(whole * (lost / looked_at).to(x.dtype))
-        return errors
+        lost = [encode(some, self.bits_at(cf), self.levels)[1] for cf in cfs]
+        return [whole * (one / looked_at).to(x.dtype) for one in lost]
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """The second coding's error times the ranks, so that its mean is the one kept: flat, ``[elements]``."""
         second = ctx.state.get("second")
-        if second is None:
-            return None
-        rows = torch.zeros(len(second) * ctx.world, self.block)
-        rows[ctx.rank * len(second) : (ctx.rank + 1) * len(second)] = second * ctx.world
-        return self._turned_back(rows.view(-1), elements, ctx)
+        return None if second is None else self._from_own_shard(second * ctx.world, elements, ctx)
 
     def gathers(self, world: int) -> bool:
         """Whether ``world`` ranks just swap their codes, by one all-gather."""
@@ -203,12 +184,11 @@ class Quantize(Compressor):
         return packed_bytes(self.block, bits) + SCALE.itemsize
 
     def _decoded(self, shards: Sequence[Sequence[Coded]], bits: int) -> Decoded:
-        return Decoded(tuple(tuple(parts) for parts in shards), bits, self.levels, self.block)
+        return Decoded(shards, bits, self.levels, self.block)
 
     def _coded(self, message: torch.Tensor, blocks: int, bits: int) -> Coded:
-        codes = blocks * packed_bytes(self.block, bits)
-        packed = message[:codes].view(blocks, -1) if blocks else message.new_empty(0, 0)
-        return Coded(packed, message[codes:].clone().view(SCALE))
+        width = packed_bytes(self.block, bits)
+        return Coded(message[: blocks * width].view(blocks, width), message[blocks * width :].clone().view(SCALE))
 
     def _turned(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         return rotation.turn(x.float(), _signs(ctx)) if self.rotate else x.float()
@@ -219,6 +199,12 @@ class Quantize(Compressor):
             return decoded
         turned = decoded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
         return self._turned_back(turned, x.numel(), ctx).to(x.dtype)
+
+    def _from_own_shard(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:
+        """As coordinates of x: zeros, but for this rank's shard; turned back. Flat, ``[elements]``."""
+        shards = numbers.new_zeros(ctx.world, numbers.numel())
+        shards[ctx.rank] = numbers.view(-1)
+        return self._turned_back(shards.view(-1), elements, ctx)
 
     def _turned_back(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:
         if not self.rotate:

@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
@@ -39,10 +38,6 @@ class RandomK(Compressor):
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
     block: Annotated[int, Field(ge=1)] = 1
-
-    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Every CF in the range can be reached."""
-        return Span(*cf_range)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """The values of the k coordinates drawn, in bytes."""

@@ -46,35 +46,27 @@ class RedSync(ThresholdK):
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
         """The threshold found by ``search`` for ``magnitudes`` (flat), which about k of them reach."""
         mean, most = float(magnitudes.mean(dtype=torch.float64)), float(magnitudes.max())
-        return (
-            self._trimmed(magnitudes, k, mean, most) if self.search == "trimmed" else _bisect(magnitudes, k, mean, most)
-        )
 
-    def _trimmed(self, magnitudes: torch.Tensor, k: int, mean: float, most: float) -> float:
-        ratio = 1 - self.step
-        while ratio > 0:
+        def tried(ratio: float) -> tuple[float, int]:
             threshold = mean + ratio * (most - mean)
-            if _count(magnitudes, threshold) >= k:
-                return threshold
-            ratio -= self.step
-        return 0.0
+            return threshold, int((magnitudes >= threshold).sum())
 
-
-def _bisect(magnitudes: torch.Tensor, k: int, mean: float, most: float) -> float:
-    low, high = 0.0, 1.0
-    threshold = mean
-    for _ in range(ROUNDS):
-        ratio = (low + high) / 2
-        threshold = mean + ratio * (most - mean)
-        count = _count(magnitudes, threshold)
-        if k <= count <= SLOTS * k:
-            break
-        low, high = (low, ratio) if count < k else (ratio, high)
-    return threshold
-
-
-def _count(magnitudes: torch.Tensor, threshold: float) -> int:
-    return int((magnitudes >= threshold).sum())
+        if self.search == "trimmed":
+            ratio = 1 - self.step
+            while ratio > 0:
+                threshold, count = tried(ratio)
+                if count >= k:
+                    return threshold
+                ratio -= self.step
+            return 0.0
+        low, high = 0.0, 1.0
+        for _ in range(ROUNDS):
+            ratio = (low + high) / 2
+            threshold, count = tried(ratio)
+            if k <= count <= SLOTS * k:
+                break
+            low, high = (low, ratio) if count < k else (ratio, high)
+        return threshold
 
 
 redsync = RedSync()

@@ -9,6 +9,7 @@ scaled by the mean magnitude, so that a step keeps its length.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -18,9 +19,9 @@ from gravac.collectives import AllGather, AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import working
 from gravac.compressors.intsgd import from_lanes, lane_bits, lane_bytes, to_lanes
-from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import block_count, in_rows, spread
+from gravac.compressors.qsgd import block_count, exchanged, in_rows, spread
 
 
 class SignSGD(Compressor):
@@ -34,21 +35,13 @@ class SignSGD(Compressor):
     """
 
     name: ClassVar[str] = "signsgd"
+    cf: ClassVar[float] = 32.0
     contractive: ClassVar[bool] = True
     one_round: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.5
     coding_costs: ClassVar[CostPoints] = ((32, 8.14, 18.17),)
 
     block: int = Field(default=0, ge=0)
-
-    @property
-    def cf(self) -> float:
-        """The compression factor: 32, as each element takes 1 bit."""
-        return 32.0
-
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compressor's one CF, if it is in the range; otherwise nothing."""
-        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Packed signs and a magnitude per block, in bytes."""
@@ -59,12 +52,7 @@ class SignSGD(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of signs and magnitudes."""
         positive = (x >= 0).to(torch.uint8)
-        scales = block_means(x, self.block)
-        packed, all_scales = yield AllGather(pack(positive, 1), scales)
-        mean = torch.zeros_like(x)
-        for row, its_scales in zip(packed.unbind(), all_scales.unbind(), strict=True):
-            mean += decode(unpack(row, 1, x.numel()), its_scales, self.block)
-        return Reduced(mean=mean.div_(ctx.world), sent=decode(positive, scales, self.block), cf=self.cf)
+        return (yield from exchanged(positive, block_means(x, self.block), 1, partial(decode, block=self.block), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """The exact squared error: how far the elements' magnitudes are from their block's mean; 0-d."""
@@ -83,18 +71,10 @@ class MajorityVote(Compressor):
     """
 
     name: ClassVar[str] = "majority"
+    cf: ClassVar[float] = 32.0
     coding_costs: ClassVar[CostPoints] = ((32, 4.09, 19.48),)
 
     block: int = Field(default=0, ge=0)
-
-    @property
-    def cf(self) -> float:
-        """The compression factor: 32, as each element takes 1 bit."""
-        return 32.0
-
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compressor's one CF, if it is in the range; otherwise nothing."""
-        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Votes of a byte or two each, then a magnitude per block, in bytes."""

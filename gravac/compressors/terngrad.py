@@ -7,18 +7,20 @@ algorithm 1, per tensor ("layer-wise ternarizing"), with its gradient clipping a
 its own. Unbiased unless clipped; not contractive: with outliers the error is many times the gradient.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from gravac.collectives import AllGather, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds
-from gravac.compressors.dtypes import working
-from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.collectives import Traffic
+from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.profile import CostPoints
-from gravac.compressors.qsgd import block_largest, relative, round_randomly, rounding_variance
+from gravac.compressors.qsgd import QSGD
+
+TERNARY = QSGD(bits=2, bucket=sys.maxsize, norm="max")
+"""What TernGrad is but for its clipping: one level above zero, one bucket, and its largest magnitude as the level."""
 
 
 class TernGrad(Compressor):
@@ -30,6 +32,7 @@ class TernGrad(Compressor):
     """
 
     name: ClassVar[str] = "terngrad"
+    cf: ClassVar[float] = 16.0
     one_round: ClassVar[bool] = True
     coding_costs: ClassVar[CostPoints] = ((16, 46.03, 17.82),)
 
@@ -40,30 +43,13 @@ class TernGrad(Compressor):
         """Whether the expectation of ``sent`` is x: not where outliers are clipped."""
         return self.clip == 0
 
-    @property
-    def cf(self) -> float:
-        """The compression factor: 16, as each element takes 2 bits."""
-        return 16.0
-
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compressor's one CF, if it is in the range; otherwise nothing."""
-        return (self.cf,) if cf_range[0] <= self.cf <= cf_range[1] else ()
-
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Packed codes and a scale, in bytes."""
-        elements = torch.Size(shape).numel()
-        return (Traffic(AllGather, packed_bytes(elements, 2) + bool(elements) * working(dtype).itemsize),)
+        return TERNARY.traffic(shape, cf, dtype, world)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of codes and scales."""
-        cut = self.clipped(x)
-        scale = block_largest(cut, 0)
-        codes = encode(cut, scale, ctx.generator(own=True))
-        packed, scales = yield AllGather(pack(codes, 2), scale)
-        mean = torch.zeros_like(x)
-        for row, its_scale in zip(packed.unbind(), scales.unbind(), strict=True):
-            mean += decode(unpack(row, 2, x.numel()), its_scale)
-        return Reduced(mean=mean.div_(ctx.world), sent=decode(codes, scale), cf=self.cf)
+        return (yield from TERNARY.rounds(self.clipped(x), cf, ctx))
 
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
         """Flat x with its outliers cut; x itself where ``clip`` is 0."""
@@ -75,25 +61,7 @@ class TernGrad(Compressor):
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Expected squared error of flat x: sum of ``|c| (scale - |c|)``, c what the cut left, and the cut's square."""
         cut = self.clipped(x)
-        scale = block_largest(cut, 0)
-        error = (rounding_variance(relative(cut, scale)) * scale.square()).sum() + (x - cut).square().sum()
-        return [error for _ in cfs]
-
-
-def encode(x: torch.Tensor, scale: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Round flat x to codes, 1 + (-1, 0 or 1): uint8, as long as x.
-
-    Args:
-        x: numbers to code: flat, float32 or float64.
-        scale: largest magnitude of x, ``[1]``; ``[0]`` when x is empty.
-        generator: source of the random numbers that decide the rounding.
-    """
-    return round_randomly(relative(x, scale), generator).mul_(x.sign()).add_(1).to(torch.uint8)
-
-
-def decode(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The numbers that flat codes stand for: as long, in the dtype of the scale. The inverse of ``encode``."""
-    return (codes.to(scale.dtype) - 1) * scale
+        return [error + (x - cut).square().sum() for error in TERNARY.errors(cut, cfs, ctx)]
 
 
 terngrad = TernGrad()

@@ -75,7 +75,6 @@ class THC(Compressor):
 
     name: ClassVar[str] = "thc"
     contractive: ClassVar[bool] = True
-    error_feedback: ClassVar[float] = 0.0
     coding_costs: ClassVar[CostPoints] = ((8, 1.44, 27.52),)
     efficiency_points: ClassVar[EfficiencyPoints] = ((8, 0.95),)
 
@@ -85,10 +84,10 @@ class THC(Compressor):
     reach: Annotated[float, Field(gt=0)] = 2.7
     exchange: Literal["shards", "lanes"] = "shards"
 
-    def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
-        """The compression factors 32 / bits that are in the range."""
-        cf = 32 / self.bits
-        return (cf,) if cf_range[0] <= cf <= cf_range[1] else ()
+    @property
+    def cf(self) -> float:
+        """The compression factor: 32 / bits."""
+        return 32 / self.bits
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """A float32 per block, then codes there and sums back, or lanes; in bytes."""
@@ -132,7 +131,7 @@ class THC(Compressor):
                 # what the sum lost by saturating was lost on behalf of all ranks; its owner remembers it
                 sent, more = self._with_cut(sent, cut, ctx)
                 lost += more / ctx.world
-        return Reduced(mean=mean, sent=sent, cf=32 / self.bits, error=lost)
+        return Reduced(mean=mean, sent=sent, cf=self.cf, error=lost)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared error of rounding flat x on this rank's own grid; 0-d."""
@@ -206,9 +205,8 @@ class THC(Compressor):
 
     def _block(self, elements: int) -> int:
         """Numbers rotated together."""
-        return (
-            rotation.BLOCK if self.rotate == "partial" else max(rotation.SEED_STAGES, 1 << (elements - 1).bit_length())
-        )
+        whole = max(rotation.SEED_STAGES, 1 << (elements - 1).bit_length())
+        return rotation.BLOCK if self.rotate == "partial" else whole
 
     def _shard(self, codes: int, world: int) -> int:
         """Codes per rank: whole bytes."""

@@ -11,11 +11,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from gravac.candidate import Span
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse, energy, k_for
-from gravac.compressors.dtypes import dtype_of, unit_roundoff
+from gravac.compressors.dtypes import dtype_of
 from gravac.compressors.profile import CostPoints, EfficiencyPoints
 from gravac.compressors.selection import energies, largest
 
@@ -24,7 +23,7 @@ class TopK(Compressor):
     """Exact top-k, selected per tensor, exchanged by all-gather.
 
     Attributes:
-        values: number format of the values on the wire; ``None``: the gradient's own.
+        values: number format of the values on the wire; ``None``: the gradient's own. They are summed in x's dtype.
     """
 
     name: ClassVar[str] = "topk"
@@ -36,15 +35,15 @@ class TopK(Compressor):
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
-    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Every CF in the range can be reached."""
-        return Span(*cf_range)
-
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
-        """Values and indices of the k coordinates kept, in bytes."""
+        """Values and indices of all slots, in bytes."""
         elements = torch.Size(shape).numel()
-        element_bytes = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
-        return (Traffic(AllGather, k_for(elements, cf) * element_bytes),)
+        bytes_each = dtype_of(self.values, dtype).itemsize + index_dtype(elements).itemsize
+        return (Traffic(AllGather, self.slots(elements, cf) * bytes_each),)
+
+    def slots(self, elements: int, cf: float) -> int:
+        """How many values travel with their indices, the same number on every rank: here k."""
+        return k_for(elements, cf)
 
     def select(self, x: torch.Tensor, k: int) -> Selection:
         """The k coordinates of flat x with the largest magnitude."""
@@ -53,14 +52,20 @@ class TopK(Compressor):
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of values and indices, added rank after rank, over the world size."""
-        chosen = multilevel.at(self.select, x, cf, ctx)
-        mine = chosen.values.to(dtype_of(self.values, ctx.dtype))
-        values, indices = yield AllGather(mine, pack_indices(chosen.indices, x.numel()))
-        shares = values.to(x.dtype) / ctx.world
-        positions = unpack_indices(indices, x.numel())
-        mean = Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True)))
+        return (yield from self.send(multilevel.at(self.select, x, cf, ctx), x, cf, ctx))
+
+    def send(self, chosen: Selection, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        """Exchange a selection of flat x, at most ``slots`` coordinates, by one all-gather; free slots hold zeros."""
+        mine = values = chosen.values.to(dtype_of(self.values, ctx.dtype))
+        indices, slots = chosen.indices, self.slots(x.numel(), cf)
+        if mine.numel() < slots:
+            free = _unused(indices, slots)
+            values, indices = torch.nn.functional.pad(mine, (0, free.numel())), torch.cat([indices, free])
+        gathered, packed = yield AllGather(values, pack_indices(indices, x.numel()))
+        shares = gathered.to(x.dtype) / ctx.world
+        positions = unpack_indices(packed, x.numel())
         return Reduced(
-            mean=mean,
+            mean=Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True))),
             sent=Sparse(((chosen.indices, mine.to(x.dtype)),)),
             cf=x.numel() / max(1, mine.numel()),
         )
@@ -71,11 +76,6 @@ class TopK(Compressor):
         lowest = multilevel.at(self.select, x, cfs[0], ctx)
         sums = energies(lowest.values, [k_for(x.numel(), cf) for cf in cfs])
         return [(whole - whole.new_tensor(total)).clamp_(min=0) for total in sums]
-
-    @property
-    def rounding(self) -> float:
-        """Unit roundoff of float32, in which values are summed that every rank has rounded already."""
-        return unit_roundoff(torch.float32)
 
 
 def index_dtype(elements: int) -> torch.dtype:
@@ -95,6 +95,13 @@ def unpack_indices(packed: torch.Tensor, elements: int) -> torch.Tensor:
     """The inverse of ``pack_indices``: int64, as ``index_add_`` takes it, in the shape of ``packed``."""
     wide = packed.to(torch.int64)
     return wide + (1 << 15) if index_dtype(elements) == torch.int16 else wide
+
+
+def _unused(indices: torch.Tensor, slots: int) -> torch.Tensor:
+    """The lowest indices that are not in ``indices``, as many as fill it up to ``slots``: int64, ascending."""
+    free = torch.ones(slots, dtype=torch.bool, device=indices.device)
+    free[indices[indices < slots]] = False
+    return free.nonzero().flatten()[: slots - indices.numel()]
 
 
 topk = TopK()

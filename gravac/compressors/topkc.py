@@ -15,7 +15,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for, laid_out
 from gravac.compressors.chunks import Chosen, chunk_energies, gather, scatter, whole_but_one
@@ -52,10 +51,6 @@ class TopKC(Compressor):
         if not isinstance(self.values, Quantize):
             return own
         return replace(own, efficiency=own.efficiency * self.values.profile(self.values.finest).efficiency)
-
-    def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
-        """Every CF in the range can be reached."""
-        return Span(*cf_range)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """An energy per chunk, then the values kept, in bytes."""

@@ -182,9 +182,7 @@ def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
 def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
     """Check that all candidates decided on were given to ``start``; that tensors are named once each, ascending."""
     for candidates, measure in _cases(controller):
-        decisions = [controller.start(candidates)[1]]
-        decisions += [step.decision for step in drive(controller, candidates, measure)]
-        for decision in decisions:
+        for decision in _decisions(controller, candidates, measure):
             assert decision.candidate in candidates, f"{decision.candidate} was not given"
             names = [name for name, _ in decision.tensors]
             assert set(TENSORS).issuperset(names), f"{names}: there are {TENSORS} only"
@@ -197,21 +195,17 @@ def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
 def a_change_is_told_with_its_reason(controller: Controller[Any]) -> None:
     """Check that a change of what runs, and a summary, have a reason; and that there is none without."""
     for candidates, measure in _cases(controller):
-        before = controller.start(candidates)[1].runs
-        for at, step in enumerate(drive(controller, candidates, measure)):
-            decision = step.decision
-            due = decision.runs != before or decision.summary is not None
+        decisions = itertools.pairwise(_decisions(controller, candidates, measure))
+        for at, (before, decision) in enumerate(decisions):
+            due = decision.runs != before.runs or decision.summary is not None
             assert bool(decision.reason) == due, f"step {at}: reason {decision.reason!r}, changed or summary {due}"
-            before = decision.runs
 
 
 def shadows_are_few_ascending_and_given(controller: Controller[Any]) -> None:
     """Check that shadow CFs ascend, are at most ``SHADOWS``, and belong to candidates that are not dense."""
     for candidates, measure in _cases(controller):
         given = {candidate.cf for candidate in candidates if not candidate.dense}
-        decisions = [controller.start(candidates)[1]]
-        decisions += [step.decision for step in drive(controller, candidates, measure)]
-        for decision in decisions:
+        for decision in _decisions(controller, candidates, measure):
             shadow = decision.shadow
             assert len(shadow) <= SHADOWS, f"{len(shadow)} shadow CFs {shadow}; at most {SHADOWS} may be asked for"
             assert all(a < b for a, b in itertools.pairwise(shadow)), f"shadow CFs {shadow} do not ascend"
@@ -255,23 +249,20 @@ def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
 
 def broken_measurements_do_not_raise(controller: Controller[Any]) -> None:
     """Check that energies, errors or seconds that are zero or not finite, and missing shadows, raise nothing."""
-    candidates = candidates_of(controller)
-    for decided in drive(controller, candidates, broken):
-        json.dumps(controller.dump(decided.state), allow_nan=False)
 
     def hopeless(step: int, holds: Decision) -> Measurement:
         return broken(3 * step + 1 + step % 2, holds)
 
-    for decided in drive(controller, candidates, hopeless):
-        json.dumps(controller.dump(decided.state), allow_nan=False)
+    for measure in (broken, hopeless):
+        for step in drive(controller, candidates_of(controller), measure):
+            json.dumps(controller.dump(step.state), allow_nan=False)
 
 
 def dense_alone_is_enough(controller: Controller[Any]) -> None:
     """Check that dense runs, in all tensors and without shadows, when no other candidate is admitted."""
     only = candidates_of(controller)[:1]
     for measure in (turbulent, broken):
-        first = controller.start(only)[1]
-        decisions = [first, *(step.decision for step in drive(controller, only, measure))]
+        decisions = _decisions(controller, only, measure)
         assert all(decision.runs == (only[0], ()) and not decision.shadow for decision in decisions), "dense was alone"
 
 
@@ -302,6 +293,12 @@ LAWS: tuple[Law, ...] = (
     proposals_are_in_reach,
 )
 """All laws for controllers, in the order worth reading."""
+
+
+def _decisions(controller: Controller[Any], candidates: Sequence[Candidate], measure: Measure) -> Iterator[Decision]:
+    """Yield the decision that a controller starts with, and that of every step."""
+    yield controller.start(candidates)[1]
+    yield from (step.decision for step in drive(controller, candidates, measure))
 
 
 def _cases(controller: Controller[Any]) -> list[tuple[tuple[Candidate, ...], Measure]]:
