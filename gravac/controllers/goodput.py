@@ -134,20 +134,19 @@ class Goodput(Settings):
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
         """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
-        given_up = state.phase == SEARCH and self._hopeless(state)
-        broken = state.phase == HOLD and _broken(state)
-        steps = self.trial if state.phase == SEARCH else self.window
-        if state.window.steps < steps and not given_up and not broken:
+        searching = state.phase == SEARCH
+        cut_short = self._hopeless(state) if searching else _broken(state)
+        if state.window.steps < (self.trial if searching else self.window) and not cut_short:
             return state, Decision(state.running)
-        if broken:
+        if cut_short and not searching:
             state = replace(state, window=state.window.last(SOON))
         before, window = state.running, state.window
         summary = window.summary(state.phase)
         state = replace(state, windows=state.windows + 1)
         if window.t_system is None or not 0 < window.t_system < math.inf:
             reason = f"no step of {before} could be timed: it goes on"
-        elif state.phase == SEARCH:
-            state, reason = self._tried(state, window.samples / window.t_system, given_up)
+        elif searching:
+            state, reason = self._tried(state, window.samples / window.t_system, cut_short)
         else:
             state, reason = self._held(state, window.samples / window.t_system)
         state = replace(state, window=window.following(state.running))

@@ -23,8 +23,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from gravac.candidate import Candidate, Span
+from gravac.controllers import gravac_literal as literal
 from gravac.controllers.base import SHADOWS, Decision, Measurement
-from gravac.controllers.gravac_literal import Literal1, LiteralState
+from gravac.controllers.gravac_literal import LiteralState
 from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacEntry, GravacState
 from gravac.controllers.plain import identify, state_from_plain, to_plain
 from gravac.controllers.schedule import exponential, geometric, snap
@@ -91,7 +92,7 @@ class GraVAC(Settings):
     def start(self, candidates: Sequence[Candidate]) -> tuple[AnyState, Decision]:
         """Begin the warm-up at the lowest CF; run dense for good when there is no other candidate."""
         if self.paper_literal:
-            return self._literal.start(candidates)
+            return literal.start(candidates)
         state = GravacState(tuple(candidates), EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
         position = state.lowest if state.compresses else state.home
         running = candidates[position]
@@ -103,7 +104,7 @@ class GraVAC(Settings):
     def observe(self, state: AnyState, measurement: Measurement) -> tuple[AnyState, Decision]:
         """Take in one step; at the end of a window, move between the states of the module's text."""
         if isinstance(state, LiteralState):
-            return self._literal.observe(state, measurement)
+            return literal.observe(self, state, measurement)
         if state.phase == WARM_UP and state.steps < self.warmup:
             counted = replace(state.count(measurement), window=Window(state.running))
             return counted, Decision(state.running)
@@ -133,18 +134,14 @@ class GraVAC(Settings):
             fresh, decision = self.start(candidates)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
         if self.paper_literal:
-            literal = state_from_plain(LiteralState, plain, candidates, plain["running"])
-            return literal, self._literal.decide(literal)
+            printed = state_from_plain(LiteralState, plain, candidates, plain["running"])
+            return printed, literal.decide(printed)
         state = state_from_plain(GravacState, plain, candidates, plain["position"])
         return state, Decision(state.running, self._shadow(state))
 
     @property
     def _algorithm(self) -> str:
         return "literal" if self.paper_literal else "repaired"
-
-    @property
-    def _literal(self) -> Literal1:
-        return Literal1(self.window, self.epsilon, self.omega, self.step, self.ewma)
 
     def _shadow(self, state: GravacState) -> tuple[float, ...]:
         """Return the CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
