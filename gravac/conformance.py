@@ -11,6 +11,7 @@ In a test suite::
 Each law raises ``AssertionError`` with what it saw.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -124,11 +125,10 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
 
 def zeros_stay_zeros(compressor: Compressor) -> None:
     """Check that gradients of zeros give a mean of zeros, and that zeros are sent."""
-    for world, shape, cf in _cases(compressor):
-        xs = [torch.zeros(shape) for _ in range(world)]
-        for x, r in zip(xs, exchange(compressor, xs, cf), strict=True):
-            assert not laid_out(r.mean, x).any(), f"{shape}, {cf}x: mean of zeros is not zero"
-            assert not laid_out(r.sent, x).any(), f"{shape}, {cf}x: sent something"
+    for where, xs, got in _runs(compressor, lambda world, shape: [torch.zeros(shape)] * world):
+        for x, r in zip(xs, got, strict=True):
+            assert not laid_out(r.mean, x).any(), f"{where}: mean of zeros is not zero"
+            assert not laid_out(r.sent, x).any(), f"{where}: sent something"
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
@@ -152,7 +152,7 @@ def one_round_is_kept(compressor: Compressor) -> None:
 
 def its_profile_is_possible(compressor: Compressor) -> None:
     """What is said of it before it runs: shares are shares, costs are costs, and only what contracts has feedback."""
-    for world, _, cf in _cases(compressor):
+    for world, cf in itertools.product(WORLDS, cfs_of(compressor)):
         known = compressor.profile(cf, world=world, shapes=SHAPES)
         where = f"{world} ranks, {cf}x:"
         assert 0 < known.efficiency <= 1, (
@@ -207,26 +207,24 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     One that leaves nothing out is summed plainly, so that what is not finite reaches every rank where it was; with
     overflow safety it gives NaN everywhere too.
     """
-    for bad in (float("nan"), float("inf")):
-        for cf in cfs_of(compressor):
-            ranks = _averagers(compressor, 3)
-            _average(ranks, _gradients(3, (40, 40)), cf, step=0)
-            before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
-            poisoned = _gradients(3, (40, 40), seed=1)
-            poisoned[1].reshape(-1)[77] = bad
+    for bad, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
+        ranks = _averagers(compressor, 3)
+        _average(ranks, _gradients(3, (40, 40)), cf, step=0)
+        before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
+        poisoned = _gradients(3, (40, 40), seed=1)
+        poisoned[1].reshape(-1)[77] = bad
+        for safe in (False,) if compressor.compresses else (False, True):
+            for averager in ranks:
+                averager.feedback.safe = safe
             for out in _average(ranks, poisoned, cf, step=1):
-                reached = out.isnan().all() if compressor.compresses else ~out.reshape(-1)[77].isfinite()
-                assert bool(reached), f"{bad} did not reach every rank"
-            if not compressor.compresses:
-                for averager in ranks:
-                    averager.feedback.safe = True
-                for out in _average(ranks, poisoned, cf, step=1):
-                    assert bool(out.isnan().all()), f"{bad} did not reach every rank everywhere, with overflow safety"
-            for averager, old in zip(ranks, before, strict=True):
-                for key, tensor in averager.feedback.residual.items():
-                    assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
-            for out in _average(ranks, _gradients(3, (40, 40), seed=2), cf, step=2):
-                assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
+                everywhere = safe or compressor.compresses
+                reached = out.isnan().all() if everywhere else ~out.reshape(-1)[77].isfinite()
+                assert bool(reached), f"{bad} did not reach every rank, overflow safety {safe}"
+        for averager, old in zip(ranks, before, strict=True):
+            for key, tensor in averager.feedback.residual.items():
+                assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
+        for out in _average(ranks, _gradients(3, (40, 40), seed=2), cf, step=2):
+            assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
 
 
 def nothing_is_lost(compressor: Compressor) -> None:
@@ -286,17 +284,19 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
     return [(world, shape, cf) for world in WORLDS for shape in SHAPES for cf in cfs_of(compressor)]
 
 
-def _runs(compressor: Compressor) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
-    """Exchange made-up gradients in every case: yield the case in words, the gradients, and what each rank got."""
-    for world, shape, cf in _cases(compressor):
-        xs = _gradients(world, shape)
-        yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)
-
-
 def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
     """Make up heavy-tailed gradients of a shape, different on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
+
+
+def _runs(
+    compressor: Compressor, make: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = _gradients
+) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
+    """Exchange made-up gradients in every case: yield the case in words, the gradients, and what each rank got."""
+    for world, shape, cf in _cases(compressor):
+        xs = make(world, shape)
+        yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)
 
 
 def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:

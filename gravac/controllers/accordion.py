@@ -126,7 +126,10 @@ class Accordion(Settings):
         if measurement.norms and self._sums(measurement.step) == "report":
             now = self._look(now, measurement.norms)
         if math.isfinite(rate := measurement.learning_rate):
-            if now.learning_rate is not None and _below(rate, now.learning_rate):
+            before = now.learning_rate
+            if (
+                before is not None and rate < before and not math.isclose(rate, before)
+            ):  # by more than a mean's rounding
                 now = replace(now, calm=())
                 why = f"the learning rate fell to {rate:g}: "
             now = replace(now, learning_rate=rate)
@@ -182,8 +185,3 @@ class Accordion(Settings):
 def _ends(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
     """Return the low and the high candidate; dense for the low one where that was not admitted."""
     return candidates[-2] if len(candidates) > 2 else candidates[0], candidates[-1]
-
-
-def _below(rate: float, before: float) -> bool:
-    """Tell whether a learning rate is lower than before, by more than the rounding of a mean."""
-    return rate < before and not math.isclose(rate, before)

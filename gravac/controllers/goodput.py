@@ -166,11 +166,8 @@ class Goodput(Settings):
 
     def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:
         """Return the position where a search starts; once the link has changed, that of the highest wire ratio."""
-        good = [
-            at
-            for at, candidate in enumerate(candidates)
-            if candidate.efficiency >= self.near * candidates[0].efficiency
-        ]
+        least = self.near * candidates[0].efficiency
+        good = [at for at, candidate in enumerate(candidates) if candidate.efficiency >= least]
         ahead = [(seconds, at) for at in good if (seconds := _ahead(candidates[at])) is not None]
         if moved or len(ahead) < len(good):
             return max(good, key=lambda position: candidates[position].wire_ratio)
@@ -252,10 +249,8 @@ class Goodput(Settings):
             state = replace(state, phase=SEARCH, position=at)
             return state, f"{reason}; try {state.running}, which may be up to {promise / goodput:.2f} times as good"
         state = replace(state, phase=HOLD, position=best.position)
-        return (
-            state,
-            f"{reason}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}",
-        )
+        what = f"{state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}"
+        return state, f"{reason}; best goodput at {what}"
 
     def _best(self, state: GoodputState) -> GoodputEntry:
         """Return the entry of highest goodput; the one that was best stays so within the hysteresis."""
@@ -267,10 +262,8 @@ class Goodput(Settings):
 
     def _to_beat(self, state: GoodputState, held: GoodputEntry, position: int) -> float:
         """Return the goodput that a candidate must exceed to replace the one that is held, or to be tried."""
-        margin = self.hysteresis
-        coarse = (
-            state.candidates[held.position].by_gain and held.efficiency < self.near * state.candidates[0].efficiency
-        )
+        margin, near = self.hysteresis, self.near * state.candidates[0].efficiency
+        coarse = state.candidates[held.position].by_gain and held.efficiency < near
         if coarse and state.efficiency(position) > held.efficiency:
             margin = max(margin, SETBACK / max(state.steps, SETTLED))
         return state.goodput(held) * (1 + margin)

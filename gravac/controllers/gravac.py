@@ -198,17 +198,14 @@ class GraVAC(Settings):
 
     def _go_on(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """Settle where throughput saturates; else try the next candidate, unless its shadow gain is below ε."""
-        pair = self._saturated(state)
-        if pair is not None or not state.queue:
+        if not state.queue or self._saturated(state) is not None:
             return self._settle(replace(state, queue=()), reason)
         following = state.queue[0]
         candidate = state.candidates[following]
         shadow = state.window.shadow_gain(candidate.cf)
         if shadow is not None and shadow < state.threshold:
-            reason += (
-                f"; shadow gain {shadow:.3g} at {candidate} is below ε: refused without a run, and so is what is higher"
-            )
-            return self._settle(replace(state, queue=()), reason)
+            reason += f"; shadow gain {shadow:.3g} at {candidate} is below ε"
+            return self._settle(replace(state, queue=()), f"{reason}: refused without a run, and so is what is higher")
         return replace(state, position=following, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
