@@ -231,33 +231,31 @@ def nothing_is_lost(compressor: Compressor) -> None:
     """Check that what was applied, plus the mean residual, is the sum of mean gradients, with full error feedback."""
     if not compressor.contractive:
         return
-    for dtype in (torch.float32, torch.float64):
-        for cf in cfs_of(compressor):
-            ranks = _averagers(compressor, 3, strength=1.0)
-            applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
-            for step in range(6):
-                xs = [x.to(dtype) for x in _gradients(3, (40, 40), seed=step)]
-                total += torch.stack(xs).double().mean(0).reshape(-1)
-                terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
-                applied += _average(ranks, xs, cf, step)[0].reshape(-1).double()
-            kept = [_kept(averager, 1600) for averager in ranks]
-            off = (applied + torch.stack(kept).mean(0) - total).abs()
-            bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
-            assert bool((off <= bound).all()), f"{cf}x, {dtype}: {float(off.max()):.3g} was lost"
+    for dtype, cf in itertools.product((torch.float32, torch.float64), cfs_of(compressor)):
+        ranks = _averagers(compressor, 3, strength=1.0)
+        applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
+        for step in range(6):
+            xs = [x.to(dtype) for x in _gradients(3, (40, 40), seed=step)]
+            total += torch.stack(xs).double().mean(0).reshape(-1)
+            terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
+            applied += _average(ranks, xs, cf, step)[0].reshape(-1).double()
+        kept = [_kept(averager, 1600) for averager in ranks]
+        off = (applied + torch.stack(kept).mean(0) - total).abs()
+        bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
+        assert bool((off <= bound).all()), f"{cf}x, {dtype}: {float(off.max()):.3g} was lost"
 
 
 def gradients_of_any_dtype_work(compressor: Compressor) -> None:
     """Check that float16, bfloat16 and float64 gradients come back in their dtype, close to what float32 gives."""
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        for cf in cfs_of(compressor):
-            xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
-            out = _average(_averagers(compressor, 2), xs, cf, step=0)
-            again = _average(_averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
-            assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
-            tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
-            assert torch.allclose(out[0].double(), again[0].double(), rtol=tolerance, atol=tolerance), (
-                f"{dtype}, {cf}x differs from float32"
-            )
+    for dtype, cf in itertools.product((torch.float16, torch.bfloat16, torch.float64), cfs_of(compressor)):
+        xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
+        out = _average(_averagers(compressor, 2), xs, cf, step=0)
+        again = _average(_averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
+        assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
+        tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
+        assert torch.allclose(out[0].double(), again[0].double(), rtol=tolerance, atol=tolerance), (
+            f"{dtype}, {cf}x differs from float32"
+        )
 
 
 LAWS: tuple[Law, ...] = (

@@ -126,10 +126,9 @@ class Accordion(Settings):
         if measurement.norms and self._sums(measurement.step) == "report":
             now = self._look(now, measurement.norms)
         if math.isfinite(rate := measurement.learning_rate):
-            before = now.learning_rate
-            if (
-                before is not None and rate < before and not math.isclose(rate, before)
-            ):  # by more than a mean's rounding
+            last = now.learning_rate
+            # lower by more than the rounding of a mean
+            if last is not None and rate < last and not math.isclose(rate, last):
                 now = replace(now, calm=())
                 why = f"the learning rate fell to {rate:g}: "
             now = replace(now, learning_rate=rate)

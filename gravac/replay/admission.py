@@ -55,6 +55,10 @@ def _ratio_at(known: Sequence[tuple[float, float]], cf: float) -> float:
     known = sorted((at, ratio) for at, ratio in known if math.isfinite(ratio) and ratio > 0)
     if not known:
         return cf
-    nearest = min(max(cf, known[0][0]), known[-1][0])
+    (lowest, its), (highest, other) = known[0], known[-1]
+    if cf < lowest:
+        return its * cf / lowest
+    if cf > highest:
+        return other * cf / highest
     cfs, ratios = np.log(known).T
-    return math.exp(np.interp(np.log(nearest), cfs, ratios)) * cf / nearest
+    return math.exp(np.interp(np.log(cf), cfs, ratios))
