@@ -179,7 +179,7 @@ class GraVAC(Settings):
         gain, ran = state.window.gain, state.running
         if gain < state.threshold:
             reason = f"gain {gain:.3g} at {ran} is below ε {state.threshold:.3g}: refused, and so is what is higher"
-            return self._settle(replace(state, queue=()), reason)
+            return self._settle(state, reason)
         floor_gain = next((e.gain for e in state.entries if e.position == state.floor), None)
         state = self._enter(state)
         reason = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
@@ -190,22 +190,21 @@ class GraVAC(Settings):
 
     def _enter(self, state: GravacState) -> GravacState:
         """Enter what the window measured, over an older entry of the same candidate; forget what has expired."""
-        t_system = state.window.t_system or 0.0
-        gain = state.window.gain
-        entry = GravacEntry(state.position, gain, t_system * max(gain, 0.0), state.windows)
+        t_compression = state.window.summary(state.phase).t_compression or 0.0
+        entry = GravacEntry(state.position, state.window.gain, t_compression, state.windows)
         fresh = [e for e in state.entries if state.windows - e.window < self.expire and e.position != state.position]
         return replace(state, entries=(*fresh, entry))
 
     def _go_on(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """Settle where throughput saturates; else try the next candidate, unless its shadow gain is below ε."""
         if not state.queue or self._saturated(state) is not None:
-            return self._settle(replace(state, queue=()), reason)
+            return self._settle(state, reason)
         following = state.queue[0]
         candidate = state.candidates[following]
         shadow = state.window.shadow_gain(candidate.cf)
         if shadow is not None and shadow < state.threshold:
             reason += f"; shadow gain {shadow:.3g} at {candidate} is below ε"
-            return self._settle(replace(state, queue=()), f"{reason}: refused without a run, and so is what is higher")
+            return self._settle(state, f"{reason}: refused without a run, and so is what is higher")
         return replace(state, position=following, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
@@ -232,7 +231,7 @@ class GraVAC(Settings):
         floor = max(state.lowest, min(state.floor, chosen.position))
         until = state.windows + state.dwell
         settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
-        return replace(settled, speed=None, off=0, rate=None, rest_until=until), reason
+        return replace(settled, queue=(), speed=None, off=0, rate=None, rest_until=until), reason
 
     def _judge_chosen(self, state: GravacState) -> tuple[GravacState, str]:
         """Judge a window of the chosen candidate: hold it, scale down, come back from dense, or search again."""

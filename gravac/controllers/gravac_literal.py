@@ -87,11 +87,9 @@ def observe(settings: GraVAC, state: LiteralState, measured: Measurement) -> tup
         summary = state.window.summary("literal")
         state = _check(settings, state)
         reason += f"; window: θ_min {state.theta_min:g}, θ_s {state.theta_s:g}"
-    changed = running != state.running
-    state = replace(state, running=running)
-    if not (changed or summary):
+    if running == state.running and summary is None:
         return state, decide(state)
-    state = replace(state, window=Window(state.candidates[running], settling=0))
+    state = replace(state, running=running, window=Window(state.candidates[running], settling=0))
     return state, replace(decide(state), reason=reason, summary=summary)
 
 
