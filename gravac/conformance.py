@@ -11,6 +11,7 @@ In a test suite::
 Each law raises ``AssertionError`` with what it saw.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -124,11 +125,10 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
 
 def zeros_stay_zeros(compressor: Compressor) -> None:
     """Check that gradients of zeros give a mean of zeros, and that zeros are sent."""
-    for world, shape, cf in _cases(compressor):
-        xs = [torch.zeros(shape) for _ in range(world)]
-        for x, r in zip(xs, exchange(compressor, xs, cf), strict=True):
-            assert not laid_out(r.mean, x).any(), f"{shape}, {cf}x: mean of zeros is not zero"
-            assert not laid_out(r.sent, x).any(), f"{shape}, {cf}x: sent something"
+    for where, xs, got in _runs(compressor, lambda world, shape: [torch.zeros(shape)] * world):
+        for x, r in zip(xs, got, strict=True):
+            assert not laid_out(r.mean, x).any(), f"{where}: mean of zeros is not zero"
+            assert not laid_out(r.sent, x).any(), f"{where}: sent something"
 
 
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
@@ -152,7 +152,7 @@ def one_round_is_kept(compressor: Compressor) -> None:
 
 def its_profile_is_possible(compressor: Compressor) -> None:
     """What is said of it before it runs: shares are shares, costs are costs, and only what contracts has feedback."""
-    for world, _, cf in _cases(compressor):
+    for world, cf in itertools.product(WORLDS, cfs_of(compressor)):
         known = compressor.profile(cf, world=world, shapes=SHAPES)
         where = f"{world} ranks, {cf}x:"
         assert 0 < known.efficiency <= 1, (
@@ -207,59 +207,55 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     One that leaves nothing out is summed plainly, so that what is not finite reaches every rank where it was; with
     overflow safety it gives NaN everywhere too.
     """
-    for bad in (float("nan"), float("inf")):
-        for cf in cfs_of(compressor):
-            ranks = _averagers(compressor, 3)
-            _average(ranks, _gradients(3, (40, 40)), cf, step=0)
-            before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
-            poisoned = _gradients(3, (40, 40), seed=1)
-            poisoned[1].reshape(-1)[77] = bad
+    for bad, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
+        ranks = _averagers(compressor, 3)
+        _average(ranks, _gradients(3, (40, 40)), cf, step=0)
+        before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
+        poisoned = _gradients(3, (40, 40), seed=1)
+        poisoned[1].reshape(-1)[77] = bad
+        for safe in (False,) if compressor.compresses else (False, True):
+            for averager in ranks:
+                averager.feedback.safe = safe
             for out in _average(ranks, poisoned, cf, step=1):
-                reached = out.isnan().all() if compressor.compresses else ~out.reshape(-1)[77].isfinite()
-                assert bool(reached), f"{bad} did not reach every rank"
-            if not compressor.compresses:
-                for averager in ranks:
-                    averager.feedback.safe = True
-                for out in _average(ranks, poisoned, cf, step=1):
-                    assert bool(out.isnan().all()), f"{bad} did not reach every rank everywhere, with overflow safety"
-            for averager, old in zip(ranks, before, strict=True):
-                for key, tensor in averager.feedback.residual.items():
-                    assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
-            for out in _average(ranks, _gradients(3, (40, 40), seed=2), cf, step=2):
-                assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
+                everywhere = safe or compressor.compresses
+                reached = out.isnan().all() if everywhere else ~out.reshape(-1)[77].isfinite()
+                assert bool(reached), f"{bad} did not reach every rank, overflow safety {safe}"
+        for averager, old in zip(ranks, before, strict=True):
+            for key, tensor in averager.feedback.residual.items():
+                assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
+        for out in _average(ranks, _gradients(3, (40, 40), seed=2), cf, step=2):
+            assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
 
 
 def nothing_is_lost(compressor: Compressor) -> None:
     """Check that what was applied, plus the mean residual, is the sum of mean gradients, with full error feedback."""
     if not compressor.contractive:
         return
-    for dtype in (torch.float32, torch.float64):
-        for cf in cfs_of(compressor):
-            ranks = _averagers(compressor, 3, strength=1.0)
-            applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
-            for step in range(6):
-                xs = [x.to(dtype) for x in _gradients(3, (40, 40), seed=step)]
-                total += torch.stack(xs).double().mean(0).reshape(-1)
-                terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
-                applied += _average(ranks, xs, cf, step)[0].reshape(-1).double()
-            kept = [_kept(averager, 1600) for averager in ranks]
-            off = (applied + torch.stack(kept).mean(0) - total).abs()
-            bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
-            assert bool((off <= bound).all()), f"{cf}x, {dtype}: {float(off.max()):.3g} was lost"
+    for dtype, cf in itertools.product((torch.float32, torch.float64), cfs_of(compressor)):
+        ranks = _averagers(compressor, 3, strength=1.0)
+        applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
+        for step in range(6):
+            xs = [x.to(dtype) for x in _gradients(3, (40, 40), seed=step)]
+            total += torch.stack(xs).double().mean(0).reshape(-1)
+            terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
+            applied += _average(ranks, xs, cf, step)[0].reshape(-1).double()
+        kept = [_kept(averager, 1600) for averager in ranks]
+        off = (applied + torch.stack(kept).mean(0) - total).abs()
+        bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
+        assert bool((off <= bound).all()), f"{cf}x, {dtype}: {float(off.max()):.3g} was lost"
 
 
 def gradients_of_any_dtype_work(compressor: Compressor) -> None:
     """Check that float16, bfloat16 and float64 gradients come back in their dtype, close to what float32 gives."""
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        for cf in cfs_of(compressor):
-            xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
-            out = _average(_averagers(compressor, 2), xs, cf, step=0)
-            again = _average(_averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
-            assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
-            tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
-            assert torch.allclose(out[0].double(), again[0].double(), rtol=tolerance, atol=tolerance), (
-                f"{dtype}, {cf}x differs from float32"
-            )
+    for dtype, cf in itertools.product((torch.float16, torch.bfloat16, torch.float64), cfs_of(compressor)):
+        xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
+        out = _average(_averagers(compressor, 2), xs, cf, step=0)
+        again = _average(_averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
+        assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
+        tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
+        assert torch.allclose(out[0].double(), again[0].double(), rtol=tolerance, atol=tolerance), (
+            f"{dtype}, {cf}x differs from float32"
+        )
 
 
 LAWS: tuple[Law, ...] = (
@@ -286,17 +282,19 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
     return [(world, shape, cf) for world in WORLDS for shape in SHAPES for cf in cfs_of(compressor)]
 
 
-def _runs(compressor: Compressor) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
-    """Exchange made-up gradients in every case: yield the case in words, the gradients, and what each rank got."""
-    for world, shape, cf in _cases(compressor):
-        xs = _gradients(world, shape)
-        yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)
-
-
 def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
     """Make up heavy-tailed gradients of a shape, different on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
+
+
+def _runs(
+    compressor: Compressor, make: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = _gradients
+) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
+    """Exchange made-up gradients in every case: yield the case in words, the gradients, and what each rank got."""
+    for world, shape, cf in _cases(compressor):
+        xs = make(world, shape)
+        yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)
 
 
 def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:

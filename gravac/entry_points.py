@@ -13,6 +13,7 @@ A package of one's own offers a compressor or a controller in its ``pyproject.to
 The name on the left is the object's own ``name``.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -42,11 +43,10 @@ class Known(Mapping[str, T], Generic[T]):
         self._group = group
         self._built_in = built_in
         self._wrong = wrong
-        self._offered: dict[str, list[EntryPoint]] | None = None
         self._loaded: dict[str, T | SettingsError] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._offers()
+        return name in self._built_in or name in self._offered
 
     def __getitem__(self, name: str) -> T:
         """What has that name.
@@ -64,7 +64,7 @@ class Known(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
-        for name in self._offers():
+        for name in self._offered:
             first = name not in self._loaded
             found = self._load(name)
             if not isinstance(found, SettingsError):
@@ -75,24 +75,21 @@ class Known(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _offers(self) -> dict[str, list[EntryPoint]]:
+    @functools.cached_property
+    def _offered(self) -> dict[str, list[EntryPoint]]:
         """The group's entry points by name, but for those that are refused."""
-        if self._offered is None:
-            self._offered = {}
-            for entry in entry_points(group=self._group):
-                if entry.name in self._built_in:
-                    warnings.warn(
-                        f"{self._what} {entry.name!r} of {_package(entry)} is refused: gravac itself has one of that "
-                        "name; rename it",
-                        stacklevel=3,
-                    )
-                else:
-                    self._offered.setdefault(entry.name, []).append(entry)
-        return self._offered
+        offered: dict[str, list[EntryPoint]] = {}
+        for entry in entry_points(group=self._group):
+            if entry.name in self._built_in:
+                remedy = "is refused: gravac itself has one of that name; rename it"
+                warnings.warn(f"{self._what} {entry.name!r} of {_package(entry)} {remedy}", stacklevel=4)
+            else:
+                offered.setdefault(entry.name, []).append(entry)
+        return offered
 
     def _load(self, name: str) -> T | SettingsError:
         if name not in self._loaded:
-            self._loaded[name] = self._loading(name, self._offers()[name])
+            self._loaded[name] = self._loading(name, self._offered[name])
         return self._loaded[name]
 
     def _loading(self, name: str, entries: list[EntryPoint]) -> T | SettingsError:

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -44,12 +45,12 @@ class Policy(Settings):
     @field_validator("base", mode="before")
     @classmethod
     def _compressor(cls, value: Any) -> Any:
-        return _named(value, COMPRESSORS, Compressor, "compressor")
+        return _named(value, COMPRESSORS, lambda made: isinstance(made, Compressor), "compressor")
 
     @field_validator("controller", mode="before")
     @classmethod
     def _controller(cls, value: Any) -> Any:
-        return _named(value, CONTROLLERS, object, "controller")
+        return _named(value, CONTROLLERS, lambda made: hasattr(made, "observe"), "controller")
 
     @field_validator("dense", mode="before")
     @classmethod
@@ -168,13 +169,10 @@ def load_policy(source: str | Path) -> Policy:
             message names file, key and value.
     """
     path = find_policy(source)
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise SettingsError(f"{path}: Python 3.10 reads TOML with the package tomli: pip install tomli") from None
+    try:
+        tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        raise SettingsError(f"{path}: Python 3.10 reads TOML with the package tomli: pip install tomli") from None
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -216,12 +214,10 @@ def find_policy(source: str | Path) -> Path:
     return shipped
 
 
-def _named(value: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
+def _named(value: Any, known: Mapping[str, Any], right: Callable[[Any], bool], what: str) -> Any:
     """An instance from itself, its name, or a table with its name and settings."""
-    settings: dict[str, Any] = {}
-    if isinstance(value, dict):
-        settings = dict(value)
-        value = settings.pop("name", None)
+    settings = dict(value) if isinstance(value, dict) else {}
+    value = settings.pop("name", None) if isinstance(value, dict) else value
     if isinstance(value, str):
         if value not in known:
             raise ValueError(f"there is no {what} {value!r}; there are {', '.join(sorted(known))}")
@@ -229,11 +225,7 @@ def _named(value: Any, known: Mapping[str, Any], kind: type, what: str) -> Any:
             return known[value](**settings)
         except TypeError as error:  # of a controller that is no Settings
             raise ValueError(f"{what} {value!r}: {error}") from None
-    if (
-        isinstance(value, type)
-        or not isinstance(value, kind)
-        or (what == "controller" and not hasattr(value, "observe"))
-    ):
+    if isinstance(value, type) or not right(value):
         raise ValueError(f"give a {what}, or the name of one: {', '.join(sorted(known))}")
     return value
 

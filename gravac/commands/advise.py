@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, command, rate, require
+from gravac.commands.common import Commands, rate, require, runs
 
 
 def add(commands: Commands) -> None:
@@ -34,10 +34,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--price-per-hour", type=float, metavar="X", help="of one worker; adds the cost of 1000 steps")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="speed-up by bandwidth and by workers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything predicted")
-    parser.set_defaults(run=_run)
+    runs(parser, _run)
 
 
-@command("advise")
 def _run(options: argparse.Namespace) -> None:
     require("lab", "rich", *(["matplotlib"] if options.plot is not None else []))
     from gravac.costmodel import Machine, Network

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import FAILED, Commands, command, require, settings
+from gravac.commands.common import FAILED, Commands, require, runs, settings
 
 
 def add(commands: Commands) -> None:
@@ -40,10 +40,9 @@ def _add_compressors(benches: Commands) -> None:
     )
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="these besides")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
-    parser.set_defaults(run=_compressors)
+    runs(parser, _compressors)
 
 
-@command("bench compressors")
 def _compressors(options: argparse.Namespace) -> None:
     require("lab", "rich")
     from gravac.lab.bench.bench import Bench
@@ -83,10 +82,9 @@ def _add_tta(benches: Commands) -> None:
     parser.add_argument("--data", default="", metavar="DIR", help="of tasks that bring no data (resnet101, vgg16)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="results, also to resume from")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="TensorBoard logs (none)")
-    parser.set_defaults(run=_tta)
+    runs(parser, _tta, RuntimeError)
 
 
-@command("bench tta", RuntimeError)
 def _tta(options: argparse.Namespace) -> int:
     require("lab", "rich")
     from gravac.lab.tta.display import run_tta

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, command
+from gravac.commands.common import Commands, runs
 
 
 def add(commands: Commands) -> None:
@@ -21,10 +21,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="for gravac advise --calibration FILE")
     parser.add_argument("--workers", type=int, default=2, help="to start on this machine, without torchrun (2)")
     parser.add_argument("--link", metavar="LINK", help="emulate each worker's link, such as 100mbit; needs root")
-    parser.set_defaults(run=_run)
+    runs(parser, _run, RuntimeError)
 
 
-@command("calibrate", RuntimeError)
 def _run(options: argparse.Namespace) -> None:
     from gravac.lab import calibrate
     from gravac.lab.json_file import write_json

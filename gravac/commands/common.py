@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import inspect
 import sys
@@ -29,28 +28,25 @@ Work = Callable[[argparse.Namespace], int | None]
 """What a command does; it returns its exit status, or nothing where it did what was asked."""
 
 
-def command(name: str, *failures: type[Exception]) -> Callable[[Work], Callable[[argparse.Namespace], int]]:
-    """Make a command's work return its exit status, and say on standard error what went wrong.
+def runs(parser: argparse.ArgumentParser, work: Work, *failures: type[Exception]) -> None:
+    """Have a command do its work, return its exit status, and say on standard error what went wrong.
 
     Args:
-        name: what complaints begin with, after ``gravac``.
+        parser: the command's.
+        work: what it does.
         failures: exceptions, besides ``OSError``, that say that it failed; any other ``ValueError`` is wrong use.
     """
     expected: tuple[type[Exception], ...] = (ValueError, OSError, *failures)
 
-    def with_status(work: Work) -> Callable[[argparse.Namespace], int]:
-        @functools.wraps(work)
-        def run(options: argparse.Namespace) -> int:
-            try:
-                return work(options) or 0
-            except expected as error:
-                print(f"gravac {name}: {error}", file=sys.stderr)
-                is_failure = isinstance(error, (OSError, *failures)) and not isinstance(error, SettingsError)
-                return FAILED if is_failure else WRONG_USE
+    def run(options: argparse.Namespace) -> int:
+        try:
+            return work(options) or 0
+        except expected as error:
+            print(f"{parser.prog}: {error}", file=sys.stderr)
+            is_failure = isinstance(error, (OSError, *failures)) and not isinstance(error, SettingsError)
+            return FAILED if is_failure else WRONG_USE
 
-        return run
-
-    return with_status
+    parser.set_defaults(run=run)
 
 
 def settings(kind: Callable[..., Made], options: argparse.Namespace, **others: Any) -> Made:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, command, rate, require, settings
+from gravac.commands.common import Commands, rate, require, runs, settings
 
 
 def add(commands: Commands) -> None:
@@ -24,10 +24,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
     parser.add_argument("--log-dir", type=Path, metavar="DIR", help="TensorBoard logs (a new folder in runs/demo)")
     parser.add_argument("--paced", action="store_true", help="make no links; the exchange paces itself instead")
-    parser.set_defaults(run=_run)
+    runs(parser, _run, RuntimeError)
 
 
-@command("demo", RuntimeError)
 def _run(options: argparse.Namespace) -> None:
     require("lab", "rich")
     from gravac.lab.demo.demo import Demo, run_demo

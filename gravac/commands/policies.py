@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from gravac.commands.common import Commands, command
+from gravac.commands.common import Commands, runs
 from gravac.policy import find_policy, load_policy, policy_names
 from gravac.settings import SettingsError
 
@@ -20,10 +20,9 @@ def add(commands: Commands) -> None:
         "in force with it, and whether it is valid (exit status 2 when not).",
     )
     parser.add_argument("policy", nargs="?", metavar="NAME|PATH", help="a shipped policy, or a TOML file")
-    parser.set_defaults(run=_run)
+    runs(parser, _run)
 
 
-@command("policies")
 def _run(options: argparse.Namespace) -> None:
     try:
         if options.policy is None:

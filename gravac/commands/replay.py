@@ -9,7 +9,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gravac.commands.common import Commands, command, require
+from gravac.commands.common import Commands, require, runs
 from gravac.commands.policies import table
 from gravac.policy import load_policy
 
@@ -34,10 +34,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--all", action="store_true", dest="whole", help="show decisions that change nothing too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write decisions and steps to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw both CFs over steps (extra: lab)")
-    parser.set_defaults(run=_run)
+    runs(parser, _run, ValueError)
 
 
-@command("replay", ValueError)
 def _run(options: argparse.Namespace) -> None:
     if options.plot is not None:
         require("lab", "matplotlib")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gravac.commands.common import Commands, command, require
+from gravac.commands.common import Commands, require, runs
 
 
 def add(commands: Commands) -> None:
@@ -21,10 +21,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the page")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="replace the tables between this file's marks")
     parser.add_argument("--mixed", action="store_true", help="put runs of several commits into one table, and say so")
-    parser.set_defaults(run=_run)
+    runs(parser, _run)
 
 
-@command("report")
 def _run(options: argparse.Namespace) -> None:
     require("lab", "matplotlib")
     from gravac.lab.report.markdown import insert

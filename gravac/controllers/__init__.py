@@ -12,13 +12,7 @@ from gravac.controllers.static import Static
 from gravac.controllers.warmup import Warmup
 from gravac.entry_points import Known
 
-BUILT_IN: dict[str, Any] = {
-    "accordion": Accordion,
-    "goodput": Goodput,
-    "gravac": GraVAC,
-    "static": Static,
-    "warmup": Warmup,
-}
+BUILT_IN: dict[str, Any] = {kind.name: kind for kind in (Accordion, Goodput, GraVAC, Static, Warmup)}
 """Those of this package."""
 
 

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement, Sums
+from gravac.controllers.plain import from_plain, identify, to_plain
 from gravac.controllers.schedule import snap
 from gravac.controllers.window import SETTLING, Window
 from gravac.settings import Settings, SettingsError
@@ -125,7 +126,9 @@ class Accordion(Settings):
         if measurement.norms and self._sums(measurement.step) == "report":
             now = self._look(now, measurement.norms)
         if math.isfinite(rate := measurement.learning_rate):
-            if now.learning_rate is not None and _below(rate, now.learning_rate):
+            last = now.learning_rate
+            # lower by more than the rounding of a mean
+            if last is not None and rate < last and not math.isclose(rate, last):
                 now = replace(now, calm=())
                 why = f"the learning rate fell to {rate:g}: "
             now = replace(now, learning_rate=rate)
@@ -133,21 +136,13 @@ class Accordion(Settings):
         if not changed and now.window.steps < self.window:
             return now, self._decide(now)
         summary = now.window.summary(state.phase) if now.window.steps else None
-        following = Window(now.runs[0], settling=SETTLING if changed else 0)
-        now = replace(now, window=following)
+        now = replace(now, window=Window(now.runs[0], settling=SETTLING if changed else 0))
         reason = f"accordion: {why}{len(now.norms) - len(now.calm)} of {len(now.norms)} tensors critical"
         return now, replace(self._decide(now), reason=reason, summary=summary)
 
     def dump(self, state: AccordionState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        return {
-            "running": [state.window.candidate.compressor, state.window.candidate.cf],
-            "window": state.window.dump(),
-            "step": state.step,
-            "calm": list(state.calm),
-            "norms": dict(state.norms),
-            "learning_rate": state.learning_rate,
-        }
+        return {"running": identify([state.window.candidate])[0], **to_plain(state)}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AccordionState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.
@@ -155,12 +150,8 @@ class Accordion(Settings):
         The same tensors are critical. The window goes on when its candidate still runs.
         """
         low, high = _ends(candidates)
-        state = AccordionState(
-            low, high, Window(low), plain["step"], tuple(plain["calm"]), plain["norms"], plain["learning_rate"]
-        )
-        runs = state.runs[0]
-        same = plain["running"] == [runs.compressor, runs.cf]
-        state = replace(state, window=Window.restore(runs, plain["window"]) if same else Window(runs))
+        state = from_plain(AccordionState, {**plain, "low": low, "high": high, "window": Window(low)})
+        state = replace(state, window=Window.resume(state.runs[0], plain))
         return state, self._decide(state)
 
     @property
@@ -193,8 +184,3 @@ class Accordion(Settings):
 def _ends(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
     """Return the low and the high candidate; dense for the low one where that was not admitted."""
     return candidates[-2] if len(candidates) > 2 else candidates[0], candidates[-1]
-
-
-def _below(rate: float, before: float) -> bool:
-    """Tell whether a learning rate is lower than before, by more than the rounding of a mean."""
-    return rate < before and not math.isclose(rate, before)

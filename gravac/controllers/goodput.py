@@ -134,20 +134,19 @@ class Goodput(Settings):
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
         """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
-        given_up = state.phase == SEARCH and self._hopeless(state)
-        broken = state.phase == HOLD and _broken(state)
-        steps = self.trial if state.phase == SEARCH else self.window
-        if state.window.steps < steps and not given_up and not broken:
+        searching = state.phase == SEARCH
+        cut_short = self._hopeless(state) if searching else _broken(state)
+        if state.window.steps < (self.trial if searching else self.window) and not cut_short:
             return state, Decision(state.running)
-        if broken:
+        if cut_short and not searching:
             state = replace(state, window=state.window.last(SOON))
         before, window = state.running, state.window
         summary = window.summary(state.phase)
         state = replace(state, windows=state.windows + 1)
         if window.t_system is None or not 0 < window.t_system < math.inf:
             reason = f"no step of {before} could be timed: it goes on"
-        elif state.phase == SEARCH:
-            state, reason = self._tried(state, window.samples / window.t_system, given_up)
+        elif searching:
+            state, reason = self._tried(state, window.samples / window.t_system, cut_short)
         else:
             state, reason = self._held(state, window.samples / window.t_system)
         state = replace(state, window=window.following(state.running))
@@ -167,11 +166,8 @@ class Goodput(Settings):
 
     def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:
         """Return the position where a search starts; once the link has changed, that of the highest wire ratio."""
-        good = [
-            at
-            for at, candidate in enumerate(candidates)
-            if candidate.efficiency >= self.near * candidates[0].efficiency
-        ]
+        least = self.near * candidates[0].efficiency
+        good = [at for at, candidate in enumerate(candidates) if candidate.efficiency >= least]
         ahead = [(seconds, at) for at in good if (seconds := _ahead(candidates[at])) is not None]
         if moved or len(ahead) < len(good):
             return max(good, key=lambda position: candidates[position].wire_ratio)
@@ -253,10 +249,8 @@ class Goodput(Settings):
             state = replace(state, phase=SEARCH, position=at)
             return state, f"{reason}; try {state.running}, which may be up to {promise / goodput:.2f} times as good"
         state = replace(state, phase=HOLD, position=best.position)
-        return (
-            state,
-            f"{reason}; best goodput at {state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}",
-        )
+        what = f"{state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}"
+        return state, f"{reason}; best goodput at {what}"
 
     def _best(self, state: GoodputState) -> GoodputEntry:
         """Return the entry of highest goodput; the one that was best stays so within the hysteresis."""
@@ -268,10 +262,8 @@ class Goodput(Settings):
 
     def _to_beat(self, state: GoodputState, held: GoodputEntry, position: int) -> float:
         """Return the goodput that a candidate must exceed to replace the one that is held, or to be tried."""
-        margin = self.hysteresis
-        coarse = (
-            state.candidates[held.position].by_gain and held.efficiency < self.near * state.candidates[0].efficiency
-        )
+        margin, near = self.hysteresis, self.near * state.candidates[0].efficiency
+        coarse = state.candidates[held.position].by_gain and held.efficiency < near
         if coarse and state.efficiency(position) > held.efficiency:
             margin = max(margin, SETBACK / max(state.steps, SETTLED))
         return state.goodput(held) * (1 + margin)

@@ -23,8 +23,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from gravac.candidate import Candidate, Span
+from gravac.controllers import gravac_literal as literal
 from gravac.controllers.base import SHADOWS, Decision, Measurement
-from gravac.controllers.gravac_literal import Literal1, LiteralState
+from gravac.controllers.gravac_literal import LiteralState
 from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacEntry, GravacState
 from gravac.controllers.plain import identify, state_from_plain, to_plain
 from gravac.controllers.schedule import exponential, geometric, snap
@@ -91,7 +92,7 @@ class GraVAC(Settings):
     def start(self, candidates: Sequence[Candidate]) -> tuple[AnyState, Decision]:
         """Begin the warm-up at the lowest CF; run dense for good when there is no other candidate."""
         if self.paper_literal:
-            return self._literal.start(candidates)
+            return literal.start(candidates)
         state = GravacState(tuple(candidates), EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
         position = state.lowest if state.compresses else state.home
         running = candidates[position]
@@ -103,7 +104,7 @@ class GraVAC(Settings):
     def observe(self, state: AnyState, measurement: Measurement) -> tuple[AnyState, Decision]:
         """Take in one step; at the end of a window, move between the states of the module's text."""
         if isinstance(state, LiteralState):
-            return self._literal.observe(state, measurement)
+            return literal.observe(self, state, measurement)
         if state.phase == WARM_UP and state.steps < self.warmup:
             counted = replace(state.count(measurement), window=Window(state.running))
             return counted, Decision(state.running)
@@ -133,18 +134,14 @@ class GraVAC(Settings):
             fresh, decision = self.start(candidates)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
         if self.paper_literal:
-            literal = state_from_plain(LiteralState, plain, candidates, plain["running"])
-            return literal, self._literal.decide(literal)
+            printed = state_from_plain(LiteralState, plain, candidates, plain["running"])
+            return printed, literal.decide(printed)
         state = state_from_plain(GravacState, plain, candidates, plain["position"])
         return state, Decision(state.running, self._shadow(state))
 
     @property
     def _algorithm(self) -> str:
         return "literal" if self.paper_literal else "repaired"
-
-    @property
-    def _literal(self) -> Literal1:
-        return Literal1(self.window, self.epsilon, self.omega, self.step, self.ewma)
 
     def _shadow(self, state: GravacState) -> tuple[float, ...]:
         """Return the CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
@@ -182,7 +179,7 @@ class GraVAC(Settings):
         gain, ran = state.window.gain, state.running
         if gain < state.threshold:
             reason = f"gain {gain:.3g} at {ran} is below ε {state.threshold:.3g}: refused, and so is what is higher"
-            return self._settle(replace(state, queue=()), reason)
+            return self._settle(state, reason)
         floor_gain = next((e.gain for e in state.entries if e.position == state.floor), None)
         state = self._enter(state)
         reason = f"gain {gain:.3g} at {ran} is at least ε {state.threshold:.3g}"
@@ -193,25 +190,21 @@ class GraVAC(Settings):
 
     def _enter(self, state: GravacState) -> GravacState:
         """Enter what the window measured, over an older entry of the same candidate; forget what has expired."""
-        t_system = state.window.t_system or 0.0
-        gain = state.window.gain
-        entry = GravacEntry(state.position, gain, t_system * max(gain, 0.0), state.windows)
+        t_compression = state.window.summary(state.phase).t_compression or 0.0
+        entry = GravacEntry(state.position, state.window.gain, t_compression, state.windows)
         fresh = [e for e in state.entries if state.windows - e.window < self.expire and e.position != state.position]
         return replace(state, entries=(*fresh, entry))
 
     def _go_on(self, state: GravacState, reason: str) -> tuple[GravacState, str]:
         """Settle where throughput saturates; else try the next candidate, unless its shadow gain is below ε."""
-        pair = self._saturated(state)
-        if pair is not None or not state.queue:
-            return self._settle(replace(state, queue=()), reason)
+        if not state.queue or self._saturated(state) is not None:
+            return self._settle(state, reason)
         following = state.queue[0]
         candidate = state.candidates[following]
         shadow = state.window.shadow_gain(candidate.cf)
         if shadow is not None and shadow < state.threshold:
-            reason += (
-                f"; shadow gain {shadow:.3g} at {candidate} is below ε: refused without a run, and so is what is higher"
-            )
-            return self._settle(replace(state, queue=()), reason)
+            reason += f"; shadow gain {shadow:.3g} at {candidate} is below ε"
+            return self._settle(state, f"{reason}: refused without a run, and so is what is higher")
         return replace(state, position=following, queue=state.queue[1:]), f"{reason}; try {candidate}"
 
     def _saturated(self, state: GravacState) -> tuple[GravacEntry, GravacEntry] | None:
@@ -238,7 +231,7 @@ class GraVAC(Settings):
         floor = max(state.lowest, min(state.floor, chosen.position))
         until = state.windows + state.dwell
         settled = replace(state, phase=EXPLOIT, position=chosen.position, floor=floor, reference=chosen.gain)
-        return replace(settled, speed=None, off=0, rate=None, rest_until=until), reason
+        return replace(settled, queue=(), speed=None, off=0, rate=None, rest_until=until), reason
 
     def _judge_chosen(self, state: GravacState) -> tuple[GravacState, str]:
         """Judge a window of the chosen candidate: hold it, scale down, come back from dense, or search again."""

@@ -12,7 +12,7 @@ from gravac.candidate import Candidate
 
 StateT = TypeVar("StateT")
 
-CANDIDATES: dict[str, Any] = {"candidate": True, "candidates": True, "window": {"candidate"}}
+CANDIDATES: dict[str, Any] = {"candidate": True, "candidates": True, "low": True, "high": True, "window": {"candidate"}}
 """Fields that are left out, of a window or of a state that has one."""
 
 

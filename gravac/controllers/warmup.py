@@ -15,6 +15,7 @@ from pydantic import Field
 
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement
+from gravac.controllers.plain import identify, to_plain
 from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -92,8 +93,7 @@ class Warmup(Settings):
 
     def dump(self, state: WarmupState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        running = [state.window.candidate.compressor, state.window.candidate.cf]
-        return {"steps": state.steps, "running": running, "window": state.window.dump()}
+        return {"running": identify([state.window.candidate])[0], **to_plain(state)}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.
@@ -102,9 +102,7 @@ class Warmup(Settings):
         """
         steps = plain["steps"]
         chosen = self._at(steps + self.latency - 1 if steps else 0, candidates)
-        same = plain["running"] == [chosen.compressor, chosen.cf]
-        window = Window.restore(chosen, plain["window"]) if same else Window(chosen)
-        return WarmupState(tuple(candidates), window, steps), Decision(chosen)
+        return WarmupState(tuple(candidates), Window.resume(chosen, plain), steps), Decision(chosen)
 
     def _stage(self, step: int) -> int:
         """Return the number of the stage that a step belongs to, counted from 0."""

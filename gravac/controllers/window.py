@@ -9,7 +9,7 @@ from typing import Any
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement, Summary
-from gravac.controllers.plain import from_plain, to_plain
+from gravac.controllers.plain import from_plain, identify, to_plain
 
 SETTLING = 3
 """Number of steps left out after a switch of candidate: caches, buffers and the residual have not settled yet."""
@@ -113,8 +113,8 @@ class Window:
         """Median seconds a step waited, coded and exchanged; ``None`` when not known."""
         if not self.saved:
             return None
-        waited, coded, exchanged = zip(*self.saved, strict=True)
-        return statistics.median(waited), statistics.median(coded), statistics.median(exchanged)
+        waited, coded, exchanged = map(statistics.median, zip(*self.saved, strict=True))
+        return waited, coded, exchanged
 
     def shadow_gain(self, cf: float) -> float | None:
         """Return the gain of a CF that was evaluated without running; ``None`` when it was not evaluated."""
@@ -135,6 +135,12 @@ class Window:
     def restore(cls, candidate: Candidate, plain: dict[str, Any]) -> "Window":
         """Return the window that ``dump`` made plain."""
         return from_plain(cls, {**plain, "candidate": candidate})
+
+    @classmethod
+    def resume(cls, candidate: Candidate, plain: dict[str, Any]) -> "Window":
+        """Return the window of a controller's state that was made plain, if ``candidate`` ran; an empty one if not."""
+        same = plain["running"] == identify([candidate])[0]
+        return cls.restore(candidate, plain["window"]) if same else cls(candidate)
 
 
 def _gain(error: float, energy: float) -> float:

@@ -104,10 +104,9 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     machine = machine or Machine(14e9)
     rows = [observation for observation in observations if observation.world > 1]
     links = list(dict.fromkeys(row.link for row in rows))
-    for link in links or [""]:
-        count = sum(row.link == link for row in rows)
-        if count < FEWEST:
-            where = f" over {link}" if link else ""
+    over = {link: f" over {link}" if link else "" for link in links or [""]}
+    for link, where in over.items():
+        if (count := sum(row.link == link for row in rows)) < FEWEST:
             raise ValueError(
                 f"observations: {count} of more than one rank{where}, fewer than {FEWEST}; measure more steps"
             )
@@ -118,20 +117,14 @@ def fit(observations: Sequence[Observation], machine: Machine | None = None) -> 
     alpha, *per_gigabit, per_gigabyte, start = (float(value) for value in answer)
     for link, seconds in zip(links, per_gigabit, strict=True):
         if seconds <= 0:
-            where = f" over {link}" if link else ""
             raise ValueError(
-                f"observations: steps{where} do not take longer with more bytes, so no bandwidth explains them; "
+                f"observations: steps{over[link]} do not take longer with more bytes, so no bandwidth explains them; "
                 "measure over a slower link, or steps that send more"
             )
-    return Fit(
-        {link: Network(alpha, 1e9 / seconds) for link, seconds in zip(links, per_gigabit, strict=True)},
-        replace(
-            machine,
-            copy_bytes_per_s=1e9 / max(per_gigabyte, FREE) if problem.coding.any() else machine.copy_bytes_per_s,
-            start_s=start if problem.coding.any() else machine.start_s,
-            overlap=overlap,
-        ),
-    )
+    if problem.coding.any():
+        machine = replace(machine, copy_bytes_per_s=1e9 / max(per_gigabyte, FREE), start_s=start)
+    networks = {link: Network(alpha, 1e9 / seconds) for link, seconds in zip(links, per_gigabit, strict=True)}
+    return Fit(networks, replace(machine, overlap=overlap))
 
 
 class _Problem:

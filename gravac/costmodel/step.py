@@ -140,14 +140,13 @@ def load(
             rounds = max(rounds, len(traffic))
         for turn, sent in enumerate(traffic):
             payloads[turn, sent.kind] = payloads.get((turn, sent.kind), 0) + sent.payload_bytes
-    messages = sum(messages_of(kind, 0, world)[0] for _, kind in payloads)
-    sent_bytes = sum(messages_of(kind, payload, world)[1] for (_, kind), payload in payloads.items())
+    sent_by_kind = [messages_of(kind, payload, world) for (_, kind), payload in payloads.items()]
     return Load(
         compute_s=compute_s,
         copied_bytes=copied,
         starts=buckets * rounds,
-        messages=messages,
-        bits=8 * sent_bytes / buckets,
+        messages=sum(messages for messages, _ in sent_by_kind),
+        bits=8 * sum(sent for _, sent in sent_by_kind) / buckets,
         buckets=buckets,
         wire_bytes=sum(kind.wire_bytes(payload, world) for (_, kind), payload in payloads.items()),
     )

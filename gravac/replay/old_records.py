@@ -18,10 +18,9 @@ _CANDIDATE = re.compile(
     rf"^{_NAME} \(predicted wire ratio (?P<ratio>{_NUMBER})(?:, worth (?P<worth>{_NUMBER}))?"
     rf"(?:, coding (?P<coding>{_NUMBER}) ms, exchange (?P<exchange>{_NUMBER}) ms)?\)"
 )
-_NOT_FEWER_BYTES = re.compile(
-    rf"^{_NAME}: would send (?P<times>{_NUMBER}) times the bytes of (?P<other>\S+ {_NUMBER}x)"
+_DROPPED = re.compile(
+    rf"^{_NAME}: would send (?:(?P<times>{_NUMBER}) times the bytes of|what) (?P<other>\S+ {_NUMBER}x)"
 )
-_SAME_BYTES = re.compile(rf"^{_NAME}: would send what (?P<other>\S+ {_NUMBER}x) does")
 
 
 def run_of_words(values: dict[str, Any]) -> RunRecord:
@@ -55,11 +54,9 @@ def _candidate(words: str) -> Candidate | None:
 
 def _dropped(words: str, known: Mapping[str, Candidate]) -> Dropped | None:
     """Its wire ratio follows from the other's: to two digits, or to 1 % where both were said to send the same."""
-    cause: Cause = "not_fewer_bytes"
-    if (found := _NOT_FEWER_BYTES.match(words)) is None:
-        cause, found = "same_bytes", _SAME_BYTES.match(words)
-    if found is None or (other := known.get(found["other"])) is None:
+    if (found := _DROPPED.match(words)) is None or (other := known.get(found["other"])) is None:
         return None
-    ratio = 1.0 if cause == "same_bytes" else float(found["times"])
+    cause: Cause = "not_fewer_bytes" if found["times"] else "same_bytes"
+    ratio = float(found["times"] or 1)
     sends = other.wire_ratio / ratio if ratio > 0 else math.nan
     return Dropped(Candidate(found["name"], float(found["cf"]), sends, math.nan), cause, other, ratio)

@@ -22,8 +22,7 @@ A step that ran what the policy would have run, with the same shadow CFs, is fed
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Dropped
@@ -35,6 +34,7 @@ from gravac.replay.trace import Trace
 from gravac.settings import SettingsError
 from gravac.stepping.agreement import gain
 from gravac.stepping.step_records import decided
+from gravac.telemetry.jsonl import finite
 from gravac.telemetry.records import DecisionRecord
 
 
@@ -76,27 +76,28 @@ class Replay:
 
     def plain(self) -> dict[str, Any]:
         """The replay as plain values for JSON; a number that is not finite is ``None``."""
-        return {
-            "share_estimated": self.share_estimated,
-            "same": self.same,
-            "notes": list(self.notes),
-            "candidates": [_candidate(one) for one in self.candidates],
-            "dropped": [
-                {
-                    **_candidate(one.candidate),
-                    "cause": one.cause,
-                    "other": _candidate(one.other),
-                    "ratio": _finite(one.ratio),
-                }
-                for one in self.dropped
-            ],
-            "recorded": [_record(record) for record in self.recorded],
-            "replayed": [_record(record) for record in self.replayed],
-            "steps": [
-                {"step": step, "ran": ran, "would": would, "estimated": estimated}
-                for step, ran, would, estimated in zip(self.steps, self.ran, self.would, self.estimated, strict=True)
-            ],
-        }
+        steps = zip(self.steps, self.ran, self.would, self.estimated, strict=True)
+        plain: dict[str, Any] = finite(
+            {
+                "share_estimated": self.share_estimated,
+                "same": self.same,
+                "notes": self.notes,
+                "candidates": [_candidate(one) for one in self.candidates],
+                "dropped": [
+                    {
+                        **_candidate(one.candidate),
+                        "cause": one.cause,
+                        "other": _candidate(one.other),
+                        "ratio": one.ratio,
+                    }
+                    for one in self.dropped
+                ],
+                "recorded": self.recorded,
+                "replayed": self.replayed,
+                "steps": [dict(zip(("step", "ran", "would", "estimated"), step, strict=True)) for step in steps],
+            }
+        )
+        return plain
 
 
 def replay(trace: Trace, policy: Policy) -> Replay:
@@ -127,8 +128,7 @@ def replay(trace: Trace, policy: Policy) -> Replay:
             "policy with another"
         )
     holds: Decision = coming
-    epoch = trace.run.settings.get("steps_per_epoch")
-    steps_per_epoch = epoch if isinstance(epoch, (int, float)) else None
+    steps_per_epoch = trace.number("steps_per_epoch")
     would, estimated, replayed = [], [], []
     for record in trace.steps:
         measured, guessed = recording.measure(record, holds)
@@ -177,16 +177,8 @@ def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
 
 
 def _candidate(one: Candidate) -> dict[str, Any]:
-    return {"compressor": one.compressor, "cf": one.cf, "wire_ratio": _finite(one.wire_ratio)}
+    return {"compressor": one.compressor, "cf": one.cf, "wire_ratio": one.wire_ratio}
 
 
 def _gist(record: DecisionRecord) -> tuple[int, str, float, bool]:
     return record.step, record.compressor, float(f"{record.cf:.5g}"), record.changed
-
-
-def _record(record: DecisionRecord) -> dict[str, Any]:
-    return {name: _finite(value) for name, value in asdict(record).items()}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -50,18 +50,18 @@ class Recording:
 
     def __init__(self, trace: Trace, base: str) -> None:
         self._base = base
-        samples = trace.run.settings.get("samples_per_step")
-        self._samples = float(samples) if isinstance(samples, (int, float)) else float(trace.run.world_size)
+        samples = trace.number("samples_per_step")
+        self._samples = float(trace.run.world_size if samples is None else samples)
         self._gains: dict[float, _Series] = {}
-        self._times: dict[tuple[str, float], _Series] = {}
         self._dense_bytes = statistics.median(record.dense_wire_bytes for record in trace.steps)
         shadows: dict[float, _Series] = {}
         wire: dict[tuple[str, float], list[int]] = {}
+        clean: dict[tuple[str, float], _Series] = {}
         rough: dict[tuple[str, float], _Series] = {}
         for record in trace.steps:
             key = record.compressor, record.cf
             wire.setdefault(key, []).append(record.wire_bytes)
-            _add(rough if record.shadow else self._times, key, record.step, self._seconds(record))
+            _add(rough if record.shadow else clean, key, record.step, self._seconds(record))
             if record.compressor == base:
                 _add(self._gains, record.cf, record.step, record.gain)
             for cf, gain in record.shadow:
@@ -69,8 +69,7 @@ class Recording:
         for cf, series in shadows.items():
             if not any(same(cf, ran) for ran in self._gains):
                 self._gains[cf] = series
-        for key, series in rough.items():
-            self._times.setdefault(key, series)
+        self._times = rough | clean
         self._bytes = {key: statistics.median(sent) for key, sent in wire.items()}
 
     def measure(self, record: StepRecord, holds: Decision) -> tuple[Measurement, bool]:
@@ -84,13 +83,8 @@ class Recording:
         gain = record.gain  # None when a gradient was not finite: it would not have been with any CF
         if gain is not None and not as_recorded:
             gain = 1.0 if ran.dense else self._gain_of(record.step, ran.cf)
-        shadow, guessed_shadow = [], False
-        for cf in holds.shadow:
-            seen = next((value for at, value in record.shadow if same(at, cf)), None)
-            if seen is None:
-                seen = self._gain_of(record.step, cf)
-                guessed_shadow = True
-            shadow.append((cf, energy * (1 - seen)))
+        seen = {cf: next((value for at, value in record.shadow if same(at, cf)), None) for cf in holds.shadow}
+        gains = {cf: self._gain_of(record.step, cf) if told is None else told for cf, told in seen.items()}
         measured = Measurement(
             step=record.step,
             candidate=ran,
@@ -98,10 +92,10 @@ class Recording:
             samples=self._samples,
             error=math.nan if gain is None else energy * (1 - gain),
             energy=energy,
-            shadow=tuple(shadow),
+            shadow=tuple((cf, energy * (1 - one)) for cf, one in gains.items()),
             **{slot: getattr(record, told) for slot, told in LAST.items() if as_recorded or slot == "learning_rate"},
         )
-        return measured, not as_recorded or guessed_time or guessed_shadow
+        return measured, not as_recorded or guessed_time or None in seen.values()
 
     def _seconds(self, record: StepRecord) -> float:
         """The mean over ranks: throughput is from that, ``seconds`` is the recording rank's own."""

@@ -31,6 +31,11 @@ class Trace:
     steps: tuple[StepRecord, ...]
     decisions: tuple[DecisionRecord, ...]
 
+    def number(self, setting: str) -> float | None:
+        """A setting of the run that is a number; ``None`` where it is a word, such as ``"auto"``, or missing."""
+        value = self.run.settings.get(setting)
+        return value if isinstance(value, (int, float)) else None
+
 
 def read_trace(path: str | Path, run: int = -1) -> Trace:
     """Read one run of a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``), of any version so far.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One JSON object a line for every record, and the reader that gives the records back."""
 
+import functools
 import json
 import math
 import types
@@ -9,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeVar
+from typing import Any, Literal, TypeVar
 
 from gravac.settings import SettingsError
 from gravac.telemetry.quiet import Quiet
@@ -28,7 +29,7 @@ OldRun = Callable[[dict[str, Any]], RunRecord]
 """A function that makes a run's record from the values in its line of version 1."""
 
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
-_HINTS = {record: typing.get_type_hints(record) for record in _KIND_OF}
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=asdict).encode
 
 
@@ -49,7 +50,7 @@ class JSONLSink:
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO | None = path.open("a", encoding="utf-8", buffering=1)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
             if _ends_inside_a_line(path):
                 self._file.write("\n")
         except OSError as error:
@@ -60,17 +61,15 @@ class JSONLSink:
 
     def __call__(self, record: Record) -> None:
         """Write one record. Never raises: the first failure warns, later records are then dropped."""
-        if self._file is None or self._quiet.failed:
+        if self._file.closed or self._quiet.failed:
             return
         with self._quiet:
             self._file.write(to_json(record) + "\n")  # line-buffered: a whole line goes to the system at once
 
     def close(self) -> None:
         """Flush and close the file. May be called again; records that come later are dropped."""
-        file, self._file = self._file, None
-        if file is not None:
-            with self._quiet:
-                file.close()
+        with self._quiet:
+            self._file.close()
 
 
 def to_json(record: Record) -> str:
@@ -79,13 +78,18 @@ def to_json(record: Record) -> str:
     values: dict[str, Any] = {"kind": _KIND_OF[kind]}
     if isinstance(record, RunRecord):
         values["version"] = RUN_VERSION
-    values.update((name, getattr(record, name)) for name in _HINTS[kind])
+    values.update((name, getattr(record, name)) for name in _hints(kind))
     if isinstance(record, RunRecord):
         values["settings"] = plain_settings(record)
     try:
         return _encode(values)
     except ValueError:
-        return _encode(json.loads(json.dumps(values, default=asdict), parse_constant=lambda _: None))
+        return _encode(finite(values))
+
+
+def finite(values: Any) -> Any:
+    """Plain values and dataclasses as JSON gives them back, with ``None`` for each number that is not finite."""
+    return json.loads(json.dumps(values, default=asdict), parse_constant=lambda _: None)
 
 
 def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
@@ -123,28 +127,24 @@ def _records(path: Path, old_run: OldRun | None) -> Iterator[Record]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
+            record, fault = None, None
             try:
                 record = _from_json(line, old_run)
             except _VersionError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
             except (ValueError, KeyError, TypeError) as error:
-                if torn is None:
-                    torn = number, error
-                    continue
-                record = None
+                fault = number, error
             if torn is not None and not isinstance(record, RunRecord):
                 raise ValueError(f"{path}, line {torn[0]}: not a record of gravac ({torn[1]!r})")
-            torn = None
             if record is not None:
                 yield record
+            torn = fault
 
 
 def _from_json(line: bytes, old_run: OldRun | None) -> Record:
     values = json.loads(line)
     kind = KINDS[values["kind"]]
-    if kind is not RunRecord:
-        return _made(kind, values, _HINTS[kind])
-    version = values.get("version", 1)
+    version = values.get("version", 1) if kind is RunRecord else RUN_VERSION
     if version == 1 and old_run is not None:
         return old_run(values)
     if version != RUN_VERSION:
@@ -152,11 +152,11 @@ def _from_json(line: bytes, old_run: OldRun | None) -> Record:
             f"a run of version {version!r}, this gravac reads {RUN_VERSION}; version 1 is read with "
             "old_run=gravac.replay.old_records.run_of_words"
         )
-    return _made(kind, values, _HINTS[kind])
+    return _made(kind, values)
 
 
-def _made(kind: type[Made], values: dict[str, Any], hints: dict[str, Any]) -> Made:
-    return kind(**{name: _typed(values[name], hint) for name, hint in hints.items() if name in values})
+def _made(kind: type[Made], values: dict[str, Any]) -> Made:
+    return kind(**{name: _typed(values[name], hint) for name, hint in _hints(kind).items() if name in values})
 
 
 def _typed(value: Any, hint: Any) -> Any:
@@ -168,7 +168,7 @@ def _typed(value: Any, hint: Any) -> Any:
     if value is None:
         return None if isinstance(hint, types.UnionType) else math.nan
     if isinstance(hint, type) and is_dataclass(hint):
-        return _made(hint, value, typing.get_type_hints(hint))
+        return _made(hint, value)
     if isinstance(value, list):
         return tuple(_typed(item, typing.get_args(hint)[0]) for item in value)
     if isinstance(value, dict):

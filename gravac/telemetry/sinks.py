@@ -36,12 +36,11 @@ class Sinks:
         self._sinks = list(self._given)
         if self._log_dir is not None:
             self._sinks += [TensorBoardSink(self._log_dir), JSONLSink(self._log_dir / "gravac.jsonl")]
-        reference = weakref.ref(self)
+        close = weakref.WeakMethod(self.close)
 
         def at_exit() -> None:
-            alive = reference()
-            if alive is not None:
-                alive.close()
+            if (close_if_alive := close()) is not None:
+                close_if_alive()
 
         atexit.register(at_exit)
 
