@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gravac.compressors import fused
 from gravac.compressors.packing import pack, packed_bytes, unpack
 
 Kind = Literal["fitted", "uniform"]
@@ -75,9 +74,7 @@ def levels(bits: int, kind: Kind) -> torch.Tensor:
     return torch.cat([-positive.flip(0), positive])
 
 
-def encode(
-    x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = None, compiled: bool = False
-) -> tuple[Coded, torch.Tensor]:
+def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = None) -> tuple[Coded, torch.Tensor]:
     """Round each number of each block to a level, and fit a scale to each block.
 
     Args:
@@ -85,7 +82,6 @@ def encode(
         bits: bits per code: 1, 2, 3, 4 or 8.
         kind: how the levels lie; 8 bits are always uniform.
         out: like x; overwritten with what the codes stand for. ``None``: that is not kept.
-        compiled: whether to use a compiled kernel where there is one: for fitted levels of 2, 3 or 4 bits, on CPU.
 
     Returns:
         The codes, and ``‖x - decoded‖²``, 0-d.
@@ -102,25 +98,8 @@ def encode(
         piece, into = x[part], Coded(packed[part], scales[part])
         decoded = None if out is None else out[part]
         fine, grid, values = (memory[: len(piece)] for memory in scratch)
-        lost = None
-        if compiled and kind == "fitted" and 1 < bits < 8 and len(piece) == rows and x.device.type == "cpu":
-            lost = _encode_compiled(piece, bits, into, values if decoded is None else decoded)
-        if lost is None:
-            lost = _encode_piece(piece, bits, kind, into, decoded, (fine, grid, values))
-        error += lost
+        error += _encode_piece(piece, bits, kind, into, decoded, (fine, grid, values))
     return Coded(packed, scales), error
-
-
-def _encode_compiled(x: torch.Tensor, bits: int, coded: Coded, out: torch.Tensor) -> torch.Tensor | None:
-    """As ``_encode_piece``, but on a threshold itself; ``None`` where it cannot be compiled, and nothing is done."""
-    thresholds = tuple(float(point) for point in _points_between(bits, "fitted") if point > 0)
-    came = fused.encode(FITTED[bits], thresholds, GRID * x.shape[1] ** 0.5, x, out)
-    if came is None:
-        return None
-    codes, scales, error = came
-    coded.packed.copy_(pack(codes, bits))
-    coded.scales.copy_(scales)
-    return error
 
 
 def mean(parts: Sequence[Coded], bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor:

@@ -43,9 +43,6 @@ class Quantize(Compressor):
         back_bits: bits per coordinate of the mean, which is coded a second time; ``None``: as many as the first time.
         exchange: how codes travel. ``"shards"``: as described above; ``"gather"``: everyone's codes to everyone,
             cheaper for two ranks only; ``"auto"`` takes that for two.
-        compiled: whether to encode by a kernel that ``torch.compile`` makes at first use, which takes seconds to a
-            minute and a C++ compiler; without one, as if not set. For fitted levels of 2 to 4 bits on CPU. Ranks may
-            differ in it.
     """
 
     name: ClassVar[str] = "quantize"
@@ -76,7 +73,6 @@ class Quantize(Compressor):
     rotate: bool = False
     back_bits: Literal[8, 4, 3, 2, 1] | None = None
     exchange: Literal["auto", "shards", "gather"] = "auto"
-    compiled: bool = False
 
     def __call__(self, bits: int | None = None, **changes: Any) -> "Quantize":
         """The same settings but for ``bits`` and other changes."""
@@ -129,7 +125,7 @@ class Quantize(Compressor):
         per = self._shard_blocks(turned.numel(), ctx.world)
         shards = 1 if self.gathers(ctx.world) else ctx.world
         rows = _padded(turned, shards * per, self.block)
-        coded, error = encode(rows, bits, self.levels, compiled=self.compiled)
+        coded, error = encode(rows, bits, self.levels)
         message = _message(coded, shards)
         sent, aside = self._decoded([[coded]], bits), None
         if shards == 1:
@@ -144,7 +140,7 @@ class Quantize(Compressor):
             wanted = exact + kept if kept is not None and fits else exact
             back = self.back_bits or bits
             rounded = torch.empty_like(exact)
-            (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded, self.compiled)[0], 1)[0])
+            (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded)[0], 1)[0])
             average = self._decoded([[self._coded(received, per, back)] for received in messages], back)
             off = (exact - rounded).view(-1).mul_(ctx.world)
             error += energy(off).to(error.dtype) / ctx.world
