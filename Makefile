@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-long test-loaded golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
+.PHONY: help demo test test-long test-loaded test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
 	measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -33,6 +33,17 @@ test-loaded: $(VENV)/.test  ## all tests in random order (SEED=...) beside two b
 	@for one in 1 2; do $(BIN)/python -c 'while True: pass' & busy="$$busy $$!"; done; \
 	trap 'kill $$busy' EXIT; trap 'exit 130' INT TERM; \
 	$(PYTEST) --shuffle $(SEED) $(ARGS)
+
+CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
+
+test-cuda-fake: $(VENV)/.test $(VENV)/.triton  ## what is tested of GPUs without one: waits, launches, streams, order, kernels (2 minutes)
+	TRITON_INTERPRET=1 $(PYTEST) $(CUDA_FAKE) $(ARGS)
+
+audit-cuda: $(VENV)/.test  ## what a step would have a GPU launch, copy and wait for, counted without one (1 minute)
+	$(BIN)/python -m tests.measure.cuda_audit --json docs/measurements/cuda_audit.json
+
+test-kernels: $(VENV)/.test $(VENV)/.triton  ## the Triton kernels, interpreted on a CPU (1 minute)
+	TRITON_INTERPRET=1 $(PYTEST) tests/kernels $(ARGS)
 
 golden: $(VENV)/.test  ## whether five runs are the same as with an earlier commit, bit for bit: make golden BEFORE=<commit> (3 minutes)
 	$(BIN)/python -m tests.golden against $(BEFORE)
@@ -139,7 +150,7 @@ measure-factored: $(VENV)/.lab $(VENV)/.test  ## six of the matrix's factored ti
 
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
 	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json \
-		--also 'randomk(block=64)' 'quantize(4, compiled=True)' 'quantize(3, compiled=True)' 'quantize(2, compiled=True)'
+		--also 'randomk(block=64)'
 
 # One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
 # that the pinned build is there before anything else asks for one.
@@ -158,4 +169,4 @@ $(VENV)/.%: $(VENV)/.base
 
 # targets share .venv: never two installations at once
 .NOTPARALLEL:
-.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.dev $(VENV)/.docs
+.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs

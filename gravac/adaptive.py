@@ -21,12 +21,13 @@ from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
 from gravac.exchange.executor import Executor
 from gravac.exchange.link_probe import LinkProbe
-from gravac.exchange.threaded import threaded
+from gravac.exchange.opening import open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
-from gravac.integrations.ddp_private import register
+from gravac.integrations.ddp_private import register, scale_of
 from gravac.policy import Policy, RunSettings, beside, load_policy
 from gravac.stepping.admission import Admission, admit
 from gravac.stepping.door import Door
+from gravac.stepping.step_records import totals
 from gravac.stepping.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
@@ -56,6 +57,7 @@ class AdaptiveCompressor:
         sixteen_bit: whether the controller may send all in 16 bit (bfloat16, or a ladder's), with ``dense`` in float32.
         release: when the CF falls, most that leaves a piled-up residual in a step, as a multiple of the gradient's
             norm; ``inf`` lets all go at once.
+        residual_dtype: number format that residuals are kept in, ``"float32"`` or, rounded at random, ``"bfloat16"``.
         overflow_safety: a step with a non-finite gradient anywhere leaves residuals unchanged; ``None`` is on for
             float16 gradients and with a GradScaler.
         dense_below: tensors with fewer elements, and all with one dimension, are sent dense.
@@ -69,6 +71,8 @@ class AdaptiveCompressor:
         sinks: callables that are given every record, on rank 0.
         process_group: whose ranks average; ``None`` is DDP's own at ``attach``, or the default group.
         pace: emulate a link of that many bits per second by sleeping; for experiments without one.
+        executor: runs the exchange: ``"stream"`` on a GPU's streams (NCCL), ``"thread"`` on a thread (gloo), ``"auto"``
+            by the backend of the gradients' device.
 
     Raises:
         SettingsError: a setting is wrong; the message names it, its value and what is allowed.
@@ -94,6 +98,7 @@ class AdaptiveCompressor:
         dense: str = "float32",
         sixteen_bit: bool = True,
         release: float = 1.0,
+        residual_dtype: str = "float32",
         overflow_safety: bool | None = None,
         dense_below: int = 1024,
         seed: int = 0,
@@ -105,39 +110,38 @@ class AdaptiveCompressor:
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
         pace: float | None = None,
+        executor: str = "auto",
     ) -> None:
         chosen = {"window": window, "epsilon": epsilon, "omega": omega, "step": step}
         decides = beside(controller, {name: value for name, value in chosen.items() if value is not None})
         settings: dict[str, Any] = {"base": base, "cf_range": cf_range, "controller": decides, "seed": seed}
-        settings |= {"error_feedback": error_feedback, "release": release, "overflow_safety": overflow_safety}
+        settings |= {"error_feedback": error_feedback, "release": release, "residual_dtype": residual_dtype}
         settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
-        settings |= {"allocation": allocation, "survey_every": survey_every}
-        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch, "pace": pace}
-        self._build(Policy(**settings), RunSettings(**run, log_dir=log_dir), sinks, process_group)
+        settings |= {"allocation": allocation, "survey_every": survey_every, "overflow_safety": overflow_safety}
+        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
+        run |= {"log_dir": log_dir, "pace": pace, "executor": executor}
+        self._build(Policy(**settings), RunSettings(**run), sinks, process_group)
 
     @classmethod
     def from_policy(
         cls,
         policy: str | Path | Policy,
         *,
-        samples_per_step: float | None = None,
-        steps_per_epoch: int | None = None,
-        log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
-        pace: float | None = None,
+        **run: Any,
     ) -> "AdaptiveCompressor":
         """Make one from a policy: the name of a shipped one (``"gravac"``), a path to a TOML file, or the object.
 
-        The other arguments are those of the class.
+        The rest is of the class; ``run`` takes ``samples_per_step``, ``steps_per_epoch``, ``log_dir``, ``pace`` and
+        ``executor``.
 
         Raises:
-            SettingsError: there is no such policy, or it holds what is not allowed.
+            SettingsError: there is no such policy, or it or ``run`` holds what is not allowed.
         """
         made = cls.__new__(cls)
-        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch, "pace": pace}
-        chosen = policy if isinstance(policy, Policy) else load_policy(policy)
-        made._build(chosen, RunSettings(**run, log_dir=log_dir), sinks, process_group)
+        whole = policy if isinstance(policy, Policy) else load_policy(policy)
+        made._build(whole, RunSettings(**run), sinks, process_group)
         return made
 
     def _build(self, policy: Policy, run: RunSettings, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
@@ -147,7 +151,7 @@ class AdaptiveCompressor:
         self._agree_group: dist.ProcessGroup | None = None
         self._executor: Executor | None = None
         self._sinks = Sinks(sinks, run.log_dir)
-        self._feedback = Feedback(policy.release, policy.overflow_safety)
+        self._feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
         sent = (policy.base, policy.dense_format, policy.error_feedback, policy.dense_below)
         self._averager = Averager(*sent, self._feedback, policy.seed)
         settings = (run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every)
@@ -158,8 +162,6 @@ class AdaptiveCompressor:
         self._attached = self._closed = False
         self._restored: dict[str, Any] | None = None
         self._link: LinkProbe | None = None
-
-    # attaching
 
     def attach(
         self,
@@ -188,10 +190,10 @@ class AdaptiveCompressor:
         self._group = group
         self.bind(ddp)
         self._adapter.watch(ddp, optimizer)
-        if grad_scaler is not None and grad_scaler.is_enabled():
-            self._adapter.loss_scale = grad_scaler.get_scale
-            self._feedback.guard()
         self._open()
+        if grad_scaler is not None and grad_scaler.is_enabled():
+            self._adapter.loss_scale = scale_of(grad_scaler, self._steps.executor.masked)
+            self._feedback.guard()
         register(ddp, self.hook)
 
     def detach(self) -> None:
@@ -229,7 +231,7 @@ class AdaptiveCompressor:
             parameters: parameters whose gradients will be handed over, by name.
             group: ranks that average; ``None``: the default group.
             agree_group: ranks that agree on decisions, where these are more (HSDP); ``None``: the same.
-            executor: runs the steps, instead of a thread over ``group``: of ranks in memory, ``exchange.lockstep``.
+            executor: runs the steps, instead of what ``group`` asks for: of ranks in memory, ``exchange.lockstep``.
         """
         self._check_free()
         self._attached = True
@@ -249,8 +251,6 @@ class AdaptiveCompressor:
         attached = "attached to a model already; detach() it, or make another one"
         if self._closed or self._attached:
             raise RuntimeError(f"this compressor is {closed if self._closed else attached}")
-
-    # what a user looks at
 
     @property
     def cf(self) -> float:
@@ -315,7 +315,8 @@ class AdaptiveCompressor:
             return
         self._closed = True
         self._steps.drain(CLOSING_SECONDS)
-        self._sinks(EndRecord(self._steps.state.step, {**self._steps.totals(), "cf": self.cf}))
+        state = self._steps.state
+        self._sinks(EndRecord(state.step, {**totals(state, self._steps.candidates), "cf": self.cf}))
         self._sinks.close()
         self._steps.close()
 
@@ -331,12 +332,13 @@ class AdaptiveCompressor:
     # behind the scenes
 
     def _open(self) -> None:
-        """Make what runs the steps: over the exchange's own process group, unless an executor was given."""
+        """Make what runs the steps, unless an executor was given."""
         if self._steps.ready:
             return
         executor = self._executor
         if executor is None:
-            executor, self._link = threaded(self._group, self._agree_group, self._run.pace)
+            kind, pace = self._run.executor, self._run.pace
+            executor, self._link = open_executor(self._door.device, self._group, self._agree_group, kind, pace)
         if self._restored is not None:
             check_place(self._restored, executor.rank, executor.world)
         if executor.rank == 0:
@@ -344,7 +346,4 @@ class AdaptiveCompressor:
         self._steps.open(executor)
 
     def _admit(self, forms: Sequence[Form]) -> Admission:
-        """The model's gradients are known now."""
-        if any(dtype == torch.float16 for _, dtype in forms):
-            self._feedback.guard()
         return admit(self.policy, self._averager, forms, self._link)

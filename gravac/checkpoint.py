@@ -12,13 +12,15 @@ import torch
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.stepping.agreement import LAST, Layout
+from gravac.stepping.agreement import LAST, LEFT, Layout
 from gravac.stepping.state import StepState
 from gravac.stepping.steps import Steps
 
-VERSION = 2
-"""Version of the states that are made. 2 says ``efficiency`` where 1 said *worth*, of candidates and in controllers'
-states, and names the numbers of the report on the last step, where 1 had eight in a row. 1 is read too."""
+VERSION = 3
+"""Version of the states that are made. With 3 random numbers are drawn by position, the same on every device: a run
+taken up from an earlier version draws other numbers than it would have; nothing else has changed. 2 says ``efficiency``
+where 1 said *worth*, of candidates and in controllers' states, and names the numbers of the report on the last step,
+where 1 had eight in a row. Both are read too."""
 
 LAST_OF_1 = ("waited", "coded", "learning_rate", "exchanged")
 """The slots after those of shadow CFs in version 1."""
@@ -70,7 +72,7 @@ def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
         SettingsError: the state is of a version that is not known.
     """
     version = state.get("version")
-    if version not in (1, VERSION):
+    if version not in range(1, VERSION + 1):
         raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
     now = {key: _renamed(value) for key, value in state.items()} if version == 1 else dict(state)
     known = {"older_reports": now.get("older_reports", []), "report": with_named_numbers(now["report"])}
@@ -88,7 +90,7 @@ def with_named_numbers(report: Mapping[str, Any] | None) -> Mapping[str, Any] | 
     if report is None or isinstance(report["numbers"], Mapping):
         return report
     slots = Layout(tuple(report["shadow"])).slots
-    then = [slot for slot in slots if slot not in LAST or slot in LAST_OF_1]
+    then = [slot for slot in slots if slot in LAST_OF_1 or slot not in (*LAST, LEFT)]
     return {**report, "numbers": dict.fromkeys(slots, math.nan) | dict(zip(then, report["numbers"], strict=False))}
 
 

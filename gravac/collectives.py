@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives a compressor may ask for, what each puts on the wire, and the ledger that adds it up."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -126,6 +127,13 @@ Collective = AllReduce | AllGather | AllToAll | Broadcast
 def tensors_of(collective: Collective) -> tuple[torch.Tensor, ...]:
     """Return the tensors that a rank hands over, of any shapes and dtypes: one, but for a gather."""
     return collective.tensors if isinstance(collective, AllGather) else (collective.tensor,)
+
+
+def moved(collective: Collective, move: Callable[[torch.Tensor], torch.Tensor]) -> Collective:
+    """Return the same collective of other tensors, of any shapes: ``move`` gives each of them."""
+    if isinstance(collective, AllGather):
+        return AllGather(*map(move, collective.tensors))
+    return replace(collective, tensor=move(collective.tensor))
 
 
 Kind = type[AllReduce] | type[AllGather] | type[AllToAll] | type[Broadcast]

@@ -36,6 +36,7 @@ class Policy(Settings):
     dense: Dense = dense
     sixteen_bit: bool = True
     release: float = Field(default=1.0, gt=0)
+    residual_dtype: Literal["float32", "bfloat16"] = "float32"
     overflow_safety: bool | None = None
     dense_below: int = Field(default=1024, ge=0)
     seed: int = 0
@@ -147,6 +148,7 @@ class RunSettings(Settings):
     steps_per_epoch: int | None = Field(default=None, gt=0)
     log_dir: Path | None = None
     pace: float | None = Field(default=None, gt=0)
+    executor: Literal["auto", "thread", "stream"] = "auto"
 
     def policy(self, policy: Policy) -> Policy:
         """A policy as this run has it: a controller that counts epochs (``for_run``) learns how long they are."""

@@ -24,7 +24,7 @@ from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, energy
 from gravac.compressors.dense import Dense, share
 from gravac.compressors.dtypes import working
-from gravac.exchange.executor import Executor, Verdict
+from gravac.exchange.executor import Executor, Number, Verdict
 from gravac.exchange.fuse import fuse
 
 Requests = Generator[list[Collective], list[Any], None]
@@ -143,14 +143,21 @@ class Averager:
         self.stats = StepStats()
         if executor is not None:
             self._judge = self.feedback.judge = executor.judge
-            self.feedback.safe |= executor.masked
+            self.feedback.masked = executor.masked
+
+    def place(self, device: torch.device) -> None:
+        """Have all that is kept from step to step lie on a device."""
+        for keeper in (self.feedback, self.memory, self.diagnostics):
+            keeper.place(device)
 
     def commit(self) -> None:
         """End of a step: what it changed is kept; under overflow safety only when every gradient was finite."""
-        self.feedback.commit(self.stats.finite)
-        self.memory.commit(self.stats.finite if self.feedback.safe else True)
+        finite = self.stats.finite if self.feedback.safe else True
+        self.feedback.commit(finite)
+        self.memory.commit(finite)
+        self.diagnostics.commit()
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: Number) -> None:
         """Multiply all that is kept: the loss scale changed by ``factor``."""
         self.feedback.rescale(factor)
         self.diagnostics.rescale(factor)
@@ -198,7 +205,8 @@ class Averager:
             strength = self.strength_at(part.tensors.choice)
             for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
                 sent = reduced.sent if x is part.x else x  # of several all is sent, or what is not is not kept
-                self.feedback.settle(piece.name, x, sent, strength, reduced.aside)
+                key = f"{self.seed}\0residual\0{piece.name}\0{plan.step}\0{self.rank}"
+                self.feedback.settle(piece.name, x, sent, strength, reduced.aside, outcome.finite, key)
             part.tensors.write(reduced.mean, part.x)
         self._mask(pieces, outcome.finite)
 
@@ -260,7 +268,7 @@ class Averager:
         for part in parts:
             (piece,) = part.tensors.pieces
             if part.x is not piece.flat:
-                self.feedback.settle(piece.name, part.x, part.x, 0.0)
+                self.feedback.settle(piece.name, part.x, part.x, 0.0, finite=finite)
         if flat is not whole:
             for piece, own in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
                 piece.flat.copy_(own)
@@ -277,7 +285,7 @@ class Averager:
             x = self.feedback.fold(piece.name, piece.flat, keep=False)
             seen = _where(finite, x)
             self._evaluate(piece, seen, plan, self._context(tensors, plan))
-            self.stats.energy = self.stats.energy + (size if seen is piece.flat else energy(seen)).double()
+            self.stats.energies.append((size if seen is piece.flat else energy(seen)).double())
             yield Part(tensors, x, folded=[x])
 
     # both
@@ -303,7 +311,7 @@ class Averager:
 
     def _refuse(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
         """Some rank's gradient was not finite, and the host knows it: take everything back, give NaN."""
-        self.stats.finite = False
+        self.stats.verdicts.append(False)
         for part in parts:
             for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
                 self.feedback.undo(piece.name, x, piece.flat)
@@ -315,9 +323,11 @@ class Averager:
         """Where only the device knows whether all gradients were finite: give NaN where they were not."""
         if isinstance(finite, bool):
             return
+        if not self.feedback.safe:
+            self.memory.mask((piece.name for piece in pieces), finite)
         for piece in pieces:
             piece.flat.masked_fill_(~finite, float("nan"))
-        self.stats.finite = finite if self.stats.finite is True else self.stats.finite & finite
+        self.stats.verdicts.append(finite)
 
 
 def _energies(fused: Sequence[FusedTensors], plain: Sequence[Part | None]) -> Iterator[torch.Tensor]:

@@ -14,7 +14,7 @@ from gravac.averaging.plan import Piece, Plan
 from gravac.averaging.stats import StepStats
 from gravac.compressors.base import Compressor, Context, energy
 from gravac.compressors.dtypes import working
-from gravac.exchange.executor import Verdict, choose
+from gravac.exchange.executor import Number, Verdict, choose
 
 
 class Diagnostics:
@@ -26,6 +26,7 @@ class Diagnostics:
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
+        self._told: list[torch.Tensor] = []
 
     def add_up(self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, stats: StepStats) -> None:
         """Do with gradients what the plan says of sums; where one is not finite, nothing is added.
@@ -44,10 +45,19 @@ class Diagnostics:
                 total.add_(piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat)))
             if plan.sums == "report":
                 stats.sums[piece.name] = energy(total)
+                self._told.append(total)  # which a stream may still read
             else:
                 self.sums[piece.name] = total
 
-    def rescale(self, factor: float) -> None:
+    def place(self, device: torch.device) -> None:
+        """Have all sums lie on a device."""
+        self.sums = {name: total.to(device) for name, total in self.sums.items()}
+
+    def commit(self) -> None:
+        """End of a step: let go of sums that were told."""
+        self._told.clear()
+
+    def rescale(self, factor: Number) -> None:
         """Multiply all sums: the loss scale changed by ``factor``."""
         for total in self.sums.values():
             total.mul_(factor)
@@ -71,12 +81,10 @@ def evaluate(piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, contex
         context: what the compressor may know of the tensor.
         stats: what the errors are added to.
     """
-    if not stats.shadow:
-        stats.shadow = [0.0] * len(plan.shadow)
     choice = plan.of(piece.name)
     running = (choice.cf,) if choice.compresses else ()
     cfs = sorted({*plan.shadow, *plan.survey, *running})
     errors = dict(zip(cfs, base.errors(x, cfs, context), strict=True))
-    stats.shadow = [so_far + errors[cf].double() for so_far, cf in zip(stats.shadow, plan.shadow, strict=True)]
+    stats.shadows.append([errors[cf].double() for cf in plan.shadow])
     if plan.survey:
         stats.curves[piece.name] = [energy(x), *(errors[cf] for cf in plan.survey)]

@@ -3,19 +3,20 @@
 """Error feedback: what was not sent is kept per parameter and added to the next gradient.
 
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes
-SignSGD", ICML 2019. Residuals are flat, keyed by parameter name, float32 (float64 for float64 gradients).
+SignSGD", ICML 2019. Residuals are flat, keyed by parameter name, float32 or bfloat16 (float64 for float64 gradients).
 
 When the CF falls, what has piled up would all leave at once. It is set aside (``held``) and released over the next
 steps, each adding at most ``release`` times the gradient's norm.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from gravac.compressors.base import Addend
-from gravac.compressors.dtypes import working
-from gravac.exchange.executor import Verdict, choose
+from gravac.compressors.base import Addend, energy
+from gravac.compressors.draws import Draws
+from gravac.compressors.dtypes import dtype_of, working
+from gravac.exchange.executor import Number, Verdict, choose
 
 Residuals = dict[str, torch.Tensor]
 
@@ -25,17 +26,21 @@ class Feedback:
 
     Args:
         release: most that leaves a held residual in a step, as a multiple of the gradient's norm (per tensor).
-        safe: keep new residuals apart until ``commit``, so that a step in which any gradient was not finite changes
-            nothing. Costs a second copy. ``None``: from when ``guard`` is called.
+        safe: a step in which any gradient was not finite changes nothing. ``None``: from when ``guard`` is called.
+        dtype: number format of residuals; those of float64 gradients stay float64. bfloat16 is rounded to at random,
+            so that on average nothing is lost: to the nearest, a residual of some 256 gradients would stand still.
 
     Attributes:
         judge: looks at a 0-d bool tensor where the host may; see ``Executor``.
+        masked: whether it may not.
     """
 
-    def __init__(self, release: float = 1.0, safe: bool | None = None) -> None:
+    def __init__(self, release: float = 1.0, safe: bool | None = None, dtype: str = "float32") -> None:
         self.release = release
+        self.dtype = dtype_of(dtype, torch.float32)
         self.safe = bool(safe)
         self.judge: Callable[[torch.Tensor], Verdict] = bool
+        self.masked = False
         self._chosen = safe is not None
         self.residual: Residuals = {}
         self.held: Residuals = {}
@@ -46,6 +51,11 @@ class Feedback:
     def guard(self) -> None:
         """Gradients may overflow: be safe, unless it was chosen whether to be."""
         self.safe = self.safe or not self._chosen
+
+    @property
+    def defers(self) -> bool:
+        """Whether new residuals are kept apart until ``commit``, which costs a second copy: so they can be refused."""
+        return self.safe or self.masked
 
     def has(self, name: str) -> bool:
         """Whether anything is kept for that parameter."""
@@ -87,8 +97,13 @@ class Feedback:
         sent: torch.Tensor | Addend,
         strength: float,
         aside: torch.Tensor | None = None,
+        finite: Verdict = True,
+        key: str = "",
     ) -> None:
-        """Keep ``strength * (x - sent - aside)``; x is what ``fold`` gave and is overwritten."""
+        """Keep ``strength * (x - sent - aside)`` where it is ``finite``, what was kept before where not.
+
+        x is what ``fold`` gave and is overwritten. Where it is rounded at random, ``key`` says how.
+        """
         kept: torch.Tensor | None = None
         if strength > 0 and sent is not x:
             kept = x.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(x, alpha=-1.0)
@@ -96,14 +111,17 @@ class Feedback:
                 kept.sub_(aside)
             if strength < 1.0:
                 kept.mul_(strength)
-        if self.safe:
-            self._pending[name] = torch.empty(0) if kept is None else kept
-        elif kept is None:
+            if self._narrows(kept):
+                kept = rounded(kept, Draws(key))
+        if self.defers:
+            self._pending[name] = x.new_empty(0) if kept is None else kept
+            self._mask(name, finite)
+            return
+        if kept is None:
             self.residual.pop(name, None)
         else:
             self.residual[name] = kept
-        if not self.safe:
-            self._commit_held(name)
+        self._commit_held(name)
 
     def undo(self, name: str, x: torch.Tensor, gradient: torch.Tensor) -> None:
         """Take a ``fold`` back, since some rank's gradient was not finite."""
@@ -115,13 +133,13 @@ class Feedback:
         self._pending_held.pop(name, None)
 
     def commit(self, finite: Verdict = True) -> None:
-        """End of a step. With ``safe``, what was settled takes effect now, or never when not ``finite``."""
+        """End of a step: what was settled apart takes effect now, or never when not ``finite``."""
         if finite is not False:
             for name, kept in self._pending.items():
                 old = self.residual.pop(name, None)
                 if not isinstance(finite, bool):
                     kept = _masked(finite, kept, old)
-                if old is not None:
+                if old is not None and not self._narrows(old):
                     self._spare[name] = old
                 if kept.numel():
                     self.residual[name] = kept
@@ -140,25 +158,65 @@ class Feedback:
             return
         for name in [name for name in self.residual if fell(name)]:
             residual, already = self.residual.pop(name), self.held.get(name)
-            self.held[name] = residual if already is None else already.add_(residual)
+            self.held[name] = residual.to(working(residual.dtype)) if already is None else already.add_(residual)
             self._spare.pop(name, None)
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: Number) -> None:
         """Multiply all that is kept: the loss scale changed by ``factor``."""
         for tensor in (*self.residual.values(), *self.held.values()):
             tensor.mul_(factor)
 
     def load(self, residual: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
         """Replace all that is kept by copies of what is given."""
-        self.residual = {name: tensor.clone() for name, tensor in residual.items()}
+        self.residual = {name: tensor.to(self._format(tensor), copy=True) for name, tensor in residual.items()}
         self.held = {name: tensor.clone() for name, tensor in held.items()}
         self._pending.clear()
         self._pending_held.clear()
         self._spare.clear()
 
+    def place(self, device: torch.device) -> None:
+        """Have all that is kept lie on a device: a checkpoint may have been loaded to another one."""
+        self.residual = {name: tensor.to(device) for name, tensor in self.residual.items()}
+        self.held = {name: tensor.to(device) for name, tensor in self.held.items()}
+
+    def leftover(self, whole: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+        """Squared norms, 0-d, of what is kept of parameters although it is to be sent: held, or they are sent whole."""
+        kept = {name: energy(held) for name, held in self.held.items()}
+        for name, residual in self.residual.items():
+            if whole(name):
+                kept[name] = kept[name] + energy(residual) if name in kept else energy(residual)
+        return kept
+
+    def drop(self, names: Iterable[str], whole: Callable[[str], bool]) -> None:
+        """Let go of ``leftover`` of some parameters, which is known to be zero."""
+        for name in names:
+            self.held.pop(name, None)
+            if whole(name):
+                self.residual.pop(name, None)
+                self._spare.pop(name, None)
+
+    def _mask(self, name: str, finite: Verdict) -> None:
+        """Undo what was settled of a parameter where its group was not finite and only the device knows."""
+        if isinstance(finite, bool) or self.safe:
+            return  # nothing to undo, or done at the step's end for all
+        self._pending[name] = _masked(finite, self._pending[name], self.residual.get(name))
+        if name in self._pending_held:
+            rest, held = self._pending_held[name], self.held[name]
+            self._pending_held[name] = torch.where(finite, torch.zeros_like(held) if rest is None else rest, held)
+
+    def _format(self, tensor: torch.Tensor) -> torch.dtype:
+        """The number format in which a residual of such numbers is kept."""
+        return tensor.dtype if tensor.dtype == torch.float64 else self.dtype
+
+    def _narrows(self, tensor: torch.Tensor) -> bool:
+        """Whether a residual of such numbers is kept in another format than it is formed in."""
+        return self._format(tensor) == torch.bfloat16
+
     def _buffer(self, name: str, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Where g_ef is formed: the residual itself, or with ``safe`` its spare."""
-        if self.safe:
+        """Where g_ef is formed: the residual itself, or its spare where new residuals are kept apart."""
+        if self._narrows(gradient):
+            return torch.empty_like(gradient, dtype=dtype)
+        if self.defers:
             buffer = self._spare.get(name)
             if buffer is None or buffer.shape != gradient.shape:
                 buffer = self._spare[name] = torch.empty_like(gradient, dtype=dtype)
@@ -191,6 +249,21 @@ class Feedback:
             del self.held[name]
         else:
             self.held[name] = choose(finite, rest, self.held[name])
+
+
+def rounded(x: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Round to bfloat16, up or down at random, so that x is the expectation.
+
+    Args:
+        x: flat, float32, finite.
+        draws: the same draws, the same rounding.
+
+    Returns:
+        bfloat16, as long: within one unit in the last place of x, 2⁻⁷ of its magnitude at most.
+    """
+    # a bfloat16 is a float32's upper half: what is added to the lower half carries as often as that is large
+    bits = draws.words(x.numel(), x.device).bitwise_and_(0xFFFF).add_(x.view(torch.int32))
+    return bits.bitwise_and_(-0x10000).view(torch.float32).to(torch.bfloat16)
 
 
 def _masked(finite: torch.Tensor, kept: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:

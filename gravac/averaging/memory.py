@@ -31,6 +31,12 @@ class CompressorMemory:
         for name in names:
             self._changed.pop(name, None)
 
+    def mask(self, names: Iterable[str], finite: torch.Tensor) -> None:
+        """Undo what this step changed of some tensors' memories where only the device knows whether it was finite."""
+        for name in names:
+            old, changed = self.kept.get(name, {}), self._changed.get(name, {})
+            changed.update({key: _chosen(finite, new, old.get(key)) for key, new in changed.items()})
+
     def commit(self, finite: Verdict) -> None:
         """Keep what the step changed where it was ``finite``; what it started keeping in either case."""
         if finite is not False:
@@ -38,6 +44,10 @@ class CompressorMemory:
                 old = self.kept.get(name, {})
                 self.kept[name] = {key: _chosen(finite, new, old.get(key)) for key, new in changed.items()}
         self._changed.clear()
+
+    def place(self, device: torch.device) -> None:
+        """Have all memories lie on a device."""
+        self.kept = {name: {key: one.to(device) for key, one in memory.items()} for name, memory in self.kept.items()}
 
     def load(self, kept: dict[str, Memory]) -> None:
         """Replace all by copies of what is given."""

@@ -81,6 +81,10 @@ class Plan:
         choice = self.own.get(name, self.choice)
         return choice if compressible or not choice.compresses else self.small
 
+    def sends_whole(self, name: str) -> bool:
+        """Whether nothing of a tensor is left out."""
+        return not self.of(name).compresses
+
     @property
     def choices(self) -> tuple[Choice, ...]:
         """Every choice that some tensor may have."""

@@ -11,9 +11,7 @@ from gravac.averaging.fused_tensors import Part
 from gravac.averaging.norms import lost, summed
 from gravac.averaging.plan import Form
 from gravac.compressors.base import Reduced, energy
-from gravac.exchange.executor import Verdict
-
-Scalar = torch.Tensor | float
+from gravac.exchange.executor import Number, Verdict
 
 
 @dataclass(slots=True)
@@ -21,28 +19,28 @@ class StepStats:
     """What a step came to on this rank.
 
     Attributes:
-        error: squared norm of what was not sent, ``Σ‖g_ef - sent‖²``.
-        energy: squared norm of what was to be sent, ``Σ‖g_ef‖²``.
-        shadow: the same error for the plan's shadow CFs.
+        errors: squared norms of what was not sent, ``Σ‖g_ef - sent‖²``, of each group of tensors.
+        energies: squared norms of what was to be sent, ``Σ‖g_ef‖²``, likewise.
+        shadows: the same errors at each of the plan's shadow CFs, of each tensor.
         elements: number of elements of all tensors.
         compressed: number of elements of the tensors that were compressed.
         sent: number of elements of these that were sent, ``Σ elements / achieved CF``.
-        finite: whether every gradient was finite, on every rank.
+        verdicts: whether every gradient was finite, on every rank, of groups that were looked at.
         sums: ``‖Σg‖²`` by name of the tensors that may be compressed, where the plan asked for a report.
         curves: energy, then the error at each of the plan's survey CFs, by name of the same tensors; nan where the
             gradient was not finite.
         forms: shapes and dtypes of the tensors in ``curves``, by name.
     """
 
-    error: Scalar = 0.0
-    energy: Scalar = 0.0
-    shadow: list[Scalar] = field(default_factory=list)
+    errors: list[Number] = field(default_factory=list)
+    energies: list[Number] = field(default_factory=list)
+    shadows: list[list[Number]] = field(default_factory=list)
     elements: int = 0
     compressed: int = 0
     sent: float = 0.0
-    finite: Verdict = True
-    sums: dict[str, Scalar] = field(default_factory=dict)
-    curves: dict[str, list[Scalar]] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    sums: dict[str, Number] = field(default_factory=dict)
+    curves: dict[str, list[Number]] = field(default_factory=dict)
     forms: dict[str, Form] = field(default_factory=dict)
 
     @property
@@ -50,22 +48,45 @@ class StepStats:
         """Dense elements / sent elements of the compressed tensors; 1 when there is none."""
         return self.compressed / self.sent if self.sent else 1.0
 
+    @property
+    def error(self) -> Number:
+        """Squared norm of what was not sent."""
+        return sum(self.errors, 0.0)
+
+    @property
+    def energy(self) -> Number:
+        """Squared norm of what was to be sent."""
+        return sum(self.energies, 0.0)
+
+    @property
+    def shadow(self) -> list[Number]:
+        """The error at each of the plan's shadow CFs; empty where no tensor was evaluated."""
+        return [sum(errors, 0.0) for errors in zip(*self.shadows, strict=True)]
+
+    @property
+    def finite(self) -> Verdict:
+        """Whether every gradient was finite, on every rank."""
+        known = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
+        masks = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
+        return torch.stack(masks).all() if known and masks else known
+
     def looked_at(self, read: Callable[[Sequence[torch.Tensor]], list[float]]) -> "StepStats":
         """Return the same with numbers in place of 0-d tensors, all read at once."""
-        found = [self.error, self.energy, self.finite, *self.shadow, *self.sums.values()]
+        error, energy, finite, shadow = self.error, self.energy, self.finite, self.shadow
+        found = [error, energy, finite, *shadow, *self.sums.values()]
         found += [number for numbers in self.curves.values() for number in numbers]
         tensors = [one for one in found if isinstance(one, torch.Tensor)]
         looked = dict(zip(map(id, tensors), read(tensors) if tensors else (), strict=True))
 
-        def number(one: Scalar) -> Scalar:
+        def number(one: Number) -> Number:
             return looked.get(id(one), one)
 
         return replace(
             self,
-            error=number(self.error),
-            energy=number(self.energy),
-            finite=bool(number(self.finite)),
-            shadow=[number(one) for one in self.shadow],
+            errors=[number(error)],
+            energies=[number(energy)],
+            verdicts=[bool(number(finite))],
+            shadows=[[number(one) for one in shadow]] if self.shadows else [],
             sums={name: number(one) for name, one in self.sums.items()},
             curves={name: [number(one) for one in numbers] for name, numbers in self.curves.items()},
         )
@@ -89,5 +110,5 @@ class StepStats:
             if part.tensors.choice.compresses:
                 self.compressed += part.tensors.elements
                 self.sent += part.tensors.elements / result.cf
-        self.energy = self.energy + summed(energies)
-        self.error = self.error + summed(errors)
+        self.energies.append(summed(energies))
+        self.errors.append(summed(errors))

@@ -25,7 +25,8 @@ class ARTopK(Compressor):
 
     Attributes:
         choose: whose coordinates are taken. ``"star"``: ranks in turn, by step. ``"var"``: for each tensor those of the
-            rank whose k values have most energy, which one more exchange of a number per tensor tells.
+            rank whose k values have most energy, which one more exchange of a number per tensor tells, and for which
+            the host waits on a GPU, once a tensor.
         values: number format of the values on the wire; ``None`` is the gradient's own.
     """
 

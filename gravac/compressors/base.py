@@ -11,7 +11,6 @@ Laws, checked for every compressor by ``gravac.conformance``:
 - every rank yields the same collectives, of the same shapes and dtypes, whatever its data.
 """
 
-import hashlib
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ import torch
 
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
+from gravac.compressors.draws import Draws
 from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints, Profile, coding_at, efficiency_at
 from gravac.settings import Settings
 
@@ -134,16 +134,15 @@ class Context:
         """A context for compressing some of the tensor's values again: the same but for shape; it remembers nothing."""
         return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={})
 
-    def generator(self, own: bool = False, fixed: bool = False) -> torch.Generator:
-        """A CPU generator seeded by (seed, name, step), in any layout, after any resume.
+    def draws(self, own: bool = False, fixed: bool = False) -> Draws:
+        """Random numbers of (seed, name, step), the same on every device, in any layout, after any resume.
 
         Args:
             own: whether the rank counts too, for rounding that ranks must not do alike; otherwise all draw the same.
             fixed: whether every step draws the same.
         """
         key = f"{self.seed}\0{self.name}" + ("" if fixed else f"\0{self.step}") + (f"\0{self.rank}" if own else "")
-        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+        return Draws(key)
 
 
 class Compressor(Settings):

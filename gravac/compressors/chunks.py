@@ -22,53 +22,65 @@ def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 class Chosen(NamedTuple):
-    """Coordinates that travel, the same on all ranks.
+    """Coordinates that travel, the same on all ranks; how many there are of each kind does not depend on data.
 
     Attributes:
         rows: numbers of the whole chunks: int64, flat, ascending.
-        elements: single coordinates, from the chunk that is sent in part and from one at the end that is not whole:
-            int64, flat.
+        elements: single coordinates, of the chunk that is sent in part, and of the last one where that may be the
+            tensor's end: int64, flat. Those beyond the end hold zeros.
     """
 
     rows: torch.Tensor
     elements: torch.Tensor
 
 
-def whole_but_one(rows: torch.Tensor, last: int, k: int, chunk: int, elements: int, start: int = 0) -> Chosen:
+def whole_but_one(rows: torch.Tensor, last: torch.Tensor, k: int, chunk: int, elements: int, start: int = 0) -> Chosen:
     """K coordinates, or fewer where the tensor's end is among them: every chunk whole, but for one.
 
     Args:
         rows: chunk numbers, int64, ascending: as many as hold k coordinates.
-        last: position in ``rows`` of the one that is needed in part.
+        last: position in ``rows`` of the one that is needed in part: int64, ``[1]``.
         k: coordinates wanted.
         chunk: coordinates per chunk.
         elements: number of coordinates of the tensor.
         start: first coordinate taken of the chunk that is needed in part; its end is followed by its beginning.
     """
     part = k - (len(rows) - 1) * chunk
-    singles = []
+    if part == chunk and elements % chunk == 0:
+        return Chosen(rows, rows[:0])
+    within = torch.arange(chunk, device=rows.device)
+    singles = rows[:0]
     if 0 < part < chunk:
-        some = torch.arange(start, start + part, device=rows.device).remainder_(chunk) + rows[last] * chunk
-        singles.append(some[some < elements])
-        rows = torch.cat([rows[:last], rows[last + 1 :]])
-    if len(rows) and (int(rows[-1]) + 1) * chunk > elements:
-        singles.append(torch.arange(int(rows[-1]) * chunk, elements, device=rows.device))
+        singles = rows.index_select(0, last) * chunk + (within[:part] + start).remainder_(chunk)
+        others = torch.arange(len(rows) - 1, device=rows.device)
+        rows = rows.index_select(0, others.add_((others >= last).long()))
+    if elements % chunk and len(rows):
+        singles = torch.cat([rows[-1:] * chunk + within, singles])
         rows = rows[:-1]
-    return Chosen(rows, torch.cat(singles) if singles else rows[:0])
+    return Chosen(rows, singles)
 
 
 def gather(x: torch.Tensor, chosen: Chosen, chunk: int, k: int) -> torch.Tensor:
-    """The values of flat x at the chosen coordinates, chunks first, filled up with zeros: flat, ``[k]``, dtype of x."""
+    """The values of flat x at the chosen coordinates, chunks first: flat, ``[k]``, dtype of x."""
     whole = x[: x.numel() // chunk * chunk].view(-1, chunk)
-    values, rows = x.new_zeros(k), len(chosen.rows) * chunk
+    values, rows = x.new_empty(k), len(chosen.rows) * chunk
     torch.index_select(whole, 0, chosen.rows, out=values[:rows].view(-1, chunk))
-    values[rows : rows + len(chosen.elements)] = x[chosen.elements]
+    if rows < k:
+        inside, positions = _inside(chosen.elements, x.numel())
+        torch.mul(x.index_select(0, positions), inside, out=values[rows:])
     return values
 
 
-def scatter(values: torch.Tensor, chosen: Chosen, chunk: int) -> Sparse:
-    """The inverse of ``gather``: a flat tensor that has ``values``, ``[k]``, where chosen, and zeros elsewhere."""
+def scatter(values: torch.Tensor, chosen: Chosen, chunk: int, elements: int) -> Sparse:
+    """The inverse of ``gather``: a flat tensor, ``[elements]``, of ``values`` where chosen, and zeros elsewhere."""
     whole = len(chosen.rows) * chunk
-    singles = values[whole : whole + len(chosen.elements)]
-    parts = [(chosen.rows, values[:whole].view(-1, chunk)), (chosen.elements, singles)]
-    return Sparse(tuple(part for part in parts if len(part[0])))
+    parts = [(chosen.rows, values[:whole].view(-1, chunk))] if whole else []
+    if whole < values.numel():
+        inside, positions = _inside(chosen.elements, elements)
+        parts.append((positions, torch.where(inside, values[whole:], 0)))
+    return Sparse(tuple(parts))
+
+
+def _inside(positions: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which positions lie before the tensor's end; and those, with the last coordinate in place of the others."""
+    return positions < elements, positions.clamp(max=elements - 1)

@@ -112,8 +112,7 @@ class DGC(ThresholdK):
         gradient = x
         if self.clip is not None:
             limit = self.clip * ctx.world**-0.5
-            norm = float(torch.linalg.vector_norm(x))
-            gradient = x * min(1.0, limit / norm) if norm > 0 else x
+            gradient = x * (limit / torch.linalg.vector_norm(x)).clamp_(max=1)
         momentum, velocity = (ctx.state.get(name, torch.zeros_like(x)).to(x.dtype) for name in ("momentum", "velocity"))
         if self.nesterov:
             momentum = self.momentum * (momentum + gradient)

@@ -9,7 +9,8 @@ the threshold, nothing is sent until the residual has grown.
 
 How many reach it differs between ranks and steps, and every rank must send equally many bytes. So the CF is the least:
 its k slots travel, of which free ones hold zeros, and when more than k reach the threshold the k largest go. Choose it
-for the steps that send most; ``achieved_cf`` tells what was used.
+for the steps that send most; ``achieved_cf`` tells what was used. On a GPU the host waits three times a tensor, to
+learn how many they are.
 """
 
 from typing import Annotated, ClassVar

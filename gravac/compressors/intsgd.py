@@ -61,7 +61,7 @@ class IntSGD(Compressor):
         limit = integer_limit(bits, ctx.world)
         (everyones,) = yield AllGather(block_largest(x, self.block))
         largest = spread(everyones.amax(dim=0), self.block, x.numel())
-        integers = round_randomly(relative(x, largest).mul_(limit), ctx.generator(own=True)).mul_(x.sign())
+        integers = round_randomly(relative(x, largest).mul_(limit), ctx.draws(own=True)).mul_(x.sign())
         total = yield AllReduce(to_lanes(integers.to(torch.int32), bits))
         step = largest / limit
         mean = from_lanes(total, bits, x.numel()).to(x.dtype).mul_(step).div_(ctx.world)

@@ -16,6 +16,7 @@ import torch
 
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors.base import Compressor, Context, Rounds
+from gravac.compressors.draws import Draws
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_largest, exchanged, round_randomly, rounding_variance
 
@@ -41,7 +42,7 @@ class Natural(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of each rank's codes and smallest exponent."""
         lowest = lowest_exponent(x)
-        codes = encode(x, lowest, ctx.generator(own=True))
+        codes = encode(x, lowest, ctx.draws(own=True))
         return (yield from exchanged(codes, lowest, 8, partial(decode, dtype=x.dtype), ctx))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
@@ -57,19 +58,19 @@ def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
     return (exponent - SPAN).clamp(min=_smallest_normal(x.dtype)).to(torch.int16)
 
 
-def encode(x: torch.Tensor, lowest: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Flat x as codes: the sign in the highest bit; 0 for zero, or 1 more than the exponent above the lowest.
 
     Args:
         x: numbers to code: flat, float32 or float64.
         lowest: ``lowest_exponent`` of x.
-        generator: source of the random numbers that decide the rounding.
+        draws: source of the random numbers that decide the rounding.
 
     Returns:
         Codes: uint8, flat, as long as x.
     """
     below, position, _ = _neighbours(x, lowest)
-    magnitude = below.add_(round_randomly(position, generator))
+    magnitude = below.add_(round_randomly(position, draws))
     return magnitude.to(torch.uint8).add_(x.signbit().to(torch.uint8), alpha=128)
 
 

@@ -3,7 +3,7 @@
 """Small codes packed into bytes: 1, 2, 4 or 8 bits each, the first in the lowest bits; 3 bits as 2 and 1.
 
 Packing works on whole machine words, since strided access to single bytes is many times slower; unpacking on CPU looks
-up all codes of a byte as one word.
+up all codes of a byte as one word, elsewhere it shifts.
 """
 
 import functools
@@ -58,7 +58,9 @@ def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:
         low = packed_bytes(codes, 2)
         return unpack(packed[..., :low], 2, codes) | (unpack(packed[..., low:], 1, codes) << 2)
     if packed.device.type != "cpu":
-        return _table(bits).to(packed.device)[packed.to(torch.int32)].flatten(-2)[..., :codes]
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+        every = (packed.unsqueeze(-1) >> shifts).bitwise_and_((1 << bits) - 1)
+        return every.flatten(-2)[..., :codes]
     words = np.take(_table(bits).numpy().view(f"u{8 // bits}").reshape(-1), packed.numpy(), mode="clip")
     return torch.from_numpy(words.view(np.uint8))[..., :codes]
 

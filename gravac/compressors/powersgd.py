@@ -71,7 +71,7 @@ class PowerSGD(Compressor):
             drawn one.
         alternating: whether P and Q take turns, one all-reduce a step (ACP-SGD), at about twice the rank for a CF. The
             CF is that of two steps together; ``traffic`` is that of the larger factor, which the first step sends.
-            Needs ``warm_start`` and one iteration.
+            Needs ``warm_start`` and one iteration. On a GPU the host waits once a tensor, to learn whose turn is next.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -233,7 +233,8 @@ def start(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torc
     if old.shape[1] == rank:
         return old
     # drawn in float32, so that float64 gradients start from the same
-    drawn = torch.randn(rank - old.shape[1], rows, generator=ctx.generator()).T.to(x)
+    missing = rank - old.shape[1]
+    drawn = ctx.draws().normal(missing * rows, x.device).view(missing, rows).T.to(x)
     return torch.cat([rescaled(old), drawn], dim=1) if old.shape[1] else drawn
 
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
+from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import working
 from gravac.compressors.packing import pack, packed_bytes, unpack
 from gravac.compressors.profile import CostPoints
@@ -67,12 +68,12 @@ class QSGD(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of codes and norms."""
         norms = self.norms(x)
-        codes = self.encode(x, norms, ctx.generator(own=True))
+        codes = self.encode(x, norms, ctx.draws(own=True))
         return (yield from exchanged(codes, norms, self.bits, self.decode, ctx))
 
-    def encode(self, x: torch.Tensor, norms: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def encode(self, x: torch.Tensor, norms: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Flat x as codes, which are the signed level plus the number of levels: uint8, as long as x."""
-        level = round_randomly(self._exact_levels(x, norms), generator)
+        level = round_randomly(self._exact_levels(x, norms), draws)
         return level.mul_(x.sign()).add_(self.levels).to(torch.uint8)
 
     def decode(self, codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
@@ -145,11 +146,10 @@ def relative(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
     return x.abs().div_(torch.where(norm > 0, norm, 1))
 
 
-def round_randomly(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def round_randomly(x: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Round to an integer next to each element, up with the probability of its fraction: unbiased within 2**-24."""
     low = x.floor()
-    draw = torch.rand(x.shape, generator=generator).to(x.device)
-    return low.add_(draw < x - low)
+    return low.add_(draws.uniform(x.numel(), x.device).view_as(x) < x - low)
 
 
 def rounding_variance(x: torch.Tensor) -> torch.Tensor:

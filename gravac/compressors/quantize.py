@@ -21,7 +21,9 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllToAll, Traffic
 from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
-from gravac.compressors.codebook import SCALE, Coded, Decoded, Kind, encode, mean
+from gravac.compressors.codebook import SCALE, Coded, Decoded, encode, mean
+from gravac.compressors.draws import Draws
+from gravac.compressors.levels import Kind
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 
@@ -127,21 +129,21 @@ class Quantize(Compressor):
         rows = _padded(turned, shards * per, self.block)
         coded, error = encode(rows, bits, self.levels)
         message = _message(coded, shards)
-        sent, aside = self._decoded([[coded]], bits), None
+        sent, aside = self._decoded(coded.of_one(), bits), None
         if shards == 1:
             (messages,) = yield AllGather(message[0])
-            average = self._decoded([[self._coded(received, per, bits) for received in messages]], bits)
+            average = self._decoded(self._coded(messages, per, bits), bits)
         else:
             arrived = yield AllToAll(message)
             exact = rows.new_empty(per, self.block)
-            mean([self._coded(received, per, bits) for received in arrived], bits, self.levels, exact)
+            mean(self._coded(arrived, per, bits), bits, self.levels, exact)
             kept = ctx.state.get("second")
             fits = ctx.error_feedback > 0 and kept is not None and kept.shape == exact.shape
             wanted = exact + kept if kept is not None and fits else exact
             back = self.back_bits or bits
             rounded = torch.empty_like(exact)
             (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded)[0], 1)[0])
-            average = self._decoded([[self._coded(received, per, back)] for received in messages], back)
+            average = self._decoded(self._coded(messages, per, back).of_one(), back)
             off = (exact - rounded).view(-1).mul_(ctx.world)
             error += energy(off).to(error.dtype) / ctx.world
             if ctx.error_feedback:
@@ -179,12 +181,15 @@ class Quantize(Compressor):
     def _block_bytes(self, bits: int) -> int:
         return packed_bytes(self.block, bits) + SCALE.itemsize
 
-    def _decoded(self, shards: Sequence[Sequence[Coded]], bits: int) -> Decoded:
-        return Decoded(shards, bits, self.levels, self.block)
+    def _decoded(self, coded: Coded, bits: int) -> Decoded:
+        return Decoded(coded, bits, self.levels, self.block)
 
-    def _coded(self, message: torch.Tensor, blocks: int, bits: int) -> Coded:
+    def _coded(self, messages: torch.Tensor, blocks: int, bits: int) -> Coded:
+        """What messages ``[ranks, bytes]`` hold, ``[ranks, blocks, ...]``."""
         width = packed_bytes(self.block, bits)
-        return Coded(message[: blocks * width].view(blocks, width), message[blocks * width :].clone().view(SCALE))
+        packed = messages[:, : blocks * width].view(len(messages), blocks, width)
+        scales = messages[:, blocks * width :].clone(memory_format=torch.contiguous_format).view(-1).view(SCALE)
+        return Coded(packed, scales.view(len(messages), blocks))
 
     def _turned(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         return rotation.turn(x.float(), _signs(ctx)) if self.rotate else x.float()
@@ -208,9 +213,9 @@ class Quantize(Compressor):
         return rotation.turn_back(numbers[: rotation.length(elements)], elements, _signs(ctx))
 
 
-def _signs(ctx: Context) -> torch.Generator:
+def _signs(ctx: Context) -> Draws:
     """Of the rotation: new ones each step, unless the second error is kept from step to step as it was rotated."""
-    return ctx.generator(fixed=ctx.error_feedback > 0)
+    return ctx.draws(fixed=ctx.error_feedback > 0)
 
 
 def _padded(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:

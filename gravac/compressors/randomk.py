@@ -16,6 +16,7 @@ from pydantic import Field
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
+from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import dtype_of, unit_roundoff
 from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
 
@@ -46,22 +47,22 @@ class RandomK(Compressor):
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x at the coordinates drawn, by one all-reduce of the values there."""
         k = k_for(x.numel(), cf)
-        chosen = self._drawn(x.numel(), k, ctx.generator(), x.device)
+        chosen = self._drawn(x.numel(), k, ctx.draws(), x.device)
         wire, block = dtype_of(self.values, ctx.dtype), self._block(x.numel())
         mine = gather(x, chosen, block, k).mul_(self._scale(x.numel(), k) / ctx.world).to(wire)
         total = yield AllReduce(mine)
         return Reduced(
-            mean=scatter(total.to(x.dtype), chosen, block),
-            sent=scatter(mine.to(x.dtype).mul_(ctx.world), chosen, block),
+            mean=scatter(total.to(x.dtype), chosen, block, x.numel()),
+            sent=scatter(mine.to(x.dtype).mul_(ctx.world), chosen, block, x.numel()),
             cf=x.numel() / max(1, k),
         )
 
-    def _drawn(self, elements: int, k: int, generator: torch.Generator, device: torch.device) -> Chosen:
+    def _drawn(self, elements: int, k: int, draws: Draws, device: torch.device) -> Chosen:
         """Blocks at random; the one that fills up k is any of them, and so is the place where its part starts."""
         block = self._block(elements)
-        rows = draw(-(-elements // block), -(-k // block), generator).to(device)
-        last, start = (int(torch.randint(most, (), generator=generator)) for most in (max(1, len(rows)), block))
-        return whole_but_one(rows, last, k, block, elements, start)
+        rows = draws.chosen(-(-elements // block), -(-k // block), device)
+        last = torch.full((1,), draws.number(max(1, len(rows)), 0), device=device)
+        return whole_but_one(rows, last, k, block, elements, draws.number(block, 1))
 
     def _block(self, elements: int) -> int:
         return min(self.block, max(1, elements))
@@ -96,24 +97,6 @@ class ScaledRandomK(RandomK):
     def _scale(self, elements: int, k: int) -> float:
         block = self._block(elements)
         return -(-elements // block) * block / max(1, k)
-
-
-def draw(elements: int, k: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw k of ``elements`` coordinates uniformly, without replacement: int64, ``[k]``, ascending.
-
-    Few of many are drawn with replacement until k differ, and the surplus is taken out at random: every set of k is
-    as likely as any other, at the cost of k and not of ``elements``.
-    """
-    if k * 3 > elements:
-        return torch.randperm(elements, generator=generator)[:k].sort().values
-    chosen = torch.empty(0, dtype=torch.int64)
-    while chosen.numel() < k:
-        more = torch.randint(elements, (k - chosen.numel() + k // 8 + 8,), generator=generator)
-        chosen = torch.unique(torch.cat([chosen, more]))
-    surplus = torch.randperm(chosen.numel(), generator=generator)[: chosen.numel() - k]
-    keep = torch.ones(chosen.numel(), dtype=torch.bool)
-    keep[surplus] = False
-    return chosen[keep]
 
 
 randomk = RandomK()

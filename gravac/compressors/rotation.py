@@ -4,21 +4,27 @@
 
 Sources: Vargaftik et al., "DRIVE", NeurIPS 2021, section 5; stopping at blocks is the partial rotation of Han et al.,
 "Beyond Throughput and Compression Ratios", HotNets 2024, section 3.2. What comes out of a block is nearly normal,
-whatever goes in. The butterfly runs on pieces that stay in a cache; its first stages are one small matrix product.
+whatever goes in. On CPU the butterfly runs on pieces that stay in a cache, its first stages as one small matrix
+product; elsewhere all is one piece, and five stages at a time are a product.
 """
 
 import functools
 
 import torch
 
+from gravac.compressors.draws import Draws
+
 BLOCK = 1024
 """Numbers rotated together, unless said otherwise; a power of two."""
 
 PIECE = 1 << 18
-"""Numbers rotated at once: what fits in a cache, twice. Signs repeat after as many."""
+"""Numbers rotated at once on CPU: what fits in a cache, twice. Signs repeat after as many, everywhere."""
 
 SEED_STAGES = 16
-"""Length of the transform that is done as a matrix product."""
+"""Length of the transform that is done as a matrix product on CPU."""
+
+PRODUCT = 32
+"""Length of those that are done as matrix products elsewhere."""
 
 WIDE = 128
 """Distance from which three stages are one product with a matrix of 8: rows so long make it cost less than two."""
@@ -34,7 +40,7 @@ class Rotation:
 
     Args:
         numbers: how many numbers are turned; whole blocks.
-        generator: source of the random signs; turning back needs one in the same state.
+        draws: source of the random signs, the same for turning back.
         block: numbers rotated together; a power of two, 16 or more.
         like: a tensor of the floating dtype and device to work in.
 
@@ -42,12 +48,15 @@ class Rotation:
         parts: where the pieces lie in the flat tensor, in order.
     """
 
-    def __init__(self, numbers: int, generator: torch.Generator, block: int, like: torch.Tensor) -> None:
-        piece = min(max(PIECE, block), numbers)
-        signs = torch.randint(2, (max(piece, block),), generator=generator)
+    def __init__(self, numbers: int, draws: Draws, block: int, like: torch.Tensor) -> None:
+        period = min(max(PIECE, block), numbers)
+        signs = draws.signs(period, like.device).to(like.dtype)
+        piece = period
+        if like.device.type != "cpu" and numbers:
+            piece, signs = numbers, signs.repeat(-(-numbers // period))
         self.parts = [slice(start, min(start + piece, numbers)) for start in range(0, numbers, max(1, piece))]
         self._block = block
-        self._signs = signs.mul_(2).sub_(1).to(like)
+        self._signs = signs
         self._scratch = like.new_empty(piece)
 
     def scratch(self) -> torch.Tensor:
@@ -68,19 +77,19 @@ class Rotation:
         return out.mul_(self._signs[: len(out)])
 
 
-def turn(x: torch.Tensor, generator: torch.Generator, block: int = BLOCK) -> torch.Tensor:
+def turn(x: torch.Tensor, draws: Draws, block: int = BLOCK) -> torch.Tensor:
     """Rotate flat x: a new tensor, ``[length(x.numel(), block)]``, of the same dtype and norm. See ``Rotation``."""
     out = x.new_empty(length(x.numel(), block))
-    rotation = Rotation(out.numel(), generator, block, x)
+    rotation = Rotation(out.numel(), draws, block, x)
     for part in rotation.parts:
         rotation.turn(x[part], out[part])
     return out
 
 
-def turn_back(y: torch.Tensor, elements: int, generator: torch.Generator, block: int = BLOCK) -> torch.Tensor:
+def turn_back(y: torch.Tensor, elements: int, draws: Draws, block: int = BLOCK) -> torch.Tensor:
     """Rotate flat y back, as the inverse of ``turn``: a new tensor, ``[elements]``, of the same dtype."""
     out = torch.empty_like(y)
-    rotation = Rotation(y.numel(), generator, block, y)
+    rotation = Rotation(y.numel(), draws, block, y)
     scratch = rotation.scratch()
     for part in rotation.parts:
         piece = y[part]
@@ -90,29 +99,30 @@ def turn_back(y: torch.Tensor, elements: int, generator: torch.Generator, block:
 
 def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
     """Walsh-Hadamard transform of each block, scaled to be orthogonal. Overwrites ``source``, too."""
-    first = min(block, SEED_STAGES)
+    on_cpu = out.device.type == "cpu"
+    first = min(block, SEED_STAGES if on_cpu else PRODUCT)
     here, there = source, out
-    torch.mm(here.view(-1, first), _matrix(first).to(out) * block**-0.5, out=there.view(-1, first))
+    torch.mm(here.view(-1, first), _matrix(first, block**-0.5, out.dtype, out.device), out=there.view(-1, first))
     half = first
     while half < block:
         here, there = there, here
-        if half >= WIDE and 8 * half <= block:
-            rows = here.view(-1, 8, half)
-            torch.bmm(_matrix(8).to(out).expand(len(rows), 8, 8), rows, out=there.view(-1, 8, half))
-            half *= 8
+        wide = 8 if half >= WIDE and 8 * half <= block else 2
+        factor = wide if on_cpu else min(PRODUCT, block // half)
+        if factor > 2:
+            rows = here.view(-1, factor, half)
+            matrix = _matrix(factor, 1.0, out.dtype, out.device).expand(len(rows), factor, factor)
+            torch.bmm(matrix, rows, out=there.view(-1, factor, half))
         else:
             pairs, turned = here.view(-1, 2, half), there.view(-1, 2, half)
             torch.add(pairs[:, 0], pairs[:, 1], out=turned[:, 0])
             torch.sub(pairs[:, 0], pairs[:, 1], out=turned[:, 1])
-            half *= 2
+        half *= factor
     if there is not out:
         out.copy_(there)
 
 
 @functools.cache
-def _matrix(size: int) -> torch.Tensor:
-    """The Hadamard matrix of entries 1 and -1: float64, ``[size, size]``."""
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < size:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
-    return matrix
+def _matrix(size: int, scale: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The Hadamard matrix of entries ``scale`` and its negative, ``[size, size]``; copied to a device once."""
+    rows = [[-1.0 if (row & column).bit_count() % 2 else 1.0 for column in range(size)] for row in range(size)]
+    return torch.tensor(rows, dtype=dtype).mul_(scale).to(device)

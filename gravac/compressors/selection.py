@@ -3,7 +3,8 @@
 """Exact selection of the k largest magnitudes of a flat tensor.
 
 On CPU a sample of the magnitudes gives a bound that most coordinates miss; the few that pass are partitioned. The
-result is exact: when fewer than k pass, all are partitioned. This is some ten times faster than ``torch.topk``.
+result is exact: when fewer than k pass, all are partitioned. This is some ten times faster than ``torch.topk``, which
+is used on other devices.
 """
 
 import math
@@ -42,21 +43,27 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
     return torch.from_numpy(_largest(_numpy(x), k))
 
 
-def energies(x: torch.Tensor, counts: Sequence[int]) -> list[float]:
+def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.Tensor]:
     """Sum of squares of the k largest |x|, for every k in ``counts``, each found among those of the one before.
 
     Args:
         x: flat and finite, any floating dtype.
         counts: every k, descending.
+
+    Returns:
+        Numbers, or off CPU, where the host does not wait for them, 0-d tensors.
     """
+    if x.device.type != "cpu":
+        sums = torch.nn.functional.pad(x.double().square_().sort(descending=True).values.cumsum(0), (1, 0)).to(x.dtype)
+        return [sums[min(k, x.numel())] for k in counts]
     magnitudes = np.abs(_numpy(x))
-    sums = []
+    found = []
     for k in counts:
         if k < magnitudes.size:
             magnitudes.partition(magnitudes.size - k)
             magnitudes = magnitudes[magnitudes.size - k :]
-        sums.append(float(np.dot(magnitudes, magnitudes)))
-    return sums
+        found.append(float(np.dot(magnitudes, magnitudes)))
+    return found
 
 
 def reaching(x: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -80,9 +87,9 @@ def largest_reaching(x: torch.Tensor, k: int, threshold: float) -> torch.Tensor:
 
 
 def _numpy(x: torch.Tensor) -> Array:
-    """The same memory where numpy knows the type, 16-bit types widened; from a GPU, a copy."""
+    """The same memory where numpy knows the type, 16-bit types widened."""
     x = x.detach()
-    return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()
+    return (x if x.dtype == torch.float64 else x.float()).numpy()
 
 
 def _largest(x: Array, k: int) -> npt.NDArray[np.int64]:

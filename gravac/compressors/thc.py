@@ -47,7 +47,7 @@ class OnGrid:
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         """Add ``alpha`` times this to ``dense`` (flat), in place; returns it."""
-        turning = rotation.Rotation(len(self.step) * self.block, self.ctx.generator(), self.block, self.step)
+        turning = rotation.Rotation(len(self.step) * self.block, self.ctx.draws(), self.block, self.step)
         values, turned = turning.scratch(), turning.scratch()
         for part in turning.parts:
             count = part.stop - part.start
@@ -148,7 +148,7 @@ class THC(Compressor):
         inverse = 1 / step
         inverse = torch.where(inverse.isfinite(), inverse, torch.zeros_like(inverse))
         lost = x.new_zeros(())
-        turning = rotation.Rotation(numbers, ctx.generator(), block, x)
+        turning = rotation.Rotation(numbers, ctx.draws(), block, x)
         turned, codes = turning.scratch(), turning.scratch()
         signed = torch.empty_like(codes, dtype=torch.int8)  # float32 becomes int8 four times as fast as uint8
         for part in turning.parts:

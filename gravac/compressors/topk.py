@@ -75,7 +75,7 @@ class TopK(Compressor):
         whole = energy(x)
         lowest = multilevel.at(self.select, x, cfs[0], ctx)
         sums = energies(lowest.values, [k_for(x.numel(), cf) for cf in cfs])
-        return [(whole - whole.new_tensor(total)).clamp_(min=0) for total in sums]
+        return [(whole - total).clamp_(min=0) for total in sums]
 
 
 def index_dtype(elements: int) -> torch.dtype:

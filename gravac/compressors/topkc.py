@@ -80,7 +80,8 @@ class TopKC(Compressor):
             travels = narrow(mine.div_(ctx.world), dtype_of(self.values, ctx.dtype))
             mean = (yield AllReduce(travels)).to(x.dtype)
             sent = travels.to(x.dtype).mul_(ctx.world)
-        return Reduced(scatter(mean, chosen, chunk), scatter(sent, chosen, chunk), x.numel() / max(1, k))
+        n = x.numel()
+        return Reduced(scatter(mean, chosen, chunk, n), scatter(sent, chosen, chunk, n), n / max(1, k))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared errors of flat x with the chunks that are best on this rank: optimistic where ranks differ."""
@@ -117,7 +118,8 @@ class TopKC(Compressor):
 def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> Chosen:
     """The k coordinates of the chunks with most energy (``energies``, flat); of the weakest chunk, the first ones."""
     rows = largest(energies, -(-k // chunk))
-    return whole_but_one(rows, int(energies[rows].argmin()) if k else 0, k, chunk, elements)
+    weakest = energies.index_select(0, rows).argmin(0, keepdim=True) if k else rows
+    return whole_but_one(rows, weakest, k, chunk, elements)
 
 
 topkc = TopKC()

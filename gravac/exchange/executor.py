@@ -3,7 +3,8 @@
 """What runs a step: it starts and finishes collectives, looks at data where looking is allowed, and keeps the order.
 
 A step never waits and never looks at data: it hands over jobs and calls, and its executor runs them, in order, the same
-on all ranks. ``exchange.fifo`` does so on a thread over a process group, ``exchange.lockstep`` for N ranks in memory.
+on all ranks. ``exchange.fifo`` does so on a thread over a process group, ``exchange.streams`` inline on a GPU's
+streams, ``exchange.lockstep`` for N ranks in memory.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -19,6 +20,12 @@ Job = Generator[list[Collective], list[Any], None]
 Fail = Callable[[BaseException], None]
 """Takes the exception that ended a job, or one before it."""
 
+Mark = Any
+"""A moment: seconds of the host's clock, or an event on a device's stream, which may not be past yet."""
+
+Number = float | torch.Tensor
+"""A number that the host knows, or a scalar (0-d tensor) that only the device does."""
+
 Verdict = bool | torch.Tensor
 """Whether all gradients were finite: known to the host, or a 0-d bool tensor that only the device looks at."""
 
@@ -32,10 +39,9 @@ class Executor(Protocol):
         agree_world: number of ranks that agree on measurements and decisions; the same ranks, or more.
         latency: number of steps from a measurement to the decision that it leads to: what step t showed holds from
             t + ``latency``; 2 or more.
-        masked: whether ``judge`` gives tensors, because the host must not look at data.
+        masked: whether the host must not look at data within a step: ``judge`` gives tensors, and numbers of a step
+            are read in the beginning of a later one.
         ledger: what this rank handed to collectives so far.
-        compress_seconds: seconds spent inside jobs (encode, decode, feedback), since the start.
-        exchange_seconds: seconds in which collectives were under way, since the start.
     """
 
     rank: int
@@ -44,11 +50,20 @@ class Executor(Protocol):
     latency: int
     masked: bool
     ledger: Ledger
-    compress_seconds: float
-    exchange_seconds: float
 
-    def now(self) -> float:
-        """Return the time in seconds, since whenever."""
+    def mark(self) -> Mark:
+        """Return the present moment of whoever calls."""
+
+    def between(self, earlier: Mark, later: Mark) -> float:
+        """Return the seconds between two moments, which are both past."""
+
+    def spent(self) -> Callable[[], tuple[float, float]]:
+        """Take what jobs have done since the last call, which is told when that is past.
+
+        Returns:
+            A function, called once, that gives seconds spent inside jobs (encode, decode, feedback), and seconds in
+            which their collectives were under way.
+        """
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Call a function when all that was handed over before it has ended."""
@@ -63,13 +78,8 @@ class Executor(Protocol):
             one_round: asked when the job's turn comes: whether it ends with its first collectives.
         """
 
-    def start(self, collectives: list[Collective], agreement: bool = False) -> Any:
-        """Start collectives from within a call, and return what ``finish`` takes.
-
-        Args:
-            collectives: all of them ``AllReduce``.
-            agreement: whether the ranks that agree take part, and not those that average.
-        """
+    def start(self, collectives: list[Collective]) -> Any:
+        """Start collectives, all of them ``AllReduce``, from within a call, and return what ``finish`` takes."""
 
     def finish(self, started: Any) -> list[Any]:
         """Return the results of what ``start`` started; called once, in the order of the starts.
@@ -78,11 +88,30 @@ class Executor(Protocol):
             ExchangeError: a rank did not answer.
         """
 
+    def agree(self, vectors: Sequence[Sequence[Number]]) -> Any:
+        """Start to sum vectors, in float64, over the ranks that agree; return what ``agreed`` takes."""
+
+    def agreed(self, started: Any) -> list[list[float]]:
+        """Return the sums of what ``agree`` started; called once, in the order of the starts.
+
+        Raises:
+            ExchangeError: a rank did not answer.
+        """
+
+    def catch_up(self) -> None:
+        """Have all that was called a step ago be past. Called by each step's beginning, where ``masked``."""
+
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Return what a bool scalar (0-d tensor) holds, or the tensor itself where the host must not look."""
 
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
         """Return what scalars (0-d tensors) hold."""
+
+    def order(self) -> None:
+        """Have what the caller does next come after all that was handed over. Called alike on all ranks."""
+
+    def join(self) -> None:
+        """Have what a job does next come after all jobs that have ended before, on whatever stream."""
 
     def drain(self, seconds: float | None = None) -> None:
         """Return when all that was handed over has ended, or after ``seconds``."""

@@ -11,12 +11,13 @@ the next ones free to start while it travels. A job of several rounds is followe
 next is encoded. Either way collectives start in the order of jobs and rounds, which does not depend on any rank's
 timing.
 
-Where waiting for a collective blocks the thread that does it (tensors on the processor), a second thread waits, and
+Waiting for a collective blocks the thread that does it, so a second thread waits, and
 tells the first through the same queue that jobs come by: what arrives while something travels is encoded and started at
 once, and not when that has landed.
 """
 
 import atexit
+import functools
 import queue
 import threading
 import time
@@ -27,8 +28,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gravac.collectives import Collective
-from gravac.exchange.executor import Fail, Job, Verdict
+from gravac.collectives import AllReduce, Collective
+from gravac.exchange.executor import Fail, Job, Number, Verdict
 from gravac.exchange.group import GroupTransport, Pending
 
 DEPTH = 4
@@ -49,18 +50,16 @@ class _Exchange:
     Attributes:
         promises: tells whether it ends with its first collectives; asked once these are known.
         ready: called before the job is.
-        blocks: whether waiting for its collectives blocks.
         one_round: what it promised.
         requests: collectives of the round that it is in.
         pending: the same, under way.
-        answers: the same, once they have landed; asked for where that does not block.
+        answers: their results, once they have landed.
     """
 
     job: Job
     fail: Fail
     promises: Callable[[], bool]
     ready: Callable[[], None]
-    blocks: bool
     one_round: bool = False
     requests: list[Collective] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
@@ -69,7 +68,7 @@ class _Exchange:
     @property
     def landed(self) -> bool:
         """Whether going on with it would not block."""
-        return self.answers is not None or not self.blocks
+        return self.answers is not None
 
 
 class _Call(NamedTuple):
@@ -93,8 +92,7 @@ class Fifo:
     Attributes:
         ledger: what was handed to the transport; an agreement over other ranks is not in it.
         compress_seconds: seconds spent inside jobs (encode, decode, feedback), since the start.
-        exchange_seconds: seconds in which collectives were under way, since the start; on a GPU, where that is not
-            known, those spent waiting for them.
+        exchange_seconds: seconds in which collectives were under way, since the start.
     """
 
     latency = 2
@@ -112,6 +110,7 @@ class Fifo:
         self._todo: deque[_Exchange | _Call | None] = deque()
         self._next: _Exchange | None = None
         self._flight: deque[_Exchange] = deque()
+        self._told = (0.0, 0.0)
         self._under_way = 0
         self._since = 0.0
         self._failure: BaseException | None = None
@@ -121,27 +120,46 @@ class Fifo:
         self._waiter.start()
         atexit.register(self.close)
 
-    def now(self) -> float:
+    def mark(self) -> float:
         """Return ``time.perf_counter()``."""
         return time.perf_counter()
 
+    def between(self, earlier: float, later: float) -> float:
+        """Return the seconds between two moments."""
+        return later - earlier
+
+    def spent(self) -> Callable[[], tuple[float, float]]:
+        """Take the seconds spent coding, and with collectives under way, since the last call; on the thread."""
+        before, self._told = self._told, (self.compress_seconds, self.exchange_seconds)
+        spent = (self._told[0] - before[0], self._told[1] - before[1])
+        return lambda: spent
+
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Run a job when its turn comes, see ``Executor``; on CUDA it waits for what its stream was given so far."""
-        self._inbox.put(_Exchange(job, fail, one_round, _stream_order(device), device.type == "cpu"))
+        self._inbox.put(_Exchange(job, fail, one_round, _stream_order(device)))
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Call a function when all before it has ended."""
         self._inbox.put(_Call(function, fail))
 
-    def start(self, collectives: list[Collective], agreement: bool = False) -> tuple[GroupTransport, list[Pending]]:
+    def start(self, collectives: list[Collective]) -> list[Pending]:
         """Start collectives, on the thread."""
-        transport = self._agreement if agreement else self.transport
-        return transport, transport.start(collectives)
+        return self.transport.start(collectives)
 
-    def finish(self, started: tuple[GroupTransport, list[Pending]]) -> list[Any]:
+    def finish(self, started: list[Pending]) -> list[Any]:
         """Wait for them, on the thread."""
-        transport, pending = started
-        return transport.finish(pending)
+        return self.transport.finish(started)
+
+    def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
+        """Start to sum vectors over the ranks that agree, on the thread."""
+        return self._agreement.start([AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors])
+
+    def agreed(self, started: list[Pending]) -> list[list[float]]:
+        """Wait for the sums, on the thread."""
+        return [total.tolist() for total in self._agreement.finish(started)]
+
+    def catch_up(self) -> None:
+        """Nothing is behind: the host looks when it likes."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Look at a bool scalar (0-d tensor)."""
@@ -150,6 +168,13 @@ class Fifo:
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
         """Return what scalars (0-d tensors) hold."""
         return [float(number) for number in numbers]
+
+    def order(self) -> None:
+        """Wait until all that was handed over has ended."""
+        self.drain()
+
+    def join(self) -> None:
+        """Jobs end one after the other."""
 
     def drain(self, seconds: float | None = None) -> None:
         """Wait until all that was handed over has ended, for at most ``seconds``.
@@ -191,8 +216,6 @@ class Fifo:
             self._receive(wait=False)
             oldest = self._flight[0] if self._flight else None
             if oldest is not None and oldest.landed and not oldest.one_round:
-                if not oldest.blocks:
-                    self._encode()  # a GPU does that while the collectives travel
                 self._land()  # its next round comes before anything else is started
                 continue
             self._launch()
@@ -265,20 +288,16 @@ class Fifo:
             item.job.throw(failure)
             raise
         item.answers = None
-        if item.blocks:
-            if not self._under_way:
-                self._since = time.perf_counter()
-            self._under_way += 1
-            self._waits.put(item)
+        if not self._under_way:
+            self._since = time.perf_counter()
+        self._under_way += 1
+        self._waits.put(item)
         return True
 
     def _go_on(self, item: _Exchange) -> bool:
         """Resume a job with its collectives' results, or with what went wrong; tell whether its next round started."""
         answers = item.answers
-        if answers is None:
-            start = time.perf_counter()
-            answers = self._finish(item)
-            self.exchange_seconds += time.perf_counter() - start
+        assert answers is not None
         if isinstance(answers, BaseException):
             failure = answers
             asks = self._advance(item, lambda: item.job.throw(failure))
@@ -323,9 +342,19 @@ class Fifo:
 
 
 def _stream_order(device: torch.device) -> Callable[[], None]:
-    """Makes the calling thread's stream wait for what the present stream was given so far."""
+    """Makes the calling thread work on a stream of its own, after what the present one was given so far."""
     if device.type == "cpu":
         return lambda: None
-    event = torch.Event(device)
-    event.record()
-    return event.wait
+    given = torch.cuda.current_stream(device).record_event()
+
+    def follow() -> None:
+        torch.cuda.set_device(device)  # a new thread's is 0
+        torch.cuda.set_stream(_own_stream(device))
+        torch.cuda.current_stream(device).wait_event(given)
+
+    return follow
+
+
+@functools.cache
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledger
+from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledger, moved, tensors_of
+
+CPU = torch.device("cpu")
 
 # torch 2.13 renamed it; the old name warns there, the new one is missing before
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -62,6 +64,18 @@ def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
     return min(known, default=None)
 
 
+def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str:
+    """Return the name of the backend that carries a device's tensors over a group; empty where none does.
+
+    Args:
+        group: a process group; ``None`` is the default group.
+        device: any device of that type.
+    """
+    config = dist.get_backend_config(group)
+    backends = dict(pair.split(":", 1) for pair in config.split(",")) if ":" in config else {device.type: config}
+    return backends.get(device.type, "")
+
+
 class Pending(NamedTuple):
     """A collective under way.
 
@@ -69,28 +83,31 @@ class Pending(NamedTuple):
         works: torch's works to wait for.
         answer: what the asking generator is resumed with once they are done.
         due: time by ``time.perf_counter`` at which a paced link is done with it; 0 where the link is not paced.
+        device: where the answer is to lie.
     """
 
     works: list[Any]
     answer: Any
     due: float = 0.0
+    device: torch.device = CPU
 
 
 class GroupTransport:
     """Starts and awaits collectives on one process group, always in the order it is asked to.
 
     Args:
-        group: process group that nobody else uses, so that no other collective comes between.
+        group: process group; where waiting blocks, one that nobody else uses, so that nothing comes between.
         pace: bits per second at which to emulate a slower link by sleeping; ``None`` for the link as it is.
+        device: where the tensors lie that the group is handed.
     """
 
-    def __init__(self, group: dist.ProcessGroup, pace: float | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup, pace: float | None = None, device: torch.device = CPU) -> None:
         self.group = group
         self.world = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.ledger = Ledger(self.world)
         self._pace = pace
-        self._pairwise = dist.get_backend(group) == "gloo"
+        self._pairwise = backend_of(group, device) == "gloo"
         self._swaps = 0
         self._link_free = 0.0
 
@@ -168,3 +185,36 @@ class GroupTransport:
         arriving = [dist.irecv(rows[r], ranks[r], group=self.group, tag=self._swaps) for r in reversed(others)]
         sent = [dist.isend(leaving[r], ranks[r], group=self.group, tag=self._swaps) for r in others]
         return arriving + sent
+
+
+class StagedTransport(GroupTransport):
+    """Carries a device's tensors over a group that takes only the host's (gloo's gathers do): by pinned memory.
+
+    Starting waits for what the present stream was given so far, and finishing for the copies back.
+    """
+
+    def start(self, requests: list[Collective]) -> list[Pending]:
+        """Start collectives of copies on the host, see ``GroupTransport``; the host's own tensors go as they are."""
+        devices = {tensor.device for request in requests for tensor in tensors_of(request)} - {CPU}
+        here = [moved(request, _to_host) for request in requests]
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        pending = super().start(here)
+        return [
+            one._replace(device=tensors_of(request)[0].device) for one, request in zip(pending, requests, strict=True)
+        ]
+
+    def finish(self, pending: list[Pending]) -> list[Any]:
+        """Wait for collectives, and bring their answers to where their tensors lay."""
+        answers = super().finish(pending)
+        return [_to(one.device, answer) for one, answer in zip(pending, answers, strict=True)]
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device == CPU:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _to(device: torch.device, answer: Any) -> Any:
+    return tuple(_to(device, one) for one in answer) if isinstance(answer, tuple) else answer.to(device)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from gravac.collectives import AllReduce
-from gravac.exchange.group import GroupTransport
+from gravac.exchange.group import CPU, GroupTransport
 
 SIZES = (65_536, 1_048_576, 8_388_608)
 """Bytes of the all-reduces that are timed, smallest first; one that takes longer than ``LONG`` is the last."""
@@ -24,6 +23,10 @@ LONG = 0.01
 
 COPIED = 8_388_608
 """Bytes of the tensor whose copy is timed."""
+
+
+SIZES_ON_GPU, COPIED_ON_GPU = (*SIZES, 33_554_432, 134_217_728), 268_435_456
+"""The same on a GPU."""
 
 
 class LinkProbe(NamedTuple):
@@ -40,7 +43,7 @@ class LinkProbe(NamedTuple):
     copy_bytes_per_s: float
 
 
-def probe_link(transport: GroupTransport) -> LinkProbe | None:
+def probe_link(transport: GroupTransport, device: torch.device = CPU) -> LinkProbe | None:
     """Measure how fast the link is; ``None`` where there is one rank. Called on every rank at the same point.
 
     1. Time an all-reduce of four bytes: the latency.
@@ -49,11 +52,11 @@ def probe_link(transport: GroupTransport) -> LinkProbe | None:
 
     Args:
         transport: transport over the ranks; nothing else may be under way on it.
+        device: where the gradients lie; on a GPU, whose caches are large, more is sent and copied.
     """
     if transport.world == 1:
         return None
-    on_gpu = dist.get_backend(transport.group) == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    sizes, copied = (SIZES, COPIED) if device.type == "cpu" else (SIZES_ON_GPU, COPIED_ON_GPU)
 
     def reduced(size: int, times: int = 1) -> float:
         """Return the seconds of an all-reduce, after one that lines up the ranks and uses up what a link has saved."""
@@ -68,18 +71,18 @@ def probe_link(transport: GroupTransport) -> LinkProbe | None:
         return float(total) / transport.world
 
     least = agreed(reduced(4, times=3))
-    for size in SIZES:
+    for size in sizes:
         seconds = agreed(reduced(size))
         if seconds > LONG:
             break
-    source = torch.ones(COPIED // 4, device=device)
+    source = torch.ones(copied // 4, device=device)
     target = torch.ones_like(source)
-    copied = agreed(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
+    copying = agreed(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
     sent = AllReduce.wire_bytes(size, transport.world)
     return LinkProbe(
         latency=least / (2 * (transport.world - 1)),
         bandwidth=8 * sent / max(seconds - least, seconds / 2, 1e-9),
-        copy_bytes_per_s=COPIED / max(copied, 1e-9),
+        copy_bytes_per_s=copied / max(copying, 1e-9),
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gravac.collectives import Collective, Ledger
+from gravac.collectives import AllReduce, Collective, Ledger
 from gravac.exchange import memory
-from gravac.exchange.executor import Fail, Job, Verdict
+from gravac.exchange.executor import Fail, Job, Number, Verdict
 
 
 class _Item(NamedTuple):
@@ -79,16 +79,25 @@ class LockstepExecutor:
     def __init__(self, ranks: Lockstep, rank: int, world: int, latency: int, masked: bool) -> None:
         self.rank, self.world, self.agree_world, self.latency = rank, world, world, latency
         self.ledger = Ledger(world)
-        self.compress_seconds = 0.0
         self.exchange_seconds = 0.0
         self.queue: deque[_Item] = deque()
         self.masked = masked
         self._ranks = ranks
+        self._told = 0.0
         self._started: deque[tuple[list[Collective], list[list[Any]]]] = deque()
 
-    def now(self) -> float:
+    def mark(self) -> float:
         """Return the seconds that collectives took so far."""
         return self.exchange_seconds
+
+    def between(self, earlier: float, later: float) -> float:
+        """Return the seconds between two moments."""
+        return later - earlier
+
+    def spent(self) -> Callable[[], tuple[float, float]]:
+        """Take the seconds that collectives took since the last call; coding takes none."""
+        since, self._told = self._told, self.exchange_seconds
+        return lambda: (0.0, self._told - since)
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Queue a function."""
@@ -98,7 +107,7 @@ class LockstepExecutor:
         """Queue a job."""
         self.queue.append(_Item(fail, job=job))
 
-    def start(self, collectives: list[Collective], agreement: bool = False) -> list[Any]:
+    def start(self, collectives: list[Collective]) -> list[Any]:
         """Hand collectives over; the results are there once every rank has."""
         for collective in collectives:
             self.ledger.book(collective)
@@ -121,6 +130,17 @@ class LockstepExecutor:
             raise RuntimeError("collectives are finished in lock step before all ranks have started them")
         return started
 
+    def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
+        """Hand vectors over, like ``start``."""
+        return self.start([AllReduce(torch.tensor([*map(float, one)], dtype=torch.float64)) for one in vectors])
+
+    def agreed(self, started: list[Any]) -> list[list[float]]:
+        """Return their sums."""
+        return [total.tolist() for total in self.finish(started)]
+
+    def catch_up(self) -> None:
+        """Everything that was called is past."""
+
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Look at a bool scalar (0-d tensor), unless this stands in for where one must not."""
         return finite if self.masked else bool(finite)
@@ -128,6 +148,13 @@ class LockstepExecutor:
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
         """Return what scalars (0-d tensors) hold."""
         return [float(number) for number in numbers]
+
+    def order(self) -> None:
+        """Run what all ranks have handed over."""
+        self._ranks.run()
+
+    def join(self) -> None:
+        """Jobs end one after the other."""
 
     def drain(self, seconds: float | None = None) -> None:
         """Run what all ranks have handed over."""

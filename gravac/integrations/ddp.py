@@ -7,7 +7,6 @@ returns None (both would break the reducer for good): errors travel in the futur
 """
 
 import math
-import time
 import weakref
 from collections.abc import Callable
 
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.averaging.plan import Form, Piece
 from gravac.compressors.base import Compressor
+from gravac.exchange.executor import Mark, Number
 from gravac.integrations.ddp_private import LeftBehind, divides_by_those_with_inputs, has_hook, rebuild_reducer
 from gravac.integrations.exchange_layout import ExchangeLayout, Names
 from gravac.stepping.clock import Timestamps
@@ -27,21 +27,31 @@ NONE_RUNS = -1
 """Autograd's number of no backward: a rank out of inputs answers the others' (join), with whole layouts."""
 
 
+Outcome = torch.futures.Future[torch.Tensor | None]
+"""A bucket's mean, once it is there; ``None`` where it failed."""
+
+
 class _Bucket:
     """A bucket whose future is completed when all its parameters hold the mean."""
 
-    def __init__(self, buffer: torch.Tensor, names: Names) -> None:
+    def __init__(self, buffer: torch.Tensor, names: Names, join: Callable[[], None]) -> None:
         self.buffer = buffer
+        self.join = join
+        self.groups = 0
         self.names = set(names)
         self.failure: BaseException | None = None
         devices = [buffer.device] if buffer.device.type != "cpu" else None
-        self.future: torch.futures.Future[None] = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
+        self.future: Outcome = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
 
     def done(self, names: Names) -> None:
         """Some of its parameters hold the mean."""
         self.names.difference_update(names)
+        self.groups += 1
         if not self.names and not self.future.done():
-            self.future.set_result(None)
+            if self.groups > 1:
+                self.join()
+            # the tensor itself: of what is not in its result, a future does not know which stream made it
+            self.future.set_result(self.buffer)
 
     def fail(self, failure: BaseException) -> None:
         """The exchange failed; ``backward()`` will say so."""
@@ -49,7 +59,7 @@ class _Bucket:
             self.failure = failure
             self.future.set_result(None)
 
-    def outcome(self, _: "torch.futures.Future[None]") -> torch.Tensor:
+    def outcome(self, _: Outcome) -> torch.Tensor:
         """What DDP gets: the buffer, averaged in place."""
         if self.failure is not None:
             raise self.failure
@@ -66,14 +76,14 @@ class DDPAdapter:
     def __init__(self, door: Door) -> None:
         self.layout = ExchangeLayout()
         self.names: dict[int, str] = {}
-        self.loss_scale: Callable[[], float] | None = None
+        self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._door = door
         self._task: int | None = None  # of the backward under way; NONE_RUNS in a join
         self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}
         self._arrived: dict[str, tuple[Piece, _Bucket]] = {}
-        self._inputs: float | None = None
-        self._optimized: float | None = None
+        self._inputs: Mark | None = None
+        self._optimized: Mark | None = None
         self._ddp: weakref.ref[DistributedDataParallel] | None = None
         self._watched: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -122,10 +132,10 @@ class DDPAdapter:
 
     def _forward_starts(self, *_: object) -> None:
         if self._inputs is None and torch.is_grad_enabled():
-            self._inputs = time.perf_counter()
+            self._inputs = self._door.mark()
 
     def _step_ended(self, *_: object) -> None:
-        self._optimized = time.perf_counter()
+        self._optimized = self._door.mark()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The communication hook's body: see the module's text.
@@ -159,10 +169,11 @@ class DDPAdapter:
             )
         pieces = self._cut(bucket, buffer)
         names = tuple(piece.name for piece in pieces)
-        mine = _Bucket(buffer, names)
+        mine = _Bucket(buffer, names, self._door.join)
         averaged = mine.future.then(mine.outcome)
         # what follows only enqueues: a torch call after the exchange thread woke would wait for it to let go of the GIL
         if self._task != torch._C._current_graph_task_id():
+            self._door.device = buffer.device
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine.fail)
         for piece in pieces:
             self._arrived[piece.name] = piece, mine
@@ -187,7 +198,7 @@ class DDPAdapter:
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
-        timestamps = Timestamps(self._inputs, self._optimized, time.perf_counter())
+        timestamps = Timestamps(self._inputs, self._optimized, self._door.mark())
         for group in self.layout.end():
             self._exchange(group, None)
         self._arrived.clear()

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from gravac.exchange.executor import Number
+
 REBUILDING = (
     "_remove_autograd_hooks",
     "_build_params_for_reducer",
@@ -102,6 +104,16 @@ def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None
         private.logger._set_static_graph()
     if forward_pending:
         private.reducer.prepare_for_backward([])
+
+
+def scale_of(scaler: torch.amp.GradScaler, device: bool) -> Callable[[], Number]:
+    """Return what tells a scaler's scale: a number, or with ``device`` the tensor there, which nobody waits for."""
+
+    def scale() -> Number:
+        tensor = scaler._get_scale_async()
+        return scaler.get_scale() if tensor is None else tensor
+
+    return scale if device else scaler.get_scale
 
 
 def divides_by_those_with_inputs(ddp: DistributedDataParallel) -> bool:

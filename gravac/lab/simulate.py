@@ -11,6 +11,7 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.candidate import DENSE, Candidate, Span
+from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor, Dense, dense
 from gravac.controllers.base import LATENCY, Decision, Measurement
 from gravac.exchange.lockstep import Lockstep
@@ -97,7 +98,9 @@ def train(
         optimizer.step()
         if after is not None:
             after(step)
-    return Totals(1 - error / whole if whole else 1.0, min(run.totals()["wire_ratio"] for _, run in doors))
+    states = [steps.state for _, steps in doors]
+    least = min(wire_ratio(state.dense_wire_bytes, state.wire_bytes) for state in states)
+    return Totals(1 - error / whole if whole else 1.0, least)
 
 
 @dataclass(frozen=True, slots=True)

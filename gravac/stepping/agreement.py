@@ -11,7 +11,12 @@ import torch
 from gravac.averaging.stats import StepStats
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
+from gravac.exchange.executor import Number, Verdict
 from gravac.stepping.clock import StepCosts
+
+LEFT = "left"
+"""Name of the slot for squared norms of what is still kept although it is to be sent: when its sum is zero on all
+ranks, all drop it. 0 where the host looks by itself."""
 
 FIRST = ("seconds", "error", "energy")
 """Names, as in ``Measurement``, of the slots that come before those of shadow CFs."""
@@ -43,22 +48,22 @@ class Layout:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The name of every slot, in order: ``FIRST``, the error at each shadow CF, ``LAST``."""
-        return (*FIRST, *map(_error_at, self.shadow), *LAST)
+        """The name of every slot, in order: ``FIRST``, the error at each shadow CF, ``LAST``, ``LEFT``."""
+        return (*FIRST, *map(_error_at, self.shadow), *LAST, LEFT)
 
-    def vector(self, numbers: Mapping[str, float]) -> torch.Tensor:
-        """The vector ``[len(slots)]``, float64, of a number for every slot."""
-        return torch.tensor([numbers[slot] for slot in self.slots], dtype=torch.float64)
+    def vector(self, numbers: Mapping[str, Number]) -> list[Number]:
+        """The vector of a number for every slot, in order."""
+        return [numbers[slot] for slot in self.slots]
 
-    def numbers(self, vector: torch.Tensor) -> dict[str, float]:
+    def numbers(self, vector: Sequence[float]) -> dict[str, float]:
         """The inverse of ``vector``.
 
         Raises:
             ValueError: the vector is not as long as the layout.
         """
-        if vector.shape != (len(self.slots),):
-            raise ValueError(f"vector: {list(vector.shape)} numbers, and the layout has slots {', '.join(self.slots)}")
-        return dict(zip(self.slots, vector.tolist(), strict=True))
+        if len(vector) != len(self.slots):
+            raise ValueError(f"vector: {len(vector)} numbers, and the layout has slots {', '.join(self.slots)}")
+        return dict(zip(self.slots, vector, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,14 @@ class StepReport:
         step: counted from 0.
         candidate: what ran.
         shadow: CFs evaluated.
-        numbers: this rank's, by the names of ``Layout(shadow).slots``. The learning rate is nan when no optimizer was
-            given, the error when a gradient was not finite.
+        numbers: this rank's, by the names of ``Layout(shadow).slots``; what only the device knows as scalars (0-d
+            tensors). The learning rate is nan when no optimizer was given, the error when a gradient was not finite.
     """
 
     step: int
     candidate: Candidate
     shadow: tuple[float, ...]
-    numbers: Mapping[str, float]
+    numbers: Mapping[str, Number]
 
     @classmethod
     def of(
@@ -87,13 +92,15 @@ class StepReport:
         costs: StepCosts,
         stats: StepStats,
         learning_rate: float = math.nan,
+        left: Number = 0.0,
     ) -> "StepReport":
         """A step's numbers from its clock and its stats."""
-        errors = [float(error) for error in stats.shadow] or [0.0] * len(shadow)
-        numbers = {
+        errors = stats.shadow or [0.0] * len(shadow)
+        numbers: dict[str, Number] = {
             "seconds": costs.seconds,
-            "error": float(stats.error) if stats.finite else math.nan,
-            "energy": float(stats.energy),
+            "error": _where(stats.finite, stats.error),
+            "energy": stats.energy,
+            LEFT: left,
             **dict(zip(map(_error_at, shadow), errors, strict=True)),
             "waited": costs.waited,
             "coded": costs.compress,
@@ -102,12 +109,16 @@ class StepReport:
         }
         return cls(step, candidate, tuple(shadow), numbers)
 
-    def vector(self) -> torch.Tensor:
-        """The numbers as a vector, ``[len(Layout(shadow).slots)]``, float64, to be summed over ranks."""
+    def vector(self) -> list[Number]:
+        """The numbers in the order of ``Layout(shadow).slots``, to be summed over ranks in float64."""
         return Layout(self.shadow).vector(self.numbers)
 
+    def left(self, total: Sequence[float]) -> float:
+        """The sum of what is still kept although it is to be sent, see ``LEFT``."""
+        return Layout(self.shadow).numbers(total)[LEFT]
+
     def agreed(
-        self, total: torch.Tensor, world: int, samples: float, norms: tuple[tuple[str, float], ...] = ()
+        self, total: Sequence[float], world: int, samples: float, norms: tuple[tuple[str, float], ...] = ()
     ) -> Measurement:
         """The measurement that all ranks share.
 
@@ -134,6 +145,13 @@ def gain(error: float, energy: float) -> float | None:
         return 1.0
     share = 1 - error / energy
     return share if math.isfinite(share) else None
+
+
+def _where(finite: Verdict, number: Number) -> Number:
+    """A number where all was finite, otherwise nan."""
+    if isinstance(finite, bool):
+        return number if finite else math.nan
+    return torch.where(finite, number, math.nan)
 
 
 def _error_at(cf: float) -> str:

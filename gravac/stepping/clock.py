@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a step's time and bytes went, on this rank."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gravac.averaging.stats import StepStats
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.exchange.executor import Executor
+from gravac.exchange.executor import Executor, Mark
 
 
 @dataclass(frozen=True, slots=True)
 class Timestamps:
-    """When a step's stages happened on the training thread, ``time.perf_counter()`` seconds; ``None`` if not known.
+    """When a step's stages happened where it trains, as ``Executor.mark`` tells moments; ``None`` if not known.
 
     Attributes:
         inputs: forward started: the inputs were there.
@@ -19,9 +20,9 @@ class Timestamps:
         backward: backward ended, but for waiting for the exchange.
     """
 
-    inputs: float | None = None
-    optimized: float | None = None
-    backward: float | None = None
+    inputs: Mark | None = None
+    optimized: Mark | None = None
+    backward: Mark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +46,74 @@ class StepCosts:
         return wire_ratio(self.dense_wire_bytes, self.wire_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class ClockedStep:
+    """A step's bytes, and its moments, which may not be past yet.
+
+    Attributes:
+        achieved_cf: see ``StepRecord``, as the next three.
+        payload_bytes: bytes.
+        wire_bytes: bytes.
+        dense_wire_bytes: bytes.
+        before: when the step before ended; ``None`` of the first.
+        ended: when the exchange ended, and with it the step.
+        timestamps: when its stages happened.
+        spent: see ``Executor``.
+    """
+
+    achieved_cf: float
+    payload_bytes: int
+    wire_bytes: int
+    dense_wire_bytes: int
+    before: Mark | None
+    ended: Mark
+    timestamps: Timestamps
+    spent: Callable[[], tuple[float, float]]
+
+    def costs(self, between: Callable[[Mark, Mark], float]) -> StepCosts:
+        """Return the step's costs, once; all its moments are past."""
+        compress, exchange = self.spent()
+        inputs, backward = self.timestamps.inputs, self.timestamps.backward
+        seconds = float("nan") if self.before is None else between(self.before, self.ended)
+        exposed = 0.0 if backward is None else between(backward, self.ended)
+        free_since = [mark for mark in (self.timestamps.optimized, self.before) if mark is not None]
+        waited = 0.0 if inputs is None else max(0.0, min((between(mark, inputs) for mark in free_since), default=0.0))
+        return StepCosts(
+            achieved_cf=self.achieved_cf,
+            payload_bytes=self.payload_bytes,
+            wire_bytes=self.wire_bytes,
+            dense_wire_bytes=self.dense_wire_bytes,
+            seconds=seconds,
+            compute=max(seconds - exposed - waited, 0.0),
+            compress=compress,
+            exchange=exchange,
+            input_wait=waited,
+            waited=min(exposed, exchange) if backward is not None else float("nan"),
+        )
+
+
 class StepClock:
     """Reads the exchange's counters and the clock at the start and the end of each step."""
 
     def __init__(self) -> None:
-        self._ended: float | None = None
-        self._before = (0, 0, 0.0, 0.0)
+        self._ended: Mark | None = None
+        self._payload = self._wire = 0
 
     def begin(self, executor: Executor) -> None:
         """A step's exchange starts."""
-        self._before = _counters(executor)
+        self._payload, self._wire = executor.ledger.payload_bytes, executor.ledger.wire_bytes
+        executor.spent()
 
-    def end(self, executor: Executor, timestamps: Timestamps, stats: StepStats) -> StepCosts:
+    def end(self, executor: Executor, timestamps: Timestamps, stats: StepStats) -> ClockedStep:
         """A step's exchange ended, and with it the step."""
-        now = executor.now()
-        payload, wire, compress, exchange = (
-            after - before for after, before in zip(_counters(executor), self._before, strict=True)
-        )
-        seconds = now - self._ended if self._ended is not None else float("nan")
-        exposed = now - timestamps.backward if timestamps.backward is not None else 0.0
-        free_since = max((t for t in (timestamps.optimized, self._ended) if t is not None), default=None)
-        waited = timestamps.inputs - free_since if timestamps.inputs is not None and free_since is not None else 0.0
-        self._ended = now
-        return StepCosts(
+        before, self._ended = self._ended, executor.mark()
+        return ClockedStep(
             achieved_cf=stats.achieved_cf,
-            payload_bytes=int(payload),
-            wire_bytes=int(wire),
+            payload_bytes=executor.ledger.payload_bytes - self._payload,
+            wire_bytes=executor.ledger.wire_bytes - self._wire,
             dense_wire_bytes=AllReduce.wire_bytes(4 * stats.elements, executor.world),
-            seconds=seconds,
-            compute=max(seconds - exposed - max(0.0, waited), 0.0),
-            compress=compress,
-            exchange=exchange,
-            input_wait=max(0.0, waited),
-            waited=min(exposed, exchange) if timestamps.backward is not None else float("nan"),
+            before=before,
+            ended=self._ended,
+            timestamps=timestamps,
+            spent=executor.spent(),
         )
-
-
-def _counters(executor: Executor) -> tuple[int, int, float, float]:
-    ledger = executor.ledger
-    return ledger.payload_bytes, ledger.wire_bytes, executor.compress_seconds, executor.exchange_seconds

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from gravac.averaging.plan import Form, Piece
+from gravac.exchange.executor import Mark, Number
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
 from gravac.stepping.steps import Steps
@@ -31,16 +32,18 @@ class Handle:
         self._then: deque[Then] = deque()
 
     def wait(self) -> None:
-        """Return when the tensors hold the mean. Called alike on all ranks, if at all.
+        """Return when the tensors hold the mean: for the present stream, where streams run the exchange.
+
+        Called alike on all ranks, if at all.
 
         Raises:
             ExchangeError: a rank did not answer.
             RuntimeError: of ranks in memory, not all have handed the tensors over.
         """
-        self._steps.drain()
+        self._steps.executor.order()
         if not self._done:
             self._steps.flush()
-            self._steps.drain()
+            self._steps.executor.order()
         if self._failure is not None:
             raise self._failure
         if not self._done:
@@ -73,6 +76,10 @@ class Door:
         steps: runs them.
         open_steps: called at the first step where ``steps`` has no executor yet.
 
+    Attributes:
+        shapes: shapes of the parameters, by name, in memory order.
+        device: where their gradients lie.
+
     Example:
         >>> import torch
         >>> from gravac import AdaptiveCompressor, Static, topk
@@ -91,6 +98,7 @@ class Door:
 
     def __init__(self, steps: Steps, open_steps: Callable[[], None] = lambda: None) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.device = torch.device("cpu")
         self._forms: list[Form] = []
         self._steps = steps
         self._open = open_steps
@@ -99,11 +107,12 @@ class Door:
         """Learn the parameters whose gradients will come, by name, in the model's order."""
         self.shapes = {name: memory_shape(parameter) for name, parameter in parameters.items()}
         self._forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
+        self.device = next((parameter.device for parameter in parameters.values()), self.device)
 
     def begin(
         self,
         *,
-        loss_scale: float | None = None,
+        loss_scale: Number | None = None,
         learning_rate: float = math.nan,
         takes_part: bool | None = None,
         forms: Sequence[Form] = (),
@@ -112,7 +121,8 @@ class Door:
         """A step begins: its first gradients are about to be ready.
 
         Args:
-            loss_scale: that these gradients were multiplied with; ``None`` when there is no scaler.
+            loss_scale: that these gradients were multiplied with, as a scalar (0-d tensor) where only their device
+                knows it; ``None`` when there is no scaler.
             learning_rate: that they will be applied with; nan when not known.
             takes_part: divide by the number of ranks for which this is true; ``None``, on every rank, divides by all.
             forms: shapes and dtypes of the gradients, where ``know`` was told of none.
@@ -120,6 +130,7 @@ class Door:
         """
         if not self._steps.ready:
             self._open()
+        self._steps.device = self.device
         self._steps.begin(self._forms or forms, loss_scale, fail, learning_rate, takes_part)
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
@@ -144,6 +155,14 @@ class Door:
         handle = Handle(self._steps)
         self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends), last)
         return handle
+
+    def mark(self) -> Mark | None:
+        """Return the present moment, for ``Timestamps``; ``None`` where nothing runs the steps yet."""
+        return self._steps.executor.mark() if self._steps.ready else None
+
+    def join(self) -> None:
+        """Have what a handle calls come after all tensors that hold their mean by then, on whatever stream."""
+        self._steps.executor.join()
 
     def end(self, timestamps: Timestamps | None = None) -> None:
         """The step's gradients were all handed over.

@@ -9,6 +9,7 @@ from typing import Any
 
 from gravac.averaging.allocation import Curve, Point
 from gravac.candidate import Candidate
+from gravac.exchange.executor import Number
 from gravac.stepping.agreement import Layout, StepReport
 from gravac.stepping.clock import StepCosts
 from gravac.stepping.planning import Factors
@@ -27,16 +28,25 @@ class Unobserved:
         report: this rank's numbers.
         tensor_errors: numbers of single tensors, where the step's plan asked for them.
         costs: what the step cost on this rank, for its record; ``None`` of a step from before a checkpoint.
+        leftover: names of tensors of which something was still kept that is to be sent, where only the device knows
+            whether it is zero.
     """
 
     report: StepReport
     tensor_errors: TensorErrors | None = None
     costs: StepCosts | None = None
+    leftover: frozenset[str] = frozenset()
+
+    def vectors(self) -> list[list[Number]]:
+        """What is summed over the ranks: the report's numbers, then those of single tensors, where there are any."""
+        return [self.report.vector(), *([] if self.tensor_errors is None else [[*self.tensor_errors.numbers]])]
 
     def dump(self) -> dict[str, Any]:
-        """Return plain values; the costs are not among them."""
-        report = {**asdict(self.report), "shadow": list(self.report.shadow)}
-        return {"report": report, "survey": None if self.tensor_errors is None else asdict(self.tensor_errors)}
+        """Return plain values; the host waits for numbers that only the device knows."""
+        report = {**asdict(self.report), "shadow": list(self.report.shadow), "numbers": _plain(self.report.numbers)}
+        errors = self.tensor_errors
+        survey = None if errors is None else {**asdict(errors), "numbers": tuple(map(float, errors.numbers))}
+        return {"report": report, "survey": survey}
 
     @classmethod
     def load(cls, plain: Mapping[str, Any]) -> "Unobserved":
@@ -59,9 +69,11 @@ class StepState:
         ran: candidate of the last step; ``None`` before the first.
         factors: compression factors of the last step.
         controller: the controller's own state.
-        unobserved: measurements on their way, oldest first: one less than the executor's latency, at most.
+        unobserved: measurements on their way, oldest first: at most as many as the executor's latency has steps, one
+            less where the host may look when it likes.
         curves: what each tensor lost and sent at several CFs when last surveyed, by name.
-        loss_scale: factor that the last gradients were multiplied with; ``None`` without a scaler.
+        loss_scale: factor that the last gradients were multiplied with, as a scalar (0-d tensor) where only the device
+            knows it; ``None`` without a scaler.
         gain: gain of the last step all ranks agreed on; ``None`` before, or when it was not finite.
         wire_ratio: wire ratio of the last agreed step, on this rank; ``None`` before.
         wire_bytes: bytes sent by this rank in all steps.
@@ -77,7 +89,7 @@ class StepState:
     controller: Any = None
     unobserved: list[Unobserved] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
-    loss_scale: float | None = None
+    loss_scale: Number | None = None
     gain: float | None = None
     wire_ratio: float | None = None
     wire_bytes: int = 0
@@ -91,6 +103,7 @@ class StepState:
         known = self.unobserved[-1].dump() if self.unobserved else {"report": None, "survey": None}
         return {
             **{name: getattr(self, name) for name in PLAIN},
+            "loss_scale": None if self.loss_scale is None else float(self.loss_scale),
             "ran": None if self.ran is None else asdict(self.ran),
             "plan": {"cf": self.factors.cf, "cfs": dict(self.factors.cfs)},
             **known,
@@ -112,3 +125,7 @@ class StepState:
             curves={name: Curve(energy, tuple(Point(*p) for p in points)) for name, (energy, *points) in curves},
             history=[DecisionRecord(**record) for record in plain["history"]],
         )
+
+
+def _plain(numbers: Mapping[str, Number]) -> dict[str, float]:
+    return {name: float(number) for name, number in numbers.items()}

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from gravac.candidate import Candidate
+from gravac.collectives import wire_ratio
 from gravac.controllers.base import Decision, Measurement, Summary
 from gravac.stepping.agreement import LAST, gain
 from gravac.stepping.clock import StepCosts
+from gravac.stepping.state import StepState
 from gravac.telemetry.records import DecisionRecord, StepRecord
 
 
@@ -61,6 +63,15 @@ def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
         energy=measured.energy,
         **{told: getattr(measured, slot) for slot, told in LAST.items()},
     )
+
+
+def totals(state: StepState, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """What a run's steps come to; its candidates are dense ones first, then ascending."""
+    sums = {"steps": float(state.step), "wire_bytes": float(state.wire_bytes)}
+    sums["wire_ratio"] = wire_ratio(state.dense_wire_bytes, state.wire_bytes)
+    if state.gain is not None:
+        sums["gain"] = state.gain
+    return {**sums, "survey_bytes": float(state.survey_bytes), **shares(state.steps_at, candidates)}
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:

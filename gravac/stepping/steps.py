@@ -4,8 +4,9 @@
 
 Nothing here knows threads, clocks or process groups: ``begin``, ``exchange`` for every group and ``end`` hand calls and
 jobs to an executor, which runs them in that order, the same on all ranks, so that nothing needs a lock. What step t
-showed travels first in step t+1; nobody waits for it before the end of step t + latency - 1, and the decision that it
-leads to holds from step t + latency on. Where a host runs the exchange the latency is 2.
+showed travels in step t + latency - 1, and the decision that it leads to holds from step t + latency on. Where a host
+runs the exchange the latency is 2, and it is waited for at that step's end; where the host must not wait it is 3, and
+looked at in the next step's beginning.
 """
 
 import math
@@ -18,18 +19,18 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
-from gravac.collectives import AllReduce, Collective, Ledger, wire_ratio
+from gravac.collectives import AllReduce, Ledger
 from gravac.controllers.base import Controller, Decision, at_latency
-from gravac.exchange.executor import Executor, Fail
+from gravac.exchange.executor import Executor, Fail, Number
 from gravac.exchange.group import ExchangeError
 from gravac.stepping.admission import Admission
-from gravac.stepping.agreement import StepReport, gain
+from gravac.stepping.agreement import gain
 from gravac.stepping.clock import StepClock, Timestamps
 from gravac.stepping.coalescing import ReadyGroup, elements, enough, exchanged
+from gravac.stepping.measuring import Measured, Measurements
 from gravac.stepping.planning import Planner
 from gravac.stepping.state import StepState, Unobserved
-from gravac.stepping.step_records import decided, measured_step, shares
-from gravac.stepping.tensor_errors import TensorErrors
+from gravac.stepping.step_records import decided, measured_step
 from gravac.telemetry.records import Record, RunRecord
 
 AGREEMENT = "the ranks' agreement on an earlier step"
@@ -54,6 +55,7 @@ class Steps:
         state: what the steps so far leave behind.
         decision: decision in force; ``None`` before the first step.
         candidates: candidates admitted; none before the first step.
+        device: where the gradients lie.
     """
 
     def __init__(
@@ -80,15 +82,15 @@ class Steps:
         self._steps_per_epoch = steps_per_epoch
         self._planner = Planner(averager, levels, survey_every)
         self._executor: Executor | None = None
-        self._agreeing: list[Any] = []
+        self._measurements = Measurements(self._planner.wire_bytes)
         self._counting: Any = None
         self._learning_rate = math.nan
+        self._held_at = 0
         self._plan = averager.plan(0, None)
         self._clock = StepClock()
-        self._device = torch.device("cpu")
+        self.device = torch.device("cpu")
         self._waiting: list[ReadyGroup] = []
-        self._elements = 0
-        self._enough = 0
+        self._elements = self._enough = 0
         self._one_round = False
         self._restored: dict[str, Any] | None = None
 
@@ -113,7 +115,7 @@ class Steps:
     def begin(
         self,
         forms: Sequence[Form],
-        loss_scale: float | None,
+        loss_scale: Number | None,
         fail: Fail,
         learning_rate: float = math.nan,
         takes_part: bool | None = None,
@@ -122,12 +124,15 @@ class Steps:
 
         Args:
             forms: shapes and dtypes of the model's gradients, as far as known; used once.
-            loss_scale: factor that the gradients to come are multiplied with; ``None`` when there is no scaler.
+            loss_scale: factor that the gradients to come are multiplied with, as a scalar (0-d tensor) where only the
+                device knows it; ``None`` when there is no scaler.
             fail: told of an exception.
             learning_rate: rate that this step's gradients will be applied with; nan when not known.
             takes_part: divide this step's sums by the number of ranks for which this is true instead of by all ranks;
                 ``None``, on every rank, divides by all.
         """
+        if self.executor.masked:
+            self.executor.call(self._catch_up, fail)
         self.executor.call(lambda: self._begin(forms, loss_scale, learning_rate, takes_part), fail)
 
     def exchange(self, group: ReadyGroup, last: bool = False) -> None:
@@ -137,7 +142,6 @@ class Steps:
             group: tensors; told, by the executor, when these hold the mean.
             last: whether it is the last group of this backward.
         """
-        self._device = group.pieces[0].flat.device
         self._hand_over(group, last)
 
     def flush(self) -> None:
@@ -172,20 +176,12 @@ class Steps:
             for one in (*taken, *self._waiting):
                 one.fail(failure)
 
-        self.executor.exchange(job(), fail, self._device, lambda: self._one_round)
-
-    def totals(self) -> dict[str, float]:
-        """Return what the steps so far come to; drained before."""
-        state = self.state
-        totals = {"steps": float(state.step), "wire_bytes": float(state.wire_bytes)}
-        totals["wire_ratio"] = wire_ratio(state.dense_wire_bytes, state.wire_bytes)
-        if state.gain is not None:
-            totals["gain"] = state.gain
-        return {**totals, "survey_bytes": float(state.survey_bytes), **shares(state.steps_at, self.candidates)}
+        self.executor.exchange(job(), fail, self.device, lambda: self._one_round)
 
     def restore(self, state: StepState, controller_state: dict[str, Any] | None) -> None:
         """Go on from a state, and a dumped controller state, at the next ``begin``."""
         self.state = state
+        self._measurements.clear()
         self._restored = controller_state
         self._planner.forget()
         self.decision = None
@@ -200,6 +196,7 @@ class Steps:
         """Wait until all that was handed over is done, for at most ``seconds``."""
         if self._executor is not None:
             self._executor.drain(seconds)
+            self._measurements.report(self._executor, self.state, self.state.step)
 
     def close(self) -> None:
         """End the executor after what was handed over."""
@@ -229,28 +226,34 @@ class Steps:
             step, ran = self.state.step, self.state.ran
             raise ExchangeError(f"gravac: step {step}, {what()}, {ran}: {failure}") from failure.__cause__
 
+    def _catch_up(self) -> None:
+        """Look at what is a step old; of a run that was taken up, agree on what should be agreed on by now."""
+        self.executor.catch_up()
+        self._measurements.report(self.executor, self.state, self.state.step + 1 - self.executor.latency)
+        with self._naming(lambda: AGREEMENT):
+            self._measurements.agree(self.executor, self.state, self.state.step - self.executor.latency)
+
     def _begin(
-        self, forms: Sequence[Form], loss_scale: float | None, learning_rate: float, takes_part: bool | None
+        self, forms: Sequence[Form], loss_scale: Number | None, learning_rate: float, takes_part: bool | None
     ) -> None:
         state = self.state
         if self.decision is None:
             self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
             self._start(forms)
-        assert self.decision is not None
+        if self.executor.masked:
+            self._observe_until(state.step - self.executor.latency)
         with self._naming(lambda: AGREEMENT):
-            for one in state.unobserved[len(self._agreeing) :]:
-                self._agreeing.append(self.executor.start(self._asked(one), agreement=True))
+            self._measurements.agree(self.executor, state, state.step + 1 - self.executor.latency)
         with self._naming(lambda: "the number of ranks with inputs left"):
-            count = None if takes_part is None else torch.tensor([float(takes_part)], device=self._device)
+            count = None if takes_part is None else torch.full((1,), float(takes_part), device=self.device)
             self._counting = None if count is None else self.executor.start([AllReduce(count)])
-        if loss_scale is not None and loss_scale != state.loss_scale:
-            if state.loss_scale is not None:
-                self.averager.rescale(loss_scale / state.loss_scale)
-            state.loss_scale = loss_scale
+        self._scale(loss_scale)
+        assert self.decision is not None
         before, state.ran = state.ran, self.decision.candidate
         old, state.factors = state.factors, self._planner.factors(self.decision, state.curves)
         if before is not None and old != state.factors:
             self.averager.feedback.hold(lambda name: state.factors.fell(old, name))
+            self._held_at = state.step
         self._plan = self._planner.plan(state.step, self.decision, state.factors, self.candidates)
         self._one_round = self.averager.one_round(self._plan)
         self._enough = enough(self._elements, state.ran.exchange_s or 0.0 if self._one_round else 0.0)
@@ -258,24 +261,31 @@ class Steps:
         self.averager.begin(self.executor)
         self._clock.begin(self.executor)
 
-    def _asked(self, one: Unobserved) -> list[Collective]:
-        """The collectives of a step's measurement; and what single tensors came to, where that was asked for."""
-        asked: list[Collective] = [AllReduce(one.report.vector())]
-        if one.tensor_errors is not None:
-            asked.append(AllReduce(one.tensor_errors.vector()))
-            self.state.survey_bytes += asked[-1].payload_bytes
-        return asked
+    def _scale(self, loss_scale: Number | None) -> None:
+        """The gradients to come are multiplied with something else than what is kept: let that follow."""
+        before = self.state.loss_scale
+        if isinstance(loss_scale, torch.Tensor):
+            loss_scale = loss_scale.detach().clone()  # a scaler changes its own in place
+        elif loss_scale is None or loss_scale == before:
+            return
+        if before is not None:
+            self.averager.rescale(loss_scale / before)
+        self.state.loss_scale = loss_scale
 
-    def _counted(self) -> float:
+    def _counted(self) -> Number:
         """The number of ranks with inputs left, once all have told."""
-        if not isinstance(self._counting, float):
-            with self._naming(lambda: "the number of ranks with inputs left"):
-                (count,) = self.executor.finish(self._counting)
-            (self._counting,) = self.executor.read([count[0]])
-        return float(self._counting)
+        if isinstance(self._counting, float | torch.Tensor):
+            return self._counting
+        with self._naming(lambda: "the number of ranks with inputs left"):
+            (count,) = self.executor.finish(self._counting)
+        self._counting = count[0] if self.executor.masked else self.executor.read([count[0]])[0]
+        return self._counted()
 
     def _start(self, forms: Sequence[Form]) -> None:
         """The world and the model are known now: admit candidates and ask the controller for its first decision."""
+        self.averager.place(self.device)
+        if any(dtype == torch.float16 for _, dtype in forms):
+            self.averager.feedback.guard()
         self.candidates, dropped = self._admit(forms)
         if self._restored is not None:
             self.state.controller, self.decision = self.controller.restore(self._restored, self.candidates)
@@ -284,24 +294,33 @@ class Steps:
         self._emit(RunRecord(self._settings, self.averager.world, self.candidates, dropped))
 
     def _end(self, timestamps: Timestamps) -> None:
-        state = self.state
+        state, stats = self.state, self.averager.stats
         assert state.ran is not None
         self.averager.commit()
-        stats = self.averager.stats.looked_at(self.executor.read)
-        costs = self._clock.end(self.executor, timestamps, stats)
-        state.wire_bytes += costs.wire_bytes
-        state.dense_wire_bytes += costs.dense_wire_bytes
-        while self._agreeing and state.unobserved[0].report.step <= state.step + 1 - self.executor.latency:
-            with self._naming(lambda: AGREEMENT):
-                agreed = self.executor.finish(self._agreeing.pop(0))
-            self._observe(state.unobserved.pop(0), *agreed)
-        report = StepReport.of(state.step, state.ran, self._plan.shadow, costs, stats, self._learning_rate)
-        errors = TensorErrors.of(stats, self._plan.survey, state.loss_scale or 1.0, self._planner.wire_bytes)
-        state.unobserved.append(Unobserved(report, errors, costs))
+        clocked = self._clock.end(self.executor, timestamps, stats)
+        state.wire_bytes += clocked.wire_bytes
+        state.dense_wire_bytes += clocked.dense_wire_bytes
         state.steps_at[state.ran] = state.steps_at.get(state.ran, 0) + 1
+        scale = 1.0 if state.loss_scale is None else state.loss_scale
+        leftover = self.averager.feedback.leftover(self._plan.sends_whole) if self.executor.masked else {}
+        measured = Measured(state.step, state.ran, self._plan, stats, clocked, scale, self._learning_rate, leftover)
+        self._measurements.add(measured)
+        if not self.executor.masked:
+            self._measurements.report(self.executor, state, state.step)
+            self._observe_until(state.step + 1 - self.executor.latency)
         state.step += 1
 
-    def _observe(self, one: Unobserved, total: torch.Tensor, surveyed: torch.Tensor | None = None) -> None:
+    def _observe_until(self, last: int) -> None:
+        """Observe steps up to ``last`` on which the ranks agree."""
+        while True:
+            with self._naming(lambda: AGREEMENT):
+                found = self._measurements.agreed(self.executor, self.state, last)
+            if found is None:
+                return
+            one, sums = found
+            self._observe(one, *sums)
+
+    def _observe(self, one: Unobserved, total: Sequence[float], surveyed: Sequence[float] | None = None) -> None:
         """The ranks agreed on a step: decide, and tell."""
         assert self.decision is not None
         state, world = self.state, self.executor.agree_world
@@ -313,6 +332,8 @@ class Steps:
                 state.curves.update(curves)
                 self._planner.forget()
         measured = one.report.agreed(total, world, samples, norms)
+        if one.leftover and one.report.left(total) == 0 and one.report.step >= self._held_at:
+            self.averager.feedback.drop(one.leftover, self._plan.sends_whole)
         state.gain = gain(measured.error, measured.energy)
         if one.costs is not None:
             state.wire_ratio = one.costs.wire_ratio
@@ -322,7 +343,8 @@ class Steps:
         changed = self.decision.runs != before
         if self.decision.summary is None and not changed:
             return
-        # the step under way ran what was decided before; the next one is the first of this decision
-        record = decided(state.step + 1, self.decision, changed, state.gain, self._steps_per_epoch)
+        # a decision holds from the first step that has not begun
+        first = one.report.step + self.executor.latency
+        record = decided(first, self.decision, changed, state.gain, self._steps_per_epoch)
         state.history.append(record)
         self._emit(record)

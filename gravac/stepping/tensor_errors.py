@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from gravac.averaging.allocation import Curve, Point
 from gravac.averaging.plan import Form
 from gravac.averaging.stats import StepStats
+from gravac.exchange.executor import Number
 
 WireBytes = Callable[[Form, float | None], int]
 """Predicted wire bytes of one tensor at a CF of the base compressor; ``None`` is dense."""
@@ -30,18 +29,18 @@ class TensorErrors:
         cfs: these CFs, after dense (``None``).
         wire_bytes: bytes that each of ``curved`` sends at each CF.
         numbers: ``‖Σg‖²`` of each of ``summed``; then the energy of each of ``curved``, and its error at each CF but
-            dense.
+            dense; what only the device knows as scalars (0-d tensors).
     """
 
     summed: tuple[str, ...]
     curved: tuple[str, ...]
     cfs: tuple[float | None, ...]
     wire_bytes: tuple[tuple[int, ...], ...]
-    numbers: tuple[float, ...]
+    numbers: tuple[Number, ...]
 
     @classmethod
     def of(
-        cls, stats: StepStats, survey: Sequence[float], loss_scale: float, wire_bytes: WireBytes
+        cls, stats: StepStats, survey: Sequence[float], loss_scale: Number, wire_bytes: WireBytes
     ) -> "TensorErrors | None":
         """A step's numbers, when its plan asked for any.
 
@@ -58,19 +57,16 @@ class TensorErrors:
         squares += [number for name in curved for number in stats.curves[name]]
         known = {form: tuple(wire_bytes(form, cf) for cf in cfs) for form in set(stats.forms.values())}
         sent = tuple(known[stats.forms[name]] for name in curved)
-        return cls(summed, curved, cfs, sent, tuple(float(square) / loss_scale**2 for square in squares))
+        return cls(summed, curved, cfs, sent, tuple(square / loss_scale**2 for square in squares))
 
-    def vector(self) -> torch.Tensor:
-        """The numbers as a vector, ``[len(numbers)]``, float64, to be summed over ranks."""
-        return torch.tensor(self.numbers, dtype=torch.float64)
-
-    def norms(self, total: torch.Tensor, world: int) -> tuple[tuple[str, float], ...]:
+    def norms(self, total: Sequence[float], world: int) -> tuple[tuple[str, float], ...]:
         """Norms by name, as ``Measurement`` has them, from the vectors' sum over ranks."""
-        return tuple((name, math.sqrt(one / world)) for name, one in zip(self.summed, total.tolist(), strict=False))
+        return tuple((name, math.sqrt(one / world)) for name, one in zip(self.summed, total, strict=False))
 
-    def curves(self, total: torch.Tensor) -> dict[str, Curve]:
+    def curves(self, total: Sequence[float]) -> dict[str, Curve]:
         """The curve of each tensor whose gradients were finite, from the vectors' sum over ranks."""
-        rows = total[len(self.summed) :].view(len(self.curved), -1).tolist() if self.curved else []
+        left, width = total[len(self.summed) :], len(self.cfs)  # the energy takes the place of dense's error
+        rows = [left[start : start + width] for start in range(0, len(left), width)]
         return {
             name: Curve(energy, tuple(Point(*point) for point in zip(self.cfs, (0.0, *errors), sent, strict=True)))
             for name, (energy, *errors), sent in zip(self.curved, rows, self.wire_bytes, strict=True)

@@ -124,7 +124,7 @@ def test_a_tensor_whose_gradient_was_not_finite_has_no_curve() -> None:
     survey = TensorErrors.of(stats, (8.0,), 2.0, lambda form, cf: 100 if cf else 800)
     assert survey is not None
     assert survey.numbers[2:] == (1.0, 0.25)
-    curves = survey.curves(survey.vector() * 3)
+    curves = survey.curves([3 * float(number) for number in survey.numbers])
     assert curves == {"b": Curve(3.0, (Point(None, 0.0, 800), Point(8.0, 0.75, 100)))}
 
 

@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing, codebooks and rotation against plain references."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac.compressors import rotation
-from gravac.compressors.codebook import FITTED, GRID, Coded, Decoded, Kind, encode, levels, mean
+from gravac.compressors.codebook import Coded, Decoded, encode, mean
+from gravac.compressors.draws import Draws
+from gravac.compressors.levels import FITTED, GRID, Kind, levels
 from gravac.compressors.packing import WIDTHS, pack, packed_bytes, unpack
 
 KINDS: tuple[Kind, ...] = ("fitted", "uniform")
@@ -27,6 +31,11 @@ def test_the_first_code_lies_in_the_lowest_bits(bits: int) -> None:
     codes = torch.zeros(8 // bits, dtype=torch.uint8)
     codes[0] = 1
     assert pack(codes, bits).tolist() == [1]
+
+
+def together(parts: Sequence[Coded]) -> Coded:
+    """Codes of several ranks, as they arrive."""
+    return Coded(*(torch.stack(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def nearest(x: torch.Tensor, bits: int, kind: Kind, nudge: float = 0.0) -> torch.Tensor:
@@ -62,7 +71,7 @@ def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int
     assert bool(on_threshold(x[0], bits, kind)[off].all()), "a number far from any threshold has another level"
     fitted = (x[0].double() @ decoded) / (decoded @ decoded)
     assert abs(float(scale / fitted) - 1) <= 2.0**-8, "the scale is the least-squares one, rounded"
-    assert torch.equal(mean([coded], bits, kind, torch.empty_like(x)), out)
+    assert torch.equal(mean(coded.of_one(), bits, kind, torch.empty_like(x)), out)
 
 
 @given(
@@ -97,8 +106,7 @@ def test_a_mean_is_rounded_part_after_part() -> None:
     """As whoever knows some of the numbers already would add them."""
     ours, theirs = torch.randn(4, 16), torch.randn(4, 16)
     parts = [encode(x, 4, "fitted", x)[0] for x in (ours, theirs)]
-    assert all(isinstance(part, Coded) for part in parts)
-    assert torch.equal(mean(parts, 4, "fitted", torch.empty_like(ours)), (ours + theirs) * 0.5)
+    assert torch.equal(mean(together(parts), 4, "fitted", torch.empty_like(ours)), (ours + theirs) * 0.5)
 
 
 @given(blocks=st.integers(1, 40), bits=st.sampled_from([1, 2, 3, 4, 8]), kind=st.sampled_from(["fitted", "uniform"]))
@@ -107,12 +115,12 @@ def test_what_is_not_laid_out_adds_what_decoding_gives(blocks: int, bits: int, k
     drawn = torch.Generator().manual_seed(blocks)
     x = torch.randn(2 * blocks, 16, generator=drawn)
     halves = [x[:blocks], x[blocks:]]
-    parts = [encode(half, bits, kind)[0] for half in halves]
-    expected = torch.cat([mean([part], bits, kind, torch.empty(blocks, 16)) for part in parts]).view(-1)
+    parts = together([encode(half, bits, kind)[0] for half in halves])
+    expected = mean(parts, bits, kind, torch.empty(blocks, 16)).view(-1)
     more = torch.randn(8, generator=drawn)
-    expected[16:24] += more
-    start = torch.randn(32 * blocks - 5, generator=drawn)
-    lazily = Decoded(((parts[0],), (parts[1],)), bits, kind, 16, (16, more))
+    expected[8:16] += more
+    start = torch.randn(16 * blocks - 5, generator=drawn)
+    lazily = Decoded(parts, bits, kind, 16, (8, more))
     assert torch.allclose(lazily.add_to(start.clone(), -2.0), start - 2 * expected[:-5], atol=1e-5)
 
 
@@ -143,10 +151,10 @@ def test_fitted_levels_are_those_of_least_error(bits: int) -> None:
 )
 def test_rotation_keeps_the_norm_and_turns_back(elements: int, block: int, seed: int) -> None:
     x = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
-    turned = rotation.turn(x, torch.Generator().manual_seed(5), block)
+    turned = rotation.turn(x, Draws("5"), block)
     assert turned.numel() == rotation.length(elements, block)
     assert torch.allclose(turned.norm(), x.norm(), rtol=1e-5)
-    back = rotation.turn_back(turned, elements, torch.Generator().manual_seed(5), block)
+    back = rotation.turn_back(turned, elements, Draws("5"), block)
     assert torch.allclose(back, x, atol=1e-5)
 
 
@@ -156,13 +164,13 @@ def test_rotation_is_the_hadamard_matrix_after_signs(block: int) -> None:
     matrix = torch.ones(1, 1)
     while len(matrix) < block:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    signs = torch.randint(2, (block,), generator=torch.Generator().manual_seed(1)).mul(2).sub(1)
+    signs = Draws("1").signs(block)
     x = torch.randn(block)
     expected = matrix @ (x * signs) / block**0.5
-    assert torch.allclose(rotation.turn(x, torch.Generator().manual_seed(1), block), expected, atol=1e-5)
+    assert torch.allclose(rotation.turn(x, Draws("1"), block), expected, atol=1e-5)
 
 
 def test_rotation_makes_an_outlier_normal() -> None:
     x = torch.zeros(1024)
     x[7] = 32.0
-    assert torch.allclose(rotation.turn(x, torch.Generator()).abs(), torch.ones(1024))
+    assert torch.allclose(rotation.turn(x, Draws("1")).abs(), torch.ones(1024))

@@ -55,7 +55,7 @@ def sent(compressor: Compressor, x: torch.Tensor, step: int = 0) -> torch.Tensor
 def draws(elements: int, rank: int = 0, world: int = 1) -> list[float]:
     """The numbers in [0, 1) that `conformance.exchange` lets a rank round by at step 0."""
     context = Context("w", 0, rank, world, 0)
-    return [float(u) for u in torch.rand(elements, generator=context.generator(own=True))]
+    return [float(u) for u in context.draws(own=True).uniform(elements)]
 
 
 def heavy(elements: int, seed: int = 0, outlier: float = 30.0) -> torch.Tensor:

@@ -18,8 +18,9 @@ RENAMED: Mapping[str, str] = {"worth": "efficiency"}
 MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 2, "gravac.report": with_named_numbers}
 """By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
 
-UNPAIRED: frozenset[str] = frozenset({"gravac.older_reports"})
-"""Paths of a checkpoint that stand on one side alone: reports of executors with a longer latency are new."""
+UNPAIRED: frozenset[str] = frozenset({"gravac.older_reports", "gravac.report.numbers.left"})
+"""Paths of a checkpoint that stand on one side alone: reports of executors with a longer latency are new, and what only
+a device knows of residuals."""
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from gravac.exchange.link_probe import LinkProbe
-from gravac.stepping.clock import StepClock, StepCosts
+from gravac.stepping.clock import ClockedStep, StepCosts
 
 LINK = LinkProbe(latency=1e-4, bandwidth=20e6, copy_bytes_per_s=8e9)
 
@@ -33,12 +33,13 @@ def times(rank: int, step: int, wire_bytes: int) -> dict[str, float]:
 @contextmanager
 def scripted(rank: int) -> Iterator[None]:
     """Have clocks and the link probe answer as scripted, on this process."""
-    ends, steps = StepClock.end, [0]
+    told, steps = ClockedStep.costs, [0]
 
-    def end(self: StepClock, *given: Any) -> StepCosts:
-        costs = ends(self, *given)
+    def costs(self: ClockedStep, *given: Any) -> StepCosts:
+        costs = told(self, *given)
         steps[0] += 1
         return dataclasses.replace(costs, **times(rank, steps[0], costs.wire_bytes))
 
-    with mock.patch.object(StepClock, "end", end), mock.patch("gravac.exchange.threaded.probe_link", return_value=LINK):
+    probe = mock.patch("gravac.exchange.opening.probe_link", return_value=LINK)
+    with mock.patch.object(ClockedStep, "costs", costs), probe:
         yield

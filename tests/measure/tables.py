@@ -23,6 +23,7 @@ REPORT = "gravac report"
 
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 MEASUREMENTS, ADVISE = Path("docs/measurements.md"), Path("docs/advise.md")
+GPU = Path("docs/gpu.md")
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
@@ -39,6 +40,9 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "efficiency": ("efficiency", tables_of_runs.efficiency),
         "probed": ("probed", tables_of_runs.probed),
         REPORT: ("tta", tables_of_runs.matrix),
+    },
+    GPU: {
+        "cuda_audit": ("cuda_audit", tables_of_rows.cuda_audit),
     },
     MEASUREMENTS: {
         "soak": ("soak", tables_of_rows.soak),

@@ -241,6 +241,30 @@ def telemetry() -> str:
     return "\n".join(lines)
 
 
+def cuda_audit() -> str:
+    """Of 2^20 elements; of others where they differ."""
+    lines = head("compressor", "CF", "host reads", "copies", "kernels, 2 ranks", "8 ranks", "2^17 and 2^24 elements")
+    found = rows("cuda_audit")
+    for row in found:
+        if row["world"] != 2 or row["elements"] != 1 << 20:
+            continue
+        same = [one for one in found if (one["compressor"], one["cf"]) == (row["compressor"], row["cf"])]
+        two, eight = ([one for one in same if one["world"] == world] for world in (2, 8))
+        of = {one["elements"]: one["kernels"] for one in two}
+        lines.append(
+            line(
+                f"`{row['compressor']}`",
+                f"{row['cf']:.4g}",
+                str(max(one["waits"] for one in same)),
+                str(max(one["copies"] for one in same)),
+                str(row["kernels"]),
+                str(next(one["kernels"] for one in eight if one["elements"] == 1 << 20)),
+                f"{of[1 << 17]}, {of[1 << 24]}",
+            )
+        )
+    return "\n".join(lines)
+
+
 def predictions() -> str:
     said = {"20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
     lines = head("link", "within 15 % (least and most of a draw)", "median error", "worst")

@@ -72,9 +72,9 @@ def test_constraints_pin_exactly_and_once_for_a_python() -> None:
 
 def test_imports_go_down_only() -> None:
     layers = [
-        "settings", "entry_points", "candidate", "collectives", "compressors", "costmodel", "exchange", "averaging",
-        "telemetry", "controllers", "policy", "stepping", "integrations", "checkpoint", "adaptive", "conformance",
-        "replay", "lab", "commands", "cli",
+        "settings", "entry_points", "candidate", "collectives", "compressors", "kernels", "costmodel", "exchange",
+        "averaging", "telemetry", "controllers", "policy", "stepping", "integrations", "checkpoint", "adaptive",
+        "conformance", "replay", "lab", "commands", "cli",
     ]  # fmt: skip
     for path in sorted((ROOT / "gravac").rglob("*.py")):
         parts = path.relative_to(ROOT / "gravac").with_suffix("").parts

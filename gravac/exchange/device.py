@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Streams and events of an accelerator, as few of them as an executor needs; tests put in others that record."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+
+Stream = Any
+"""A queue of a device's work, in order: ``torch.cuda.Stream``, or a test's."""
+
+
+class Event(Protocol):
+    """A moment in a stream's work."""
+
+    def synchronize(self) -> None:
+        """Return when the moment is past: the host waits."""
+        ...
+
+    def elapsed_time(self, later: Any) -> float:
+        """Return the milliseconds from here to another moment; both are past."""
+        ...
+
+
+class Device(Protocol):
+    """A device whose work is ordered by streams.
+
+    Attributes:
+        device: where tensors lie.
+    """
+
+    device: torch.device
+
+    def stream(self) -> Stream:
+        """Make a stream beside the present one, which goes first where both have work."""
+        ...
+
+    def on(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
+        """Make a stream the present one for a while, without autocast: what is computed meanwhile is in its order."""
+        ...
+
+    def record(self) -> Event:
+        """Return this moment of the present stream."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Have the present stream wait for a moment; the host does not wait."""
+        ...
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a host tensor of another one's shape and dtype; copies of it do not make the host wait."""
+        ...
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the present stream's work is recorded into a graph instead of being done."""
+        ...
+
+
+class CudaDevice:
+    """One GPU; see ``Device``.
+
+    Args:
+        device: a CUDA device, with its number.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def stream(self) -> Stream:
+        """Make a stream of high priority."""
+        return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        """Make a stream, and its device, the present one, without autocast."""
+        with torch.cuda.stream(stream), torch.autocast("cuda", enabled=False):
+            yield
+
+    def record(self) -> torch.cuda.Event:
+        """Return this moment of the present stream; such moments can be timed."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def wait(self, event: Any) -> None:
+        """Have the present stream wait for a moment."""
+        torch.cuda.current_stream(self.device).wait_event(event)
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a pinned host tensor of another one's shape and dtype."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+    @property
+    def capturing(self) -> bool:
+        """Whether the present stream is captured."""
+        return torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,147 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Whole steps through the door on a made-up GPU: what they would launch and copy, and what the host would wait for."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gravac import AdaptiveCompressor, Compressor
+from gravac.collectives import AllGather, Collective, Ledger, tensors_of
+from gravac.controllers import Static
+from gravac.controllers.base import Controller
+from gravac.exchange.streams import StreamExecutor
+from tests.device.counting import DEVICE, Counting, counting
+
+WARM = 6
+"""Steps before those that are counted: tables are made in the first, measurements travel from the third on."""
+
+
+class Moment:
+    """A moment of a stream, long past."""
+
+    def synchronize(self) -> None:
+        """It is past."""
+
+    def elapsed_time(self, later: "Moment") -> float:
+        return 1.0
+
+
+class MadeUp:
+    """A device on which nothing is computed, see ``gravac.exchange.device.Device``."""
+
+    capturing = False
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(DEVICE)
+
+    def stream(self) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        yield
+
+    def record(self) -> Moment:
+        return Moment()
+
+    def wait(self, event: Moment) -> None:
+        """Streams wait for nothing that is computed."""
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+class There:
+    """A group that has a backend for the made-up device alone, as NCCL's has for GPUs."""
+
+    def __init__(self, world: int) -> None:
+        self.rank, self.world, self.ledger = 0, world, Ledger(world)
+
+    def start(self, requests: list[Collective]) -> list[Collective]:
+        for asked in requests:
+            self.ledger.book(asked)
+            for tensor in tensors_of(asked):
+                if tensor.device.type != torch.device(DEVICE).type:
+                    raise RuntimeError(f"No backend type associated with device type {tensor.device.type}")
+        return requests
+
+    def finish(self, pending: list[Collective]) -> list[Any]:
+        return [self._answer(asked) for asked in pending]
+
+    def _answer(self, asked: Collective) -> Any:
+        if isinstance(asked, AllGather):
+            return tuple(tensor.new_empty(self.world, *tensor.shape) for tensor in asked.tensors)
+        return tensors_of(asked)[0]
+
+
+class Counted(StreamExecutor):
+    """Streams whose agreements' copies, from and to pinned memory, are counted by themselves.
+
+    Attributes:
+        seen: what the operators so far came to.
+        carried: copies of numbers that the ranks agree on, and of the sums.
+    """
+
+    def __init__(self, seen: Counting, world: int) -> None:
+        super().__init__(There(world), MadeUp())  # type: ignore[arg-type]
+        self.seen, self.carried = seen, list[str]()
+
+    def agree(self, vectors: Sequence[Sequence[Any]]) -> Any:
+        before = len(self.seen.copies)
+        started = super().agree(vectors)
+        self.carried += self.seen.copies[before:]
+        del self.seen.copies[before:]
+        return started
+
+    def agreed(self, started: Any) -> list[list[float]]:
+        return [[1.0] * len(vector) for vector in started.sums]
+
+
+def steps(
+    base: Compressor,
+    shapes: Mapping[str, tuple[int, ...]],
+    world: int = 2,
+    controller: Controller[Any] | None = None,
+    cf: float = 1.0,
+    count: int = 1,
+    dtype: torch.dtype = torch.float32,
+    scaled: bool = False,
+    **settings: Any,
+) -> tuple[Counting, Counted]:
+    """Count what steps of a model come to, after some that are not counted.
+
+    Args:
+        base: the compressor.
+        shapes: shapes of the gradients, by name, in the order in which they are handed over, one by one.
+        world: number of ranks.
+        controller: decides; ``None``: always ``cf``.
+        cf: compression factor.
+        count: number of steps that are counted.
+        dtype: number format of the gradients.
+        scaled: whether there is a loss scale, which only the device knows.
+        settings: others of the compressor.
+    """
+    with counting() as seen:
+        executor = Counted(seen, world)
+        gradients = {name: torch.empty(shape, dtype=dtype, device=DEVICE) for name, shape in shapes.items()}
+        decides = Static(cf=cf) if controller is None else controller
+        compressor = AdaptiveCompressor(base, (1, 1000), controller=decides, **settings)
+        door = compressor.door(gradients, executor=executor)
+        scale = torch.empty((), device=DEVICE) if scaled else None
+        failures: list[BaseException] = []
+        for step in range(WARM + count):
+            if step == WARM:
+                for found in (seen.kernels, seen.waits, seen.copies, executor.carried):
+                    found.clear()
+                executor.host_waits = 0
+            door.begin(loss_scale=scale, fail=failures.append)
+            handles = [door.ready([(name, gradient)]) for name, gradient in gradients.items()]
+            door.end()
+            handles[-1].wait()
+            if failures:
+                raise failures[0]
+    return seen, executor

@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""On a GPU the host waits once in a step, for what is a step old, whatever is sent and whatever is asked for beside."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gravac import Compressor, dense, dgc, ladder, powersgd, quantize, randomk, thc, topk, topkc
+from gravac.collectives import AllReduce
+from gravac.controllers import Accordion, Goodput, GraVAC
+from gravac.controllers.base import Controller
+from tests.device.steps import There, steps
+
+SHAPES = {"head": (1024, 256), "body.1": (256, 256), "body.1.bias": (256,), "body.2": (64, 3, 3, 3), "stem": (512, 32)}
+
+BASES: tuple[tuple[Compressor, float], ...] = (
+    *((one, 100.0) for one in (topk, topkc, powersgd, randomk, dgc, topkc(values=quantize(1)))),
+    *((one, 8.0) for one in (quantize(4), thc)),
+    *((quantize(bits), 32.0 / bits) for bits in (8, 2, 1)),
+)
+
+
+def quiet(seen: Any, executor: Any, count: int) -> None:
+    assert not seen.waits
+    assert not seen.copies
+    assert executor.host_waits == count  # in the beginning, for what is a step old
+    assert len(executor.carried) <= 4 * count
+
+
+@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize(("base", "cf"), BASES, ids=repr)
+def test_the_host_waits_for_nothing(base: Compressor, cf: float, world: int) -> None:
+    quiet(*steps(base, SHAPES, world, cf=cf, count=3), 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("base", [topk, quantize(2)], ids=repr)
+def test_nor_with_narrow_gradients_and_a_loss_scale(base: Compressor, dtype: torch.dtype) -> None:
+    quiet(*steps(base, SHAPES, cf=16.0, count=3, dtype=dtype, scaled=True), 3)
+
+
+def test_nor_when_all_is_sent() -> None:
+    seen, executor = steps(dense, SHAPES, count=3)
+    quiet(seen, executor, 3)
+    groups = 1 + len(SHAPES)  # small ones too, and what the ranks agree on
+    assert sum(seen.kernels.values()) <= 3 * (2 * groups + 8), seen.kernels
+
+
+@pytest.mark.parametrize(
+    ("base", "controller"),
+    [
+        (topk, GraVAC(window=2, warmup=1)),
+        (topkc, Accordion(every=2, window=3)),
+        (ladder, Goodput(window=5)),
+        (powersgd, GraVAC(window=3, warmup=3)),
+    ],
+    ids=lambda one: one.name,
+)
+def test_nor_while_other_factors_are_tried(base: Compressor, controller: Controller[Any]) -> None:
+    steps(base, SHAPES, controller=controller, count=12)  # brings tables to the device, once
+    quiet(*steps(base, SHAPES, controller=controller, count=12), 12)
+
+
+def test_nor_when_bytes_are_spent_by_gain() -> None:
+    seen, executor = steps(topk, SHAPES, controller=GraVAC(window=3), count=12, allocation="by_gain", survey_every=4)
+    assert not seen.waits
+    assert not seen.copies
+    assert executor.host_waits == 12
+
+
+def test_what_strays_to_the_host_fails() -> None:
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        There(2).start([AllReduce(torch.zeros(3))])
+
+    class Stray(type(topk)):  # type: ignore[misc]
+        """Sends all from the host."""
+
+        name = "stray"
+
+        def rounds(self, x: torch.Tensor, cf: float, ctx: Any) -> Any:
+            yield AllReduce(x.cpu())
+
+    with pytest.raises(RuntimeError, match="cpu and npy"):
+        steps(Stray(), SHAPES, cf=8.0)

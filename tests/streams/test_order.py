@@ -1,0 +1,193 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks hand to NCCL is in one order on all of them, beside what a training loop hands to it itself.
+
+Ranks run in one process, each as far ahead of the others as a host may be. Nothing that travels is ever summed but
+what ranks agree on, and that only when a rank looks: so whatever decides on the order has no other number to go by.
+Moments, gradients and whether these are finite differ from rank to rank.
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from gravac import AdaptiveCompressor, Compressor, artopk, ladder, topk
+from gravac.collectives import AllGather, Collective, Ledger, tensors_of
+from gravac.controllers import Accordion, Goodput, GraVAC
+from gravac.controllers.base import Controller
+from gravac.exchange.streams import StreamExecutor
+
+WORLD, STEPS, SCHEDULES = 3, 8, 1000
+
+SHAPES = {"a": (8, 8), "b": (16, 8), "c": (4, 8), "bias": (8,)}
+
+POLICIES: Sequence[tuple[Compressor, Controller[Any]]] = (
+    (topk, GraVAC(window=2, warmup=1)),
+    (ladder, Goodput(window=5)),
+    (topk, Accordion(every=2, window=3)),
+    (artopk, GraVAC(window=2, warmup=1)),
+)
+
+Entry = tuple[str, str, int, str]
+"""One collective: communicator, kind, elements, dtype."""
+
+
+class Moment:
+    """A moment that took place whenever it liked."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def synchronize(self) -> None:
+        """Nothing is computed later than it is handed over."""
+
+    def elapsed_time(self, later: "Moment") -> float:
+        return later.at - self.at
+
+
+class Apart:
+    """A device of one rank: its streams wait for nothing, its time is its own."""
+
+    device = torch.device("cpu")
+    capturing = False
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw, self._at = draw, 0.0
+
+    def stream(self) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        yield
+
+    def record(self) -> Moment:
+        self._at += self._draw.expovariate(1.0)
+        return Moment(self._at)
+
+    def wait(self, event: Moment) -> None:
+        """Streams here wait for nothing."""
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor)
+
+
+class Log:
+    """A transport that writes down what it is handed, and returns it as it is."""
+
+    def __init__(self, name: str, rank: int, log: list[Entry]) -> None:
+        self.name, self.rank, self.world, self.log = name, rank, WORLD, log
+        self.ledger = Ledger(WORLD)
+
+    def start(self, requests: list[Collective]) -> list[Any]:
+        for asked in requests:
+            self.ledger.book(asked)
+            tensor = tensors_of(asked)[0]
+            self.log.append((self.name, type(asked).__name__, tensor.numel(), str(tensor.dtype)))
+        return [self._answer(asked) for asked in requests]
+
+    def finish(self, pending: list[Any]) -> list[Any]:
+        return pending
+
+    def _answer(self, asked: Collective) -> Any:
+        if isinstance(asked, AllGather):
+            return tuple(tensor.unsqueeze(0).expand(WORLD, -1).clone() for tensor in asked.tensors)
+        return tensors_of(asked)[0]
+
+
+class Looking(StreamExecutor):
+    """Learns what ranks agree on when it looks, from those that have said something by then: all."""
+
+    def __init__(self, transport: Any, device: Any, agreement: Any, board: list[list[list[list[float]]]]) -> None:
+        super().__init__(transport, device, agreement)
+        self._said = board[self.rank]
+        self._board = board
+
+    def agree(self, vectors: Sequence[Sequence[Any]]) -> Any:
+        super().agree(vectors)
+        self._said.append([[float(number) for number in vector] for vector in vectors])
+        return len(self._said) - 1
+
+    def agreed(self, started: Any) -> list[list[float]]:
+        together = [said[started] for said in self._board]
+        return [[sum(numbers) for numbers in zip(*vectors, strict=True)] for vectors in zip(*together, strict=True)]
+
+
+def one_rank(
+    rank: int, seed: int, log: list[Entry], board: list[list[list[list[float]]]], executors: type[Looking]
+) -> Iterator[int]:
+    """Train, and pause after everything that is handed over; yields the step."""
+    own = random.Random(f"{seed} {rank}")
+    shared = random.Random(seed)
+    base, controller = POLICIES[seed % len(POLICIES)]
+    agreement = Log("all", rank, log) if shared.random() < 0.5 else None
+    group = Log("mine", rank, log)
+    loop = Log(shared.choice(("mine", "loop")), rank, log)
+    executor = executors(group, Apart(own), agreement, board)
+    safe = shared.choice((True, False))
+    settings: dict[str, Any] = {"overflow_safety": safe, "release": shared.choice((0.5, float("inf")))}
+    compressor = AdaptiveCompressor(base, (1, 64), controller=controller, dense_below=16, **settings)
+    door = compressor.door({name: torch.zeros(shape) for name, shape in SHAPES.items()}, executor=executor)
+    order = [*SHAPES]
+    shared.shuffle(order)
+    unused = shared.choice(order)
+    torch.manual_seed(1000 * seed + rank)
+    for step in range(STEPS):
+        failures: list[BaseException] = []
+        door.begin(fail=failures.append, loss_scale=torch.tensor(own.choice((1.0, 2.0))))
+        yield step
+        for name in order:
+            gradient = torch.randn(SHAPES[name]) * own.choice((0.0, 1e-3, 1.0))
+            if own.random() < 0.05:
+                gradient[0] = float("nan")
+            loop.log.append((loop.name, "SyncBatchNorm", 16, "backward"))
+            if name != unused or step % 2:
+                door.ready([(name, gradient)])
+            yield step
+        loop.log.append((loop.name, "unused parameters", len(order), "torch.int32"))
+        door.end()
+        assert failures == []
+        yield step
+
+
+def logs_of(seed: int, executors: type[Looking] = Looking) -> list[list[Entry]]:
+    """What each rank hands over in one schedule."""
+    draw = random.Random(-seed)
+    logs: list[list[Entry]] = [[] for _ in range(WORLD)]
+    board: list[list[list[list[float]]]] = [[] for _ in range(WORLD)]
+    ranks = [one_rank(rank, seed, logs[rank], board, executors) for rank in range(WORLD)]
+    steps = [0] * WORLD
+    running = set(range(WORLD))
+    while running:
+        # a host waits for what was agreed on a step ago, so none is further ahead
+        free = [rank for rank in running if steps[rank] <= min(steps[other] for other in running)]
+        rank = draw.choice(free)
+        try:
+            steps[rank] = next(ranks[rank])
+        except StopIteration:
+            running.remove(rank)
+    return logs
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_ranks_hand_over_in_one_order(part: int) -> None:
+    for seed in range(part, SCHEDULES, 4):
+        first, *others = logs_of(seed)
+        assert all(other == first for other in others), f"seed {seed}"
+        assert len({kind for _, kind, *_ in first}) > 2
+
+
+class Selfish(Looking):
+    """Goes by its own numbers."""
+
+    def agreed(self, started: Any) -> list[list[float]]:
+        return [[WORLD * number for number in vector] for vector in self._said[started]]
+
+
+def test_ranks_that_go_by_numbers_of_their_own_do_not() -> None:
+    apart = [seed for seed in range(40) if len({tuple(log) for log in logs_of(seed, Selfish)}) > 1]
+    assert len(apart) > 10

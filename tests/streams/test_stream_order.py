@@ -1,0 +1,98 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""No two streams race for memory, whatever the schedule; and every wait is needed: without it, they do."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from gravac import AdaptiveCompressor, Compressor, dgc, powersgd, quantize, topk, topkc
+from gravac.candidate import Candidate
+from gravac.controllers import GraVAC
+from gravac.controllers.base import Decision, Measurement
+from gravac.exchange.streams import StreamExecutor
+from gravac.lab.simulate import Scheduled
+from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, _places
+
+SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}
+BASES: tuple[Compressor, ...] = (topk, topkc, quantize(2), powersgd, dgc)
+
+
+SEEDS = 4
+
+CFS = (4.0, 16.0, None)
+
+
+class Restless(Scheduled):
+    """Goes from one compression factor to another, and to dense, all the time; surveys and adds up meanwhile."""
+
+    def propose(self, cf_range: tuple[float, float], reach: object) -> tuple[float, ...]:
+        return tuple(cf for cf in CFS if cf)
+
+    def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
+        cf = self.cf(measurement.step + 3) if callable(self.cf) else None
+        candidate = Candidate("dense", 1.0, 1.0) if cf is None else Candidate(self.compressor, cf, cf)
+        sums = ("add", "add", "report")[measurement.step % 3]
+        return state, Decision(candidate, reason="restless", shadow=(8.0,), sums=sums)
+
+
+def train(seed: int, base: Compressor, without: str | None = None, steps: int = 9) -> FakeDevice:
+    """Train a made-up model whose gradients are written, and read, on the stream that computes.
+
+    Args:
+        seed: of the schedule: which gradients come together, in which order, and when nothing is handed over.
+        base: the compressor; dense in some steps.
+        without: where waits are left out.
+        steps: number of steps.
+    """
+    draw = random.Random(seed)
+    device = FakeDevice(without)
+    with device:
+        parameters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        gradients = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        scale = torch.tensor(2.0)
+        controllers = (GraVAC(window=2, warmup=1), Restless(base.name, lambda step: CFS[(seed + step * step) % 3]))
+        settings = {"dense_below": 16, "overflow_safety": draw.choice((True, False))}
+        compressor = AdaptiveCompressor(base, (1, 1000), controller=controllers[seed % 2], **settings)
+        executor = StreamExecutor(Alike(device), device)
+        door = compressor.door(parameters, executor=executor)
+        for _ in range(steps):
+            for gradient in gradients.values():
+                gradient.normal_()
+            scale.mul_(draw.choice((1.0, 2.0)))
+            door.begin(loss_scale=scale)
+            parts = _parted(draw, [*gradients])
+            handles = [door.ready([(name, gradients[name]) for name in names]) for names in parts]
+            if draw.random() < 0.5:  # somebody looks, in the middle of a step
+                executor.drain()
+                done = [name for names, handle in zip(parts, handles, strict=True) if handle._done for name in names]
+                device.access(HOST, _places([gradients[name] for name in done]), set(), "looking")
+            door.end()
+            handles[-1].wait()
+            for name, gradient in gradients.items():
+                parameters[name].add_(gradient)
+        assert device.present == COMPUTE
+        saved = compressor.state_dict()
+        for kept in (saved["residual"], saved["held"], saved["sums"], saved["memory"]):
+            device.access(HOST, _places(kept), set(), "saving")
+    return device
+
+
+def _parted(draw: random.Random, names: list[str]) -> Sequence[Sequence[str]]:
+    cuts = sorted(draw.sample(range(1, len(names)), draw.randrange(1, 4)))
+    return [names[start:end] for start, end in zip([0, *cuts], [*cuts, len(names)], strict=True)]
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
+def test_streams_race_for_nothing(base: Compressor) -> None:
+    for seed in range(SEEDS):
+        assert train(seed, base).errors == []
+
+
+def test_without_any_of_its_waits_they_do() -> None:
+    sites = train(0, topk).sites
+    assert len(sites) > 4
+    for site in sites:
+        assert any(train(seed, base, site).errors for seed in range(SEEDS) for base in (topk, dgc)), site
