@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The door and its executors: gradients go in by name, over a network or in memory, seen by the host or by masks."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch.distributed as dist
 
 from gravac import AdaptiveCompressor, Goodput, GraVAC, Static, quantize, topk
 from gravac.averaging.plan import Piece
+from gravac.candidate import Candidate
 from gravac.compressors import Compressor, ladder, powersgd, topkc
+from gravac.controllers.base import Decision
 from gravac.exchange.lockstep import Lockstep
 from gravac.stepping.door import flat
 from tests.distributed.training import batch, network, parallel, sgd, train, weights
@@ -115,6 +118,31 @@ def test_masks_give_the_bits_that_a_host_gives_that_looks(base: Compressor, safe
         assert mine == theirs
         mine, theirs = one.state_dict()["residual"], other.state_dict()["residual"]
         assert set(mine) == set(theirs) and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+class SomeSteps(Static):
+    """Compresses for some steps, and sends all whole from then on."""
+
+    latency: int = 2
+
+    def observe(self, state: Any, measurement: Any) -> Any:
+        state, decision = super().observe(state, measurement)
+        over = measurement.step + self.latency > 4
+        return state, (Decision(Candidate("dense", 1.0, 1.0), reason="whole") if over else decision)
+
+    def at_latency(self, latency: int) -> "SomeSteps":
+        return self(latency=latency)
+
+
+@pytest.mark.parametrize(("masked", "latency"), [(False, 2), (True, 2), (True, 3)])
+@pytest.mark.parametrize("release", [0.5, math.inf])
+def test_what_was_kept_is_let_go_of_when_all_of_it_was_sent(masked: bool, latency: int, release: float) -> None:
+    settings = {"base": topk, "controller": SomeSteps(cf=10), "release": release, "cf_range": (2, 100)}
+    _, before, _ = in_memory(2, 4, masked=masked, latency=latency, **settings)
+    assert before[0].state_dict()["residual"]
+    _, compressors, _ = in_memory(2, 60, masked=masked, latency=latency, **settings)
+    for one in compressors:
+        assert one._averager.feedback.empty  # and so a step is what plain DDP's is
 
 
 @pytest.mark.parametrize("safe", [False, True])
