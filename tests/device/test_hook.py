@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""DDP's real hook with streams under it, on CPU tensors: the bits that the thread gives, and the host looks at nothing."""
+"""DDP's real hook with streams under it, on CPU tensors: the thread's bits, and the host looks at nothing."""
 
 import random
 import sys
