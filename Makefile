@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-
 	measure-soak measure-chunks \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size
+	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -151,6 +151,9 @@ measure-factored: $(VENV)/.lab $(VENV)/.test  ## six of the matrix's factored ti
 measure-compressors: $(VENV)/.test  ## speed of every compressor, 25 MiB, one thread (3 minutes)
 	$(BIN)/python -m gravac bench compressors --json docs/measurements/compressors.json \
 		--also 'randomk(block=64)'
+
+measure-gpu: $(VENV)/.test  ## bits, waits, codecs, overlap, ranks on one GPU (10 minutes, needs a GPU)
+	$(BIN)/python -m tests.measure.gpu --json docs/measurements/gpu.json $(ARGS)
 
 # One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
 # that the pinned build is there before anything else asks for one.

@@ -9,7 +9,7 @@ import pickle
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ PRELOADED = ["pytest", "torch._dynamo", "gravac", "tests.distributed.training"]
 """Imported once, where ranks are forked from. An optimizer's first step imports dynamo, a second of processor time."""
 
 
-def processes(function: Rank, world: int, *args: Any, timeout: float = 200) -> list[Any]:
+def processes(
+    function: Rank, world: int, *args: Any, timeout: float = 200, preloaded: Sequence[str] = PRELOADED
+) -> list[Any]:
     """Run ``function(rank, world, *args)`` in a process per rank, with gloo set up; what each returned.
 
     Fails with a rank's traceback, or with all stacks when a rank hangs.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*preloaded])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "arguments").write_bytes(pickle.dumps(args))
