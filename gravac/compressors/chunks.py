@@ -9,11 +9,16 @@ from typing import NamedTuple
 
 import torch
 
+from gravac import kernels
 from gravac.compressors.base import Sparse
 
 
 def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``."""
+    """Sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``. By a kernel where those run."""
+    if x.dtype == torch.float32 and kernels.usable(x.device.type):
+        from gravac.kernels import chunks  # needs triton
+
+        return chunks.chunk_energies(x, chunk)
     whole = x.numel() // chunk * chunk
     norms: torch.Tensor = torch.linalg.vector_norm(x[:whole].view(-1, chunk), dim=1)
     if whole < x.numel():

@@ -148,13 +148,14 @@ class Decoded:
         for start in range(0, count, rows):
             piece = Coded(packed[:, start : start + rows], scales[:, start : start + rows])
             numbers = mean(piece, self.bits, self.kind, scratch[: piece.scales.shape[1]]).view(-1)
-            _add(dense, start * self.block, numbers, alpha)
+            add_at(dense, start * self.block, numbers, alpha)
         if self.more is not None:
-            _add(dense, *self.more, alpha)
+            add_at(dense, *self.more, alpha)
         return dense
 
 
-def _add(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: float) -> None:
+def add_at(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: float) -> None:
+    """Add ``alpha`` times flat numbers to flat ``dense`` from a position on; what is beyond its end is left out."""
     into = dense[position : position + numbers.numel()]
     into.add_(numbers[: into.numel()], alpha=alpha)
 

@@ -21,9 +21,10 @@ from pydantic import Field
 from gravac.collectives import AllGather, AllToAll, Traffic
 from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
-from gravac.compressors.codebook import SCALE, Coded, Decoded, encode, mean
+from gravac.compressors.codebook import SCALE
 from gravac.compressors.draws import Draws
 from gravac.compressors.levels import Kind
+from gravac.compressors.messages import Messages, encode, padded
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 
@@ -124,41 +125,36 @@ class Quantize(Compressor):
         """
         bits = self.bits_at(cf)
         turned = self._turned(x, ctx)
-        per = self._shard_blocks(turned.numel(), ctx.world)
-        shards = 1 if self.gathers(ctx.world) else ctx.world
-        rows = _padded(turned, shards * per, self.block)
-        coded, error = encode(rows, bits, self.levels)
-        message = _message(coded, shards)
-        sent, aside = self._decoded(coded.of_one(), bits), None
-        if shards == 1:
+        message, error = encode(turned, bits, self.levels, self.block, 1 if self.gathers(ctx.world) else ctx.world)
+        sent, aside = self._messages(message.unsqueeze(1), bits), None
+        if self.gathers(ctx.world):
             (messages,) = yield AllGather(message[0])
-            average = self._decoded(self._coded(messages, per, bits), bits)
+            average = self._messages(messages.unsqueeze(0), bits)
         else:
             arrived = yield AllToAll(message)
-            exact = rows.new_empty(per, self.block)
-            mean(self._coded(arrived, per, bits), bits, self.levels, exact)
-            kept = ctx.state.get("second")
-            fits = ctx.error_feedback > 0 and kept is not None and kept.shape == exact.shape
-            wanted = exact + kept if kept is not None and fits else exact
+            exact = self._messages(arrived.unsqueeze(0), bits).decoded()
+            kept = ctx.state.get("second") if ctx.error_feedback > 0 else None
+            wanted = exact if kept is None or kept.numel() != exact.numel() else exact + kept.view(-1)
             back = self.back_bits or bits
             rounded = torch.empty_like(exact)
-            (messages,) = yield AllGather(_message(encode(wanted, back, self.levels, rounded)[0], 1)[0])
-            average = self._decoded(self._coded(messages, per, back).of_one(), back)
-            off = (exact - rounded).view(-1).mul_(ctx.world)
-            error += energy(off).to(error.dtype) / ctx.world
+            again, _ = encode(wanted, back, self.levels, self.block, decoded=rounded)
+            (messages,) = yield AllGather(again[0])
+            average = self._messages(messages.unsqueeze(1), back)
+            more = (rounded - exact).mul_(ctx.world)
+            error += energy(more).to(error.dtype) / ctx.world
             if ctx.error_feedback:
-                ctx.state["second"] = (wanted - rounded).mul_(ctx.error_feedback)
-                aside = self._from_own_shard(off, x.numel(), ctx).to(x.dtype)
-            sent = replace(sent, more=(ctx.rank * off.numel(), off.neg_()))
+                ctx.state["second"] = (wanted - rounded).mul_(ctx.error_feedback).view(-1, self.block)
+                aside = self._from_own_shard(-more, x.numel(), ctx).to(x.dtype)
+            sent = replace(sent, more=(ctx.rank * more.numel(), more))
         return Reduced(self._back(average, x, ctx), self._back(sent, x, ctx), 32 / bits, aside=aside, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared errors of coding flat x the first time, estimated from some of its blocks; 0-d."""
         turned = self._turned(x, ctx)
-        rows = _padded(turned, self._shard_blocks(turned.numel(), 1), self.block)
+        rows = padded(turned, self._shard_blocks(turned.numel(), 1), self.block)
         some = rows[:: max(1, rows.numel() // SAMPLED)].contiguous()
         whole, looked_at = energy(x), energy(some.view(-1)).clamp(min=torch.finfo(torch.float32).tiny)
-        lost = [encode(some, self.bits_at(cf), self.levels)[1] for cf in cfs]
+        lost = [encode(some.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
         return [whole * (one / looked_at).to(x.dtype) for one in lost]
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
@@ -181,20 +177,13 @@ class Quantize(Compressor):
     def _block_bytes(self, bits: int) -> int:
         return packed_bytes(self.block, bits) + SCALE.itemsize
 
-    def _decoded(self, coded: Coded, bits: int) -> Decoded:
-        return Decoded(coded, bits, self.levels, self.block)
-
-    def _coded(self, messages: torch.Tensor, blocks: int, bits: int) -> Coded:
-        """What messages ``[ranks, bytes]`` hold, ``[ranks, blocks, ...]``."""
-        width = packed_bytes(self.block, bits)
-        packed = messages[:, : blocks * width].view(len(messages), blocks, width)
-        scales = messages[:, blocks * width :].clone(memory_format=torch.contiguous_format).view(-1).view(SCALE)
-        return Coded(packed, scales.view(len(messages), blocks))
+    def _messages(self, messages: torch.Tensor, bits: int) -> Messages:
+        return Messages(messages, bits, self.levels, self.block)
 
     def _turned(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         return rotation.turn(x.float(), _signs(ctx)) if self.rotate else x.float()
 
-    def _back(self, decoded: Decoded, x: torch.Tensor, ctx: Context) -> torch.Tensor | Decoded:
+    def _back(self, decoded: Messages, x: torch.Tensor, ctx: Context) -> torch.Tensor | Messages:
         """As coordinates of x: of what was rotated, turned back."""
         if not self.rotate:
             return decoded
@@ -216,17 +205,6 @@ class Quantize(Compressor):
 def _signs(ctx: Context) -> Draws:
     """Of the rotation: new ones each step, unless the second error is kept from step to step as it was rotated."""
     return ctx.draws(fixed=ctx.error_feedback > 0)
-
-
-def _padded(x: torch.Tensor, blocks: int, block: int) -> torch.Tensor:
-    missing = blocks * block - x.numel()
-    return (torch.nn.functional.pad(x, (0, missing)) if missing else x).view(blocks, block)
-
-
-def _message(coded: Coded, shards: int) -> torch.Tensor:
-    """Codes, then scales, of each shard: uint8, ``[shards, bytes]``."""
-    scales = coded.scales.view(torch.uint8).view(shards, -1)
-    return torch.cat([coded.packed.reshape(shards, -1), scales], dim=1)
 
 
 quantize = Quantize()

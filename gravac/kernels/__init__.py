@@ -10,3 +10,20 @@ Every function here is one operator, ``torch.ops.gravac....``, and one launch: w
 
 ``make test-kernels`` runs the kernels on a CPU, by triton's interpreter.
 """
+
+import functools
+import importlib
+
+import torch
+
+
+@functools.cache
+def usable(device_type: str) -> bool:
+    """Tell whether kernels can run on devices of a type: CUDA's, where there is triton, and a GPU that it supports."""
+    if device_type != "cuda":
+        return False
+    try:
+        importlib.import_module("triton")
+    except ImportError:
+        return False
+    return torch.cuda.get_device_capability() >= (8, 0)

@@ -1,0 +1,187 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Compressors that call the kernels, as on a GPU: they send and average what they do with PyTorch's operators."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from gravac import conformance, kernels, quantize, topkc
+from gravac.collectives import AllGather, AllToAll, Collective
+from gravac.compressors import Compressor, Context, Reduced, messages
+from gravac.compressors.base import laid_out
+from gravac.compressors.chunks import chunk_energies
+from gravac.compressors.messages import Messages
+from gravac.compressors.packing import packed_bytes
+from gravac.exchange import memory
+from gravac.exchange.fuse import fuse
+from tests.kernels import DEVICE
+from tests.kernels import kernels as need_kernels
+from tests.kernels.test_quantize import Launches, assert_same, split
+
+need_kernels("quantize")
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of what is divided by zero
+
+ELEMENTS = 5000
+"""Of a tensor: no whole number of blocks, nor of shards."""
+
+LAWS = (
+    conformance.one_round_is_kept,
+    conformance.a_non_finite_gradient_reaches_every_rank,
+    conformance.gradients_of_any_dtype_work,
+)
+"""Laws that do not take the interpreter long; that the mean is the mean of what was sent is seen below."""
+
+COMPRESSORS = (quantize(8), quantize(4), quantize(2), quantize(1), quantize(4, exchange="shards", back_bits=8))
+COMPRESSORS += (quantize(2, rotate=True), quantize(3, levels="uniform", block=40))
+
+
+@pytest.fixture
+def by(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Says whether kernels are called, on any device."""
+
+    def choose(use: bool) -> None:
+        monkeypatch.setattr(kernels, "usable", lambda device_type: use)
+
+    choose(True)
+    return choose
+
+
+def gradients(world: int, elements: int = ELEMENTS, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(elements, generator=generator).to(DEVICE) for _ in range(world)]
+
+
+def exchange(compressor: Compressor, xs: Sequence[torch.Tensor], cf: float = 8.0) -> list[Reduced]:
+    return conformance.exchange(compressor, xs, cf)
+
+
+def scale_places(xs: Sequence[torch.Tensor]) -> float:
+    """What two places of a block's scale, bfloat16, come to at most, in the largest number coded."""
+    return float(torch.stack(list(xs)).abs().max()) * 2.0**-7 * 2
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+def test_ranks_get_the_same_bits_and_those_of_pytorch_s_operators_but_for_rounding(
+    compressor: Compressor, world: int, by: Callable[[bool], None]
+) -> None:
+    xs = gradients(world)
+    got = exchange(compressor, xs)
+    means = [laid_out(one.mean, xs[0]) for one in got]
+    assert all(torch.equal(mean, means[0]) for mean in means)
+    sent = torch.stack([laid_out(one.sent, x) for one, x in zip(got, xs, strict=True)]).mean(0)
+    assert torch.allclose(means[0], sent, atol=1e-5)
+    by(False)
+    want = exchange(compressor, xs)
+    off = (means[0] - laid_out(want[0].mean, xs[0])).abs()
+    # a number on a threshold may have the next code, and with it a code of the mean: of few numbers
+    assert int((off > scale_places(xs)).sum()) <= 3
+    for one, other in zip(got, want, strict=True):
+        assert one.error is not None and other.error is not None
+        assert float(one.error) == pytest.approx(float(other.error), rel=1e-3)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+def test_messages_differ_on_thresholds_alone_and_decode_to_the_same_bits(
+    bits: int, shards: int, by: Callable[[bool], None]
+) -> None:
+    (x,) = gradients(1)
+    encoded = messages.encode(x, bits, "fitted", 128, shards)[0]
+    ours = Messages(encoded.unsqueeze(1), bits, "fitted", 128, more=(100, torch.ones(50, device=DEVICE)))
+    dense, exact = ours.add_to(torch.ones_like(x), -1.0), ours.decoded()
+    by(False)
+    theirs = messages.encode(x, bits, "fitted", 128, shards)[0]
+    assert encoded.shape == theirs.shape == (shards, -(-40 // shards) * (packed_bytes(128, bits) + 2))
+    assert_same(split(encoded.cpu(), bits, 128), split(theirs.cpu(), bits, 128), bits, 128)
+    assert torch.equal(dense, ours.add_to(torch.ones_like(x), -1.0))
+    assert torch.equal(exact, ours.decoded())
+
+
+@pytest.mark.parametrize("compressor", [quantize(2, back_bits=4), quantize(2, rotate=True)], ids=repr)
+def test_the_second_error_is_kept_and_added_as_without_kernels(
+    compressor: Compressor, by: Callable[[bool], None]
+) -> None:
+    def run() -> tuple[list[Reduced], list[Context]]:
+        contexts = [Context("w", 0, rank, 3, shape=(ELEMENTS,), error_feedback=1.0) for rank in range(3)]
+        for seed in (1, 2):
+            xs = gradients(3, seed=seed)
+            ranks = [fuse([compressor.rounds(x, 8.0, ctx)], finite=True) for x, ctx in zip(xs, contexts, strict=True)]
+            came = [one.reduced[0] for one in memory.run(ranks) if one is not None]
+        return came, contexts
+
+    got, contexts = run()
+    by(False)
+    want, others = run()
+    for one, other, ctx, unlike in zip(got, want, contexts, others, strict=True):
+        aside, kept = one.aside, ctx.state["second"]
+        assert aside is not None and other.aside is not None
+        assert kept.shape == unlike.state["second"].shape
+        assert float((aside - other.aside).norm() / other.aside.norm()) < 0.1
+        assert float((kept - unlike.state["second"]).norm() / kept.norm()) < 0.1
+
+
+@pytest.mark.parametrize("chunk", [64, 100])
+def test_chunks_are_chosen_by_energies_of_the_kernel(chunk: int, by: Callable[[bool], None]) -> None:
+    xs = gradients(2)
+    with Launches() as launches:
+        energies = chunk_energies(xs[0], chunk)
+    assert launches.names == ["gravac.chunk_energies"]
+    got = laid_out(exchange(topkc(chunk=chunk), xs, 10.0)[0].mean, xs[0])
+    assert chunk_energies(xs[0].double(), chunk).dtype == torch.float64  # by PyTorch's operators
+    by(False)
+    assert torch.allclose(energies, chunk_energies(xs[0], chunk), rtol=1e-5)
+    assert torch.equal(got, laid_out(exchange(topkc(chunk=chunk), xs, 10.0)[0].mean, xs[0]))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_obeys(law: conformance.Law, by: Callable[[bool], None]) -> None:
+    law(quantize(4))
+
+
+@pytest.mark.parametrize(("compressor", "most"), [(quantize(4), 6), (quantize(4, exchange="shards"), 16)])
+def test_few_kernels_encode_a_tensor_and_add_the_mean(
+    compressor: Compressor, most: int, by: Callable[[bool], None]
+) -> None:
+    (x,) = gradients(1)
+    with Launches() as launches:
+        rounds, came = compressor.rounds(x, 8.0, Context(world=2)), None
+        try:
+            while True:
+                came = answer(rounds.send(came))
+        except StopIteration as ended:
+            ended.value.mean.add_to(torch.empty_like(x))
+    assert len([name for name in launches.names if "empty" not in name]) <= most, launches.names
+
+
+def answer(collective: Collective) -> object:
+    """As if another rank had sent the same."""
+    if isinstance(collective, AllGather):
+        return tuple(tensor.expand(2, *tensor.shape) for tensor in collective.tensors)
+    assert isinstance(collective, AllToAll)
+    return collective.tensor
+
+
+def test_without_triton_pytorch_s_operators_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    xs = gradients(2)
+    decide = kernels.usable.__wrapped__
+    assert not decide("cpu")
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails
+    monkeypatch.setattr(kernels, "usable", lambda device_type: decide("cuda"))
+    with Launches() as launches:
+        exchange(quantize(4), xs)
+        exchange(topkc, xs)
+    assert launches.names and not [name for name in launches.names if name.startswith("gravac.")]
+
+
+def test_numbers_that_kernels_cannot_take_are_coded_without_them(by: Callable[[bool], None]) -> None:
+    x = torch.ones(1 << 15, device=DEVICE)
+    with Launches() as launches:
+        encoded, _ = messages.encode(x, 4, "fitted", 1 << 15)
+        sum_of = Messages(encoded.unsqueeze(1), 4, "fitted", 1 << 15).add_to(torch.zeros_like(x).double())
+    assert torch.allclose(sum_of, x.double(), rtol=0.01)
+    assert not [name for name in launches.names if name.startswith("gravac.")]
