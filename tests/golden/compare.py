@@ -15,7 +15,7 @@ from tests.golden.runs import CASES
 RENAMED: Mapping[str, str] = {"worth": "efficiency"}
 """Keys of before, wherever they stand in a checkpoint, by what they are called now."""
 
-MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 2, "gravac.report": with_named_numbers}
+MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 3, "gravac.report": with_named_numbers}
 """By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
 
 UNPAIRED: frozenset[str] = frozenset({"gravac.older_reports", "gravac.report.numbers.left"})
