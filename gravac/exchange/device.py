@@ -3,7 +3,8 @@
 """Streams and events of an accelerator, as few of them as an executor needs; tests put in others that record."""
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -97,3 +98,22 @@ class CudaDevice:
     def capturing(self) -> bool:
         """Whether the present stream is captured."""
         return torch.cuda.is_current_stream_capturing()
+
+
+def stream_order(device: torch.device) -> Callable[[], None]:
+    """Return what makes a thread work on a stream of its own, after what the present one was given so far."""
+    if device.type == "cpu":
+        return lambda: None
+    given = torch.cuda.current_stream(device).record_event()
+
+    def follow() -> None:
+        torch.cuda.set_device(device)  # a new thread's is 0
+        torch.cuda.set_stream(_own_stream(device))
+        torch.cuda.current_stream(device).wait_event(given)
+
+    return follow
+
+
+@functools.cache
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

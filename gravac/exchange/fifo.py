@@ -17,7 +17,6 @@ once, and not when that has landed.
 """
 
 import atexit
-import functools
 import queue
 import threading
 import time
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gravac.collectives import AllReduce, Collective
+from gravac.exchange.device import stream_order
 from gravac.exchange.executor import Fail, Job, Number, Verdict
 from gravac.exchange.group import GroupTransport, Pending
 
@@ -136,7 +136,7 @@ class Fifo:
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Run a job when its turn comes, see ``Executor``; on CUDA it waits for what its stream was given so far."""
-        self._inbox.put(_Exchange(job, fail, one_round, _stream_order(device)))
+        self._inbox.put(_Exchange(job, fail, one_round, stream_order(device)))
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Call a function when all before it has ended."""
@@ -339,22 +339,3 @@ class Fifo:
                 if item is not None:
                     item.fail(failure)
             return None
-
-
-def _stream_order(device: torch.device) -> Callable[[], None]:
-    """Makes the calling thread work on a stream of its own, after what the present one was given so far."""
-    if device.type == "cpu":
-        return lambda: None
-    given = torch.cuda.current_stream(device).record_event()
-
-    def follow() -> None:
-        torch.cuda.set_device(device)  # a new thread's is 0
-        torch.cuda.set_stream(_own_stream(device))
-        torch.cuda.current_stream(device).wait_event(given)
-
-    return follow
-
-
-@functools.cache
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
