@@ -173,15 +173,17 @@ class Averager:
             whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, where there is one.
         """
         self.stats.elements += sum(piece.flat.numel() for piece in pieces)
-        compressible = [piece for piece in pieces if self.compresses(piece.shape)]
         if plan.sums == "none":
             self.diagnostics.sums.clear()
         else:
             finite = self._judge(all_finite(energy_of(piece.flat) for piece in pieces))
-            self.diagnostics.add_up(compressible, plan, finite, self.stats)
+            self.diagnostics.add_up(self._compressible(pieces), plan, finite, self.stats)
         if plan.survey:
-            announce(compressible, plan, self.stats)
+            announce(self._compressible(pieces), plan, self.stats)
         return self._compressed(pieces, plan) if plan.compresses else self._dense(pieces, plan, whole)
+
+    def _compressible(self, pieces: Sequence[Piece]) -> list[Piece]:
+        return [piece for piece in pieces if self.compresses(piece.shape)]
 
     # compressed: 1. lay small tensors side by side  2. judge  3. fold residuals in  4. run all rounds  5. settle
 

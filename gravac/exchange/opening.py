@@ -45,9 +45,10 @@ def open_executor(
     if chosen(backend_of(group, device), device, kind) == "stream":
         if pace is not None:
             raise RuntimeError("pace: a slower link is emulated by sleeping, which streams cannot; use gloo, or none")
-        mine, agreement = (GroupTransport(_given(one), device=device) for one in (group, agree_group or group))
+        mine = GroupTransport(group or _world(), device=device)
+        agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
         probe = probe_link(GroupTransport(mine.group, device=device), device)
-        return StreamExecutor(mine, CudaDevice(device), agreement if agree_group else None), probe
+        return StreamExecutor(mine, CudaDevice(device), agreement), probe
     transport = GroupTransport if device.type == "cpu" else StagedTransport
     own = own_group(group)
     agreeing = None if agree_group is None else GroupTransport(own_group(agree_group), pace)
@@ -81,7 +82,7 @@ def chosen(backend: str, device: torch.device, kind: Kind) -> Literal["thread", 
     )
 
 
-def _given(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    group = dist.group.WORLD if group is None else group
+def _world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
     assert group is not None
     return group

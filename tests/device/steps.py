@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole steps through the door on a made-up GPU: what they would launch and copy, and what the host would wait for."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,45 +13,10 @@ from gravac.controllers import Static
 from gravac.controllers.base import Controller
 from gravac.exchange.streams import StreamExecutor
 from tests.device.counting import DEVICE, Counting, counting
+from tests.device.idle import Idle
 
 WARM = 6
 """Steps before those that are counted: tables are made in the first, measurements travel from the third on."""
-
-
-class Moment:
-    """A moment of a stream, long past."""
-
-    def synchronize(self) -> None:
-        """It is past."""
-
-    def elapsed_time(self, later: "Moment") -> float:
-        return 1.0
-
-
-class MadeUp:
-    """A device on which nothing is computed, see ``gravac.exchange.device.Device``."""
-
-    capturing = False
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(DEVICE)
-
-    def stream(self) -> None:
-        return None
-
-    @contextlib.contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        yield
-
-    def record(self) -> Moment:
-        return Moment()
-
-    def wait(self, event: Moment) -> None:
-        """Streams wait for nothing that is computed."""
-
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 class There:
@@ -87,7 +51,7 @@ class Counted(StreamExecutor):
     """
 
     def __init__(self, seen: Counting, world: int) -> None:
-        super().__init__(There(world), MadeUp())  # type: ignore[arg-type]
+        super().__init__(There(world), Idle(torch.device(DEVICE)))  # type: ignore[arg-type]
         self.seen, self.carried = seen, list[str]()
 
     def agree(self, vectors: Sequence[Sequence[Any]]) -> Any:

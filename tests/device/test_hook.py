@@ -17,8 +17,8 @@ import gravac.adaptive
 from gravac import AdaptiveCompressor, Compressor, Static, dense, powersgd, quantize, topk
 from gravac.exchange.group import GroupTransport
 from gravac.exchange.streams import StreamExecutor
+from tests.device.idle import Idle
 from tests.ranks import processes
-from tests.streams.test_order import Apart
 
 LOOKS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")
 
@@ -45,9 +45,10 @@ def trained(
 ) -> tuple[list[torch.Tensor], list[str], int]:
     """Weights after some steps, where data was looked at, and how often the host waited."""
     made: list[StreamExecutor] = []
+    moments = random.Random(rank)
 
     def opened(device: Any, group: Any, *_: Any) -> tuple[StreamExecutor, None]:
-        made.append(StreamExecutor(GroupTransport(group), Apart(random.Random(rank))))
+        made.append(StreamExecutor(GroupTransport(group), Idle(torch.device("cpu"), lambda: moments.expovariate(1.0))))
         return made[0], None
 
     if streams:

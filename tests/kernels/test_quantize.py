@@ -3,6 +3,7 @@
 """The quantizer's kernels against the codebook on CPU: its codes, but for numbers on a threshold; decoded, its bits."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,10 @@ from gravac.compressors.levels import GRID, Kind, levels
 from gravac.compressors.packing import WIDTHS, packed_bytes, unpack
 from tests.kernels import DEVICE, kernels
 
-kernels("quantize")
-
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-
-from gravac.kernels import quantize  # noqa: E402
-from gravac.kernels.codes import code_for, codes_of  # noqa: E402
+quantize, shared = kernels("quantize"), kernels("codes")
+code_for, codes_of = shared.code_for, shared.codes_of
+triton = pytest.importorskip("triton")
+tl = triton.language
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of what is divided by zero
 
@@ -66,7 +64,16 @@ def assert_same(got: Coded, want: Coded, bits: int, block: int) -> None:
 
 
 @triton.jit
-def _given(x, inverse, codes, numbers, block, bits: tl.constexpr, points: tl.constexpr, most: tl.constexpr):  # noqa: ANN001, ANN202
+def _given(
+    x: tl.tensor,
+    inverse: tl.tensor,
+    codes: tl.tensor,
+    numbers: tl.tensor,
+    block: tl.tensor,
+    bits: tl.constexpr,
+    points: tl.constexpr,
+    most: tl.constexpr,
+) -> None:
     at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
     fine = tl.load(x + at, mask=at < numbers, other=0) * tl.load(inverse + at // block, mask=at < numbers, other=0)
     tl.store(codes + at, codes_of(fine, bits, points, most).to(tl.uint8), mask=at < numbers)
@@ -240,7 +247,7 @@ class Launches(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func.is_view:
             self.names.append(str(func).removesuffix(".default"))
         return func(*args, **(kwargs or {}))

@@ -5,6 +5,7 @@
 import importlib
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def quantity(folder: str) -> None:
         "".join(json.dumps({k: v for k, v in line.items() if k != "starved_seconds"}) + "\n" for line in lines)
     )
     records = [one for one in read_jsonl(older) if isinstance(one, StepRecord)]
-    assert len(records) == 29 and all(math.isnan(getattr(one, "starved_seconds")) for one in records)  # noqa: B009
+    assert len(records) == 29 and all(math.isnan(asdict(one)["starved_seconds"]) for one in records)
 
     del saved["report"]["numbers"]["starved"]
     resumed = AdaptiveCompressor(topk, controller=Static(cf=10))

@@ -7,7 +7,6 @@ what ranks agree on, and that only when a rank looks: so whatever decides on the
 Moments, gradients and whether these are finite differ from rank to rank.
 """
 
-import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Accordion, Goodput, GraVAC
 from gravac.controllers.base import Controller
 from gravac.exchange.streams import StreamExecutor
+from tests.device.idle import Idle
 
 WORLD, STEPS, SCHEDULES = 3, 8, 1000
 
@@ -34,46 +34,6 @@ POLICIES: Sequence[tuple[Compressor, Controller[Any]]] = (
 
 Entry = tuple[str, str, int, str]
 """One collective: communicator, kind, elements, dtype."""
-
-
-class Moment:
-    """A moment that took place whenever it liked."""
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def synchronize(self) -> None:
-        """Nothing is computed later than it is handed over."""
-
-    def elapsed_time(self, later: "Moment") -> float:
-        return later.at - self.at
-
-
-class Apart:
-    """A device of one rank: its streams wait for nothing, its time is its own."""
-
-    device = torch.device("cpu")
-    capturing = False
-
-    def __init__(self, draw: random.Random) -> None:
-        self._draw, self._at = draw, 0.0
-
-    def stream(self) -> None:
-        return None
-
-    @contextlib.contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        yield
-
-    def record(self) -> Moment:
-        self._at += self._draw.expovariate(1.0)
-        return Moment(self._at)
-
-    def wait(self, event: Moment) -> None:
-        """Streams here wait for nothing."""
-
-    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor)
 
 
 class Log:
@@ -127,7 +87,7 @@ def one_rank(
     agreement = Log("all", rank, log) if shared.random() < 0.5 else None
     group = Log("mine", rank, log)
     loop = Log(shared.choice(("mine", "loop")), rank, log)
-    executor = executors(group, Apart(own), agreement, board)
+    executor = executors(group, Idle(torch.device("cpu"), lambda: own.expovariate(1.0)), agreement, board)
     safe = shared.choice((True, False))
     settings: dict[str, Any] = {"overflow_safety": safe, "release": shared.choice((0.5, float("inf")))}
     compressor = AdaptiveCompressor(base, (1, 64), controller=controller, dense_below=16, **settings)
