@@ -1,40 +1,51 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A commit against HEAD: what is made of pairs of blocks, and where it is published. Running blocks takes minutes."""
+"""A commit against HEAD: what is made of pairs of turns, and where it is published. Taking them takes minutes."""
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.measure import before_after, check, published, results, tables
 
+ECHO = """
+import json, os, sys
+print(json.dumps({"package": os.path.abspath("x"), "workloads": ["a step"]}), flush=True)
+for line in sys.stdin:
+    word, number = line.split() if " " in line else sys.exit("no such word")
+    print(json.dumps({"seconds": int(number)}), flush=True)
+"""
 
-def pair(before: float, after: float) -> dict[str, before_after.Block]:
-    return {
-        "before": {"a step": {"seconds": before, "wire_ratio": 1.0}},
-        "after": {"a step": {"seconds": after, "wire_ratio": 2.0}},
-    }
-
-
-PAIRS = [pair(0.1, 0.2), pair(0.2, 0.2), pair(0.1, 0.15)]
-
-
-def rows() -> results.Rows:
-    return [{**row, "before": "1" * 40, "after": "2" * 40} for row in before_after.summarize(PAIRS)]
+PAIRS = [{"before": 0.1, "after": 0.2}, {"before": 0.2, "after": 0.2}, {"before": 0.1, "after": 0.15}]
 
 
-def test_blocks_take_turns_so_that_drift_meets_both_sides() -> None:
+def row() -> dict[str, Any]:
+    made = before_after.summarize("a step", PAIRS, [1.0, 2.0])
+    return {**made, "before": "1" * 40, "after": "2" * 40, "steps": 7}
+
+
+def test_turns_alternate_so_that_drift_meets_both_sides() -> None:
     sides = [side for sides in before_after.order(4) for side in sides]
     assert sides == ["before", "after", "after", "before"] * 2
 
 
-def test_what_is_compared_is_each_pair_of_blocks() -> None:
-    (row,) = before_after.summarize(PAIRS)
-    assert (row["what"], row["before_ms"], row["after_ms"], row["blocks"]) == ("a step", 100.0, 200.0, 3)
-    assert row["ratio"] == 1.5, "the median of 2, 1 and 1.5, not 200 / 100"
-    assert (row["low"], row["high"]) == (1.0, 2.0)
-    assert row["wire_ratios"] == [1.0, 2.0]
+def test_what_is_compared_is_each_pair_of_turns() -> None:
+    found = row()
+    assert (found["what"], found["before_ms"], found["after_ms"], found["pairs"]) == ("a step", 100.0, 200.0, 3)
+    assert found["ratio"] == 1.5, "the median of 2, 1 and 1.5, not 200 / 100"
+    assert (found["low"], found["high"]) == (1.0, 2.0)
+    assert found["wire_ratios"] == [1.0, 2.0]
+
+
+def test_sides_take_turns_and_a_rank_that_fails_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "one_side.py").write_text(ECHO)
+    with before_after.Side(tmp_path, tmp_path) as side:
+        assert side.workloads() == ["a step"]
+        assert side.tell("run 3") == {"seconds": 3}
+        with pytest.raises(RuntimeError, match="rank 0 failed, or hung:\nno such word"):
+            side.tell("fail")
 
 
 def test_an_unknown_commit_is_refused_before_anything_runs() -> None:
@@ -64,11 +75,11 @@ def test_the_document_has_a_section_only_once_there_is_a_record(
     published._rows.cache_clear()
     assert tables.update(document) == check.faults(document) == []
     assert document.read_text(encoding="utf-8") == "# Measurements\n"
-    results.keep(rows(), str(tmp_path / "before_after.json"))
+    results.keep([row()], str(tmp_path / "before_after.json"))
     assert tables.update(document) == check.faults(document) == []
     text = document.read_text(encoding="utf-8")
     assert "| a step | 100.0 | 200.0 | 1.500 (1.000-2.000) |" in text
-    assert "1111111111 against 2222222222, 3 blocks of each." in text
+    assert "1111111111 against 2222222222, 3 pairs of turns of 7 steps." in text
     assert tables.update(document) == []
     assert document.read_text(encoding="utf-8") == text, "a second time changes nothing"
     published._rows.cache_clear()

@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a step takes longer than before: one commit against HEAD, in blocks that take turns.
+"""Whether a step takes longer than before: one commit against HEAD, taking turns every second.
 
-A block is a process group of two gloo ranks on loopback, one thread each, that trains every workload of
-``tests.measure.one_block`` with the package of one commit. Blocks come in the order before, after, after, before, so
-that what drifts on the machine meets both. What is compared is each pair of blocks: the ratio of two median step times.
+Each side is a process group of two gloo ranks on loopback, one thread each, with the package of one commit. Both live
+at the same time and train the same workloads (``tests.measure.one_side``), but never at once: a turn of some steps of
+one, then of the other, in the order before, after, after, before, while the other side waits for a word. So what drifts
+on the machine from second to second meets both. What is compared is each pair of turns: the ratio of two median step
+times.
 
-    python -m tests.measure.before_after BEFORE [--json FILE] [--blocks N] [--steps N]
+    python -m tests.measure.before_after BEFORE [--json FILE] [--pairs N] [--steps N]
 
 Both commits are checked out as git worktrees in a temporary folder, which goes when the tool ends, however it ends.
-What is not committed is not measured. Pairs that are complete are kept when it is stopped by Ctrl-C.
+What is not committed is not measured. Workloads that are complete are kept when it is stopped by Ctrl-C.
 """
 
 import argparse
@@ -21,32 +23,33 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from gravac.lab.training.run import MALLOC
-from tests.measure import one_block, results
+from tests.measure import one_side, results
 
 ROOT = Path(__file__).parents[2]
 
 WORLD = 2
 
-BLOCK_SECONDS = 300
-"""A block that takes longer hangs."""
+PATIENCE = 120.0
+"""Seconds after which a side that does not answer hangs."""
 
 SIDES = ("before", "after")
 
-Block = dict[str, dict[str, float]]
-"""Median seconds of a step and the wire ratio, by workload."""
+Pair = dict[str, float]
+"""Median seconds of a step of one turn of each side."""
 
 SECTION = """## A step, before and after: `make measure-before-after BEFORE=<commit>`
 
-Two gloo ranks on loopback, one thread each. Each commit in processes of its own, in blocks in the order before, after,
-after, before; medians over blocks of a block's median step, and of the ratio of the two blocks of a pair with its 95 %
-bootstrap interval.
+Two gloo ranks on loopback, one thread each, for either commit. Both live at once and train in turns of some steps, in
+the order before, after, after, before; medians over turns of a turn's median step, and of the ratio of the two turns of
+a pair with its 95 % bootstrap interval.
 
 <!-- table before_after: begin -->
 
@@ -55,35 +58,30 @@ bootstrap interval.
 """What ``make tables`` appends to the document once there is a record."""
 
 
-def order(blocks: int) -> list[tuple[str, str]]:
-    """Return the sides of each pair of blocks: before first, after first, and so on."""
-    return [SIDES if pair % 2 == 0 else SIDES[::-1] for pair in range(blocks)]
+def order(pairs: int) -> list[tuple[str, str]]:
+    """Return the sides of each pair of turns: before first, after first, and so on."""
+    return [SIDES if pair % 2 == 0 else SIDES[::-1] for pair in range(pairs)]
 
 
-def summarize(pairs: list[dict[str, Block]]) -> results.Rows:
-    """Return a row for each workload.
+def summarize(what: str, pairs: list[Pair], wire_ratios: list[float]) -> dict[str, Any]:
+    """Return the row of a workload.
 
     Args:
-        pairs: complete pairs, each with the ``Block`` of either side.
+        what: its name.
+        pairs: all its pairs of turns.
+        wire_ratios: of the last step of either side.
     """
-    rows = []
-    for what in pairs[0]["before"]:
-        seconds = {side: [pair[side][what]["seconds"] for pair in pairs] for side in SIDES}
-        ratios = [after / before for before, after in zip(seconds["before"], seconds["after"], strict=True)]
-        low, high = results.interval(ratios)
-        rows.append(
-            {
-                "what": what,
-                "before_ms": round(1e3 * statistics.median(seconds["before"]), 2),
-                "after_ms": round(1e3 * statistics.median(seconds["after"]), 2),
-                "ratio": round(statistics.median(ratios), 4),
-                "low": round(low, 4),
-                "high": round(high, 4),
-                "blocks": len(pairs),
-                "wire_ratios": [pairs[-1][side][what]["wire_ratio"] for side in SIDES],
-            }
-        )
-    return rows
+    ratios = [pair["after"] / pair["before"] for pair in pairs]
+    low, high = results.interval(ratios)
+    return {
+        "what": what,
+        **{f"{side}_ms": round(1e3 * statistics.median(pair[side] for pair in pairs), 2) for side in SIDES},
+        "ratio": round(statistics.median(ratios), 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "pairs": len(pairs),
+        "wire_ratios": wire_ratios,
+    }
 
 
 def commit(name: str) -> str:
@@ -114,98 +112,123 @@ def worktree(folder: Path, of: str) -> Iterator[Path]:
         subprocess.run([*git, "remove", "--force", str(folder)], check=False)
 
 
-def block(code: Path, folder: Path, steps: int) -> Block:
-    """Run one block with the package of a worktree.
+class Side:
+    """Ranks that train with the package of one worktree when they are told to; a context manager that ends them.
 
     Args:
         code: the worktree.
-        folder: holds the driver; the block's files go into a folder below it.
-        steps: counted steps of each workload.
-
-    Raises:
-        RuntimeError: a rank failed, hung, or took the package from elsewhere.
+        folder: holds the driver; the side's files go into a folder below it.
     """
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        environment = {**MALLOC, **os.environ, "PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(folder / "one_block.py")]
-        logs = [Path(place, f"rank{rank}.log") for rank in range(WORLD)]
-        ranks: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank, log in enumerate(logs):
-                with log.open("wb") as output:
-                    ranks.append(
-                        subprocess.Popen(
-                            [*command, str(rank), str(WORLD), place, str(steps)],
-                            cwd=place,
-                            env=environment,
-                            stdin=subprocess.DEVNULL,
-                            stdout=output,
-                            stderr=subprocess.STDOUT,
-                            start_new_session=True,  # Ctrl-C is for this process, which ends them
-                        )
+
+    def __init__(self, code: Path, folder: Path) -> None:
+        self._code, self._folder = code, folder
+
+    def __enter__(self) -> "Side":
+        self._place = Path(tempfile.mkdtemp(dir=self._folder))
+        environment = {**MALLOC, **os.environ, "PYTHONPATH": str(self._code), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(self._folder / "one_side.py")]
+        self._ranks: list[subprocess.Popen[str]] = []
+        for rank in range(WORLD):
+            with self._log(rank).open("w") as log:
+                self._ranks.append(
+                    subprocess.Popen(
+                        [*command, str(rank), str(WORLD), str(self._place)],
+                        cwd=self._place,
+                        env=environment,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                        start_new_session=True,  # Ctrl-C is for this process, which ends them
                     )
-            wait(ranks, logs)
+                )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._ranks:
+            process.kill()
+            process.wait()
+
+    def workloads(self) -> list[str]:
+        """Return what can be trained; said once, at the beginning.
+
+        Raises:
+            RuntimeError: the package is not the worktree's, or see ``tell``.
+        """
+        answer = self._answers()[0]
+        if not Path(answer["package"]).is_relative_to(self._code):
+            raise RuntimeError(f"a rank imported {answer['package']}, which is not below {self._code}")
+        return list(answer["workloads"])
+
+    def tell(self, words: str) -> dict[str, Any]:
+        """Have every rank do something, and return what rank 0 answers.
+
+        Raises:
+            RuntimeError: a rank failed, with the end of what it wrote, or did not answer in time.
+        """
+        for process in self._ranks:
+            _pipe(process.stdin).write(f"{words}\n")
+            _pipe(process.stdin).flush()
+        return self._answers()[0]
+
+    def _answers(self) -> list[dict[str, Any]]:
+        late = threading.Timer(PATIENCE, self.__exit__)
+        late.start()
+        try:
+            lines = [_pipe(process.stdout).readline() for process in self._ranks]
         finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        result = json.loads(Path(place, "result.json").read_text(encoding="utf-8"))
-    if not Path(result["package"]).is_relative_to(code):
-        raise RuntimeError(f"the block imported {result['package']}, which is not below {code}")
-    times: Block = result["times"]
-    return times
+            late.cancel()
+        for rank, line in enumerate(lines):
+            if not line:
+                raise RuntimeError(f"rank {rank} failed, or hung:\n{self._log(rank).read_text()[-2000:]}")
+        return [json.loads(line) for line in lines]
+
+    def _log(self, rank: int) -> Path:
+        return self._place / f"rank{rank}.log"
 
 
-def wait(ranks: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
-    """Wait until all ranks ended well.
-
-    Raises:
-        RuntimeError: one failed, with the end of what it wrote, or they did not end in time.
-    """
-    until = time.monotonic() + BLOCK_SECONDS
-    while any(process.poll() is None for process in ranks):
-        if time.monotonic() > until:
-            raise RuntimeError(f"a block took more than {BLOCK_SECONDS} s")
-        if any(process.poll() for process in ranks):
-            break  # its peers may wait for it for ever
-        time.sleep(0.05)
-    for rank, (process, log) in enumerate(zip(ranks, logs, strict=True)):
-        if process.poll():
-            raise RuntimeError(f"rank {rank} failed:\n{log.read_text(errors='replace')[-2000:]}")
+def _pipe(end: IO[str] | None) -> IO[str]:
+    assert end is not None
+    return end
 
 
-def measure(before: str, blocks: int, steps: int, path: str | None) -> results.Rows:
-    """Run all pairs of blocks, telling of each; keep the rows after every pair; return them.
+def measure(before: str, pairs: int, steps: int, path: str | None) -> results.Rows:
+    """Time every workload, telling of each; keep the rows after each; return them.
 
     Args:
         before: hash of the commit to compare HEAD with.
-        blocks: blocks of each side.
-        steps: counted steps of each workload in a block.
+        pairs: pairs of turns of each workload.
+        steps: steps of a turn.
         path: where rows are kept; ``None`` keeps none.
     """
-    pairs: list[dict[str, Block]] = []
-    rows: results.Rows = []
     hashes = {"before": before, "after": commit("HEAD")}
+    rows: results.Rows = []
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        shutil.copy(one_block.__file__, folder / "one_block.py")  # alone: beside tests/measure it would import that
-        with worktree(folder / "before", hashes["before"]) as a, worktree(folder / "after", hashes["after"]) as b:
-            code = {"before": a, "after": b}
-            try:
-                for sides in order(blocks):
-                    pair = {}
-                    for side in sides:
-                        pair[side] = block(code[side], folder, steps)
-                        told = ", ".join(f"{1e3 * one['seconds']:.1f}" for one in pair[side].values())
-                        print(f"{time.monotonic() - began:5.0f} s  {side:<7}{told} ms", file=sys.stderr, flush=True)
-                    pairs.append(pair)
-                    rows = [{**row, **hashes, "steps": steps} for row in summarize(pairs)]
-                    if path:
-                        results.keep(rows, path)
-            except KeyboardInterrupt:
-                print(f"stopped: {len(pairs)} of {blocks} pairs are complete", file=sys.stderr)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        shutil.copy(one_side.__file__, folder / "one_side.py")  # alone: beside tests/measure it would import that
+        code = {name: stack.enter_context(worktree(folder / name, of)) for name, of in hashes.items()}
+        sides = {name: stack.enter_context(Side(at, folder)) for name, at in code.items()}
+        workloads, *_ = [side.workloads() for side in sides.values()]
+        try:
+            for what in workloads:
+                row = _timed(what, sides, pairs, steps)
+                rows.append({**row, **hashes, "steps": steps})
+                told = f"{row['ratio']:.3f} ({row['low']:.3f}-{row['high']:.3f})"
+                print(f"{time.monotonic() - began:5.0f} s  {what}: {told}", file=sys.stderr, flush=True)
+                if path:
+                    results.keep(rows, path)
+        except KeyboardInterrupt:
+            print(f"stopped: {len(rows)} of {len(workloads)} workloads are complete", file=sys.stderr)
     return rows
+
+
+def _timed(what: str, sides: dict[str, Side], pairs: int, steps: int) -> dict[str, Any]:
+    """Time one workload: the row of it."""
+    for side in sides.values():
+        side.tell(f"open {what}")
+    found = [{name: sides[name].tell(f"run {steps}")["seconds"] for name in turns} for turns in order(pairs)]
+    return summarize(what, found, [side.tell("close")["wire_ratio"] for side in sides.values()])
 
 
 def table(rows: results.Rows) -> str:
@@ -217,7 +240,11 @@ def table(rows: results.Rows) -> str:
         for row in rows
     ]
     first = rows[0]
-    lines += ["", f"{first['before'][:10]} against {first['after'][:10]}, {first['blocks']} blocks of each."]
+    lines += [
+        "",
+        f"{first['before'][:10]} against {first['after'][:10]}, {first['pairs']} pairs of turns of {first['steps']} "
+        "steps.",
+    ]
     return "\n".join(lines)
 
 
@@ -230,18 +257,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", metavar="BEFORE", help="the commit to compare HEAD with")
     parser.add_argument("--json", help="file for the rows")
-    parser.add_argument("--blocks", type=int, default=12, help="blocks of each commit (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="counted steps of each workload (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=60, help="pairs of turns of a workload (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=7, help="steps of a turn (default: %(default)s)")
     options = parser.parse_args(arguments)
-    if min(options.blocks, options.steps) < 1:
-        parser.error("--blocks and --steps: at least 1")
+    if min(options.pairs, options.steps) < 1:
+        parser.error("--pairs and --steps: at least 1")
     signal.signal(signal.SIGTERM, stop)
     try:
-        rows = measure(commit(options.before), options.blocks, options.steps, options.json)
+        rows = measure(commit(options.before), options.pairs, options.steps, options.json)
     except ValueError as error:
         parser.error(str(error))
     print("\n".join(json.dumps(row) for row in rows))
-    return 0 if rows and rows[0]["blocks"] == options.blocks else 130
+    return 0 if rows else 130
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of one block of ``tests.measure.before_after``: step times of whatever gravac is on PYTHONPATH.
+"""One rank of one side of ``tests.measure.before_after``: trains with whatever gravac is on PYTHONPATH, when told to.
 
-    PYTHONPATH=WORKTREE python one_block.py RANK WORLD FOLDER STEPS
+    PYTHONPATH=WORKTREE python one_side.py RANK WORLD FOLDER
+
+It reads a word a line from standard input, and answers each with a line of JSON: ``open WORKLOAD`` sets up and warms up
+(the answer is ``{}``), ``run STEPS`` trains that long (``seconds``: the median of a step), ``close`` (``wire_ratio`` of
+the last step). Between two words it waits and takes no time from the other side.
 
 It runs against several versions of the package, so it uses nothing of the repository but the public API, and nothing of
-``tests``. Rank 0 leaves ``result.json`` in FOLDER.
+``tests``.
 """
 
 import json
@@ -15,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -75,7 +79,7 @@ def wide(width: int, rows: int) -> Workload:
 
 
 def workloads(rank: int) -> dict[str, Callable[[], Workload]]:
-    """Return everything that a block times, by name, in order."""
+    """Return everything that is timed, by name, in order."""
     made: dict[str, Callable[[], Workload]] = {}
     for what, (name, settings, cf) in METHODS.items():
         made[what] = lambda name=name, settings=settings, cf=cf: charlm(rank, name, settings, cf)
@@ -86,37 +90,53 @@ def workloads(rank: int) -> dict[str, Callable[[], Workload]]:
     return made
 
 
-def time_steps(workload: Workload, steps: int) -> dict[str, float | None]:
-    """Train, and return the median seconds of the counted steps, with the wire ratio of the last."""
-    _, optimizer, loss, compressor = workload
+def steps(workload: Workload, first: int, count: int) -> list[float]:
+    """Train, and return the seconds of each step."""
+    _, optimizer, loss, _ = workload
     taken = []
-    for step in range(WARM_UP + steps):
+    for step in range(first, first + count):
         start = time.perf_counter()
         optimizer.zero_grad()
         loss(step).backward()
         optimizer.step()
         taken.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(taken[WARM_UP:]), "wire_ratio": compressor.wire_ratio}
+    return taken
+
+
+def obey(rank: int, say: TextIO) -> None:
+    """Do what standard input says, until it ends."""
+    made = workloads(rank)
+    workload, done = None, 0
+    for line in sys.stdin:
+        word, _, argument = line.strip().partition(" ")
+        answer: dict[str, float | None] = {}
+        if word == "open":
+            workload, done = made[argument](), WARM_UP
+            steps(workload, 0, WARM_UP)
+        elif word == "run":
+            assert workload is not None
+            answer["seconds"] = statistics.median(steps(workload, done, int(argument)))
+            done += int(argument)
+        elif word == "close":
+            assert workload is not None
+            answer["wire_ratio"] = workload[-1].wire_ratio
+            workload[-1].close()
+            workload = None
+        dist.barrier()
+        print(json.dumps(answer), file=say, flush=True)
 
 
 def main(arguments: list[str]) -> int:
     """Run one rank; see the module."""
     import gravac
 
-    rank, world, folder, steps = int(arguments[0]), int(arguments[1]), Path(arguments[2]), int(arguments[3])
+    rank, world, folder = int(arguments[0]), int(arguments[1]), Path(arguments[2])
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    times = {}
-    for what, make in workloads(rank).items():
-        workload = make()
-        dist.barrier()
-        times[what] = time_steps(workload, steps)
-        workload[-1].close()
-    if rank == 0:
-        result = {"package": gravac.__file__, "times": times}
-        (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
-    dist.barrier()
+    say, sys.stdout = sys.stdout, sys.stderr  # nothing else may speak where answers go
+    print(json.dumps({"package": gravac.__file__, "workloads": [*workloads(rank)]}), file=say, flush=True)
+    obey(rank, say)
     dist.destroy_process_group()
     return 0
 
