@@ -8,16 +8,18 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from types import FrameType
 
-from gravac.commands import advise, bench, calibrate, demo, policies, replay, report
+from gravac.commands import advise, bench, calibrate, demo, doctor, policies, replay, report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status: 0, 1 (it failed), 2 (wrong use), 128 + signal (interrupted)."""
     parser = argparse.ArgumentParser(prog="gravac", description="Adaptive gradient compression for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"gravac {version('gravac')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, bench, report, advise, calibrate, policies, replay):
+    for command in (demo, doctor, bench, report, advise, calibrate, policies, replay):
         command.add(commands)
     options = parser.parse_args(arguments)
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

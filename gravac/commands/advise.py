@@ -32,6 +32,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--compressors", nargs="+", metavar="NAME", help="all, unless some are named")
     parser.add_argument("--cf", type=float, nargs="+", help="compression factors (10 100 1000, or what there is)")
     parser.add_argument("--price-per-hour", type=float, metavar="X", help="of one worker; adds the cost of 1000 steps")
+    parser.add_argument("--all", action="store_true", help="show every choice, not the ten best")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="speed-up by bandwidth and by workers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything predicted")
     runs(parser, _run)
@@ -63,7 +64,7 @@ def _run(options: argparse.Namespace) -> None:
         options.cf,
         options.price_per_hour,
     )
-    display.show(advice)
+    display.show(advice, count=None if options.all else display.SHOWN)
     if options.json is not None:
         display.save(advice, options.json)
     if options.plot is not None:

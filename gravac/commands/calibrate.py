@@ -27,9 +27,10 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> None:
     from gravac.lab import calibrate
     from gravac.lab.json_file import write_json
+    from gravac.lab.local_ranks import under_torchrun
     from gravac.lab.provenance import stamp
 
-    if calibrate.under_torchrun():
+    if under_torchrun():
         if options.link is not None:
             raise ValueError(f"link: {options.link!r} is not emulated between torchrun's ranks; leave --link out")
         measured = calibrate.measure_ranks(calibrate.say_aloud)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +28,7 @@ from pydantic import Field
 
 from gravac.collectives import AllReduce
 from gravac.costmodel import Machine, Network
+from gravac.lab import local_ranks
 from gravac.lab.links import network as links
 from gravac.lab.provenance import Stamp
 from gravac.settings import Settings, SettingsError
@@ -207,22 +206,11 @@ def _slowest(seconds: float, device: torch.device) -> float:
     return float(most)
 
 
-def under_torchrun() -> bool:
-    """Tell whether a launcher has told this process its rank."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def measure_ranks(say: Say) -> Calibration | None:
     """Measure between the ranks that a launcher started; ``None`` on all but rank 0."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        first = dist.get_rank() == 0
-        measured = measure(say if first else _quiet)
-        return measured if first else None
-    finally:
-        dist.destroy_process_group()
+    with local_ranks.launched() as rank:
+        measured = measure(say if rank == 0 else _quiet)
+        return measured if rank == 0 else None
 
 
 def _quiet(words: str) -> None:
@@ -246,25 +234,8 @@ def measure_here(workers: int, link: str | None) -> Calibration:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-calibrate-")))
         network = None if link is None else stack.enter_context(links.EmulatedNetwork(workers, link))
-        interface = "lo" if network is None else links.INTERFACE
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "gravac.lab.calibrate", str(folder), str(workers), link or ""]
-        processes = [
-            subprocess.Popen([*(network.prefix(rank) if network else []), *command, str(rank)], env=environment)
-            for rank in range(workers)
-        ]
-        try:
-            until = time.monotonic() + PATIENCE
-            statuses = [process.wait(max(0.1, until - time.monotonic())) for process in processes]
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"the workers took longer than {PATIENCE:g} s; use a faster link") from None
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
-        if any(statuses):
-            raise RuntimeError(f"a worker failed, statuses {statuses}; what it said is above")
+        module = "gravac.lab.calibrate"
+        local_ranks.start(module, folder, workers, link or "", patience=PATIENCE, network=network)
         return read_calibration(folder / "calibration.json")
 
 
@@ -276,15 +247,11 @@ def worker(arguments: list[str]) -> None:
     parser.add_argument("link")
     parser.add_argument("rank", type=int)
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    store = f"file://{options.folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=options.rank, world_size=options.workers)
     first = options.rank == 0
-    measured = measure(say_aloud if first else _quiet, "emulated" if options.link else "loopback", options.link)
-    if first:
-        (options.folder / "calibration.json").write_text(measured.model_dump_json())
-    dist.barrier()
-    dist.destroy_process_group()
+    with local_ranks.joined(options.folder, options.rank, options.workers):
+        measured = measure(say_aloud if first else _quiet, "emulated" if options.link else "loopback", options.link)
+        if first:
+            (options.folder / "calibration.json").write_text(measured.model_dump_json())
 
 
 def say_aloud(words: str) -> None:

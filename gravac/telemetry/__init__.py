@@ -5,8 +5,10 @@
 from gravac.telemetry.jsonl import JSONLSink, read_jsonl
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink, StepRecord
 from gravac.telemetry.tensorboard import TensorBoardSink
+from gravac.telemetry.trackers import CSVSink, TrackerSink, mlflow_sink, wandb_sink
 
 __all__ = [
+    "CSVSink",
     "DecisionRecord",
     "EndRecord",
     "JSONLSink",
@@ -15,5 +17,8 @@ __all__ = [
     "Sink",
     "StepRecord",
     "TensorBoardSink",
+    "TrackerSink",
+    "mlflow_sink",
     "read_jsonl",
+    "wandb_sink",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 from gravac.settings import SettingsError
 from gravac.telemetry import page, words
 from gravac.telemetry.jsonl import plain_settings
-from gravac.telemetry.means import means
+from gravac.telemetry.points import Points
 from gravac.telemetry.quiet import Quiet
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
 
@@ -22,10 +22,8 @@ CHANGES = 500
 class TensorBoardSink:
     """A sink that writes a run to ``log_dir``; look with ``tensorboard --logdir``, page "Custom Scalars", smoothing 0.
 
-    Steps are written as means over ``every`` of them (``gravac.telemetry.means`` says which), never across a change of
-    what runs. The CF, and what follows from it, is written besides at the last step before and the first step of a
-    change, so its curve is a true staircase. Decisions are written when they come. A thread of TensorBoard's writes the
-    file, and flushes it every two seconds.
+    Steps are written as points (``gravac.telemetry.points``), decisions when they come. A thread of TensorBoard writes
+    the file, and flushes it every two seconds.
 
     Args:
         log_dir: folder of this run, made when missing; the runs of one experiment are folders side by side.
@@ -44,11 +42,9 @@ class TensorBoardSink:
         self._message: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
         self._writer: Any = SummaryWriter(str(log_dir), max_queue=100, flush_secs=2)
         self._quiet = Quiet(f"TensorBoardSink({str(log_dir)!r})")
-        self._every = every
-        self._steps: list[StepRecord] = []
+        self._points = Points(every, self._scalars)
         self._last: StepRecord | None = None
         self._run: RunRecord | None = None
-        self._gigabytes = [0.0, 0.0]
         self._decisions = 0
         self._changes: list[tuple[DecisionRecord, float | None]] = []
         self._decided: float | None = None
@@ -82,26 +78,9 @@ class TensorBoardSink:
             writer.close()
 
     def _step(self, step: StepRecord) -> None:
-        if self._last is None or (self._last.compressor, self._last.cf) != (step.compressor, step.cf):
-            self._point()
-            stairs = {page.STEPS[name]: getattr(step, name) for name in page.STAIRS}
-            self._scalars(_cf(step.cf) | stairs, step.step)
-            self._decided = step.cf if self._decided is None else self._decided
-        self._steps.append(step)
+        self._points.add(step)
         self._last = step
-        self._gigabytes[0] += step.wire_bytes / 1e9
-        self._gigabytes[1] += step.dense_wire_bytes / 1e9
-        if len(self._steps) >= self._every:
-            self._point()
-
-    def _point(self) -> None:
-        """Write the means of the steps since the last point, at the last of these steps."""
-        if not self._steps:
-            return
-        steps, self._steps = self._steps, []
-        values = _cf(steps[-1].cf) | {page.STEPS[name]: value for name, value in means(steps).items()}
-        values[page.WIRE_GIGABYTES], values[page.DENSE_WIRE_GIGABYTES] = self._gigabytes
-        self._scalars(values, steps[-1].step)
+        self._decided = step.cf if self._decided is None else self._decided
 
     def _decision(self, decision: DecisionRecord) -> None:
         self._decisions += 1
@@ -121,21 +100,16 @@ class TensorBoardSink:
 
     def _finish(self) -> None:
         """The last steps and the table of changes; again, nothing."""
-        self._point()
+        self._points.flush()
         if self._decisions and self._last is not None:
             text = words.changes_words(self._changes, self._decisions)
             self._writer.add_text(page.CHANGES_TEXT, text, self._last.step)
             self._decisions = 0
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
-        """All finite values in one event: an event each, as add_scalar makes, costs several times as much."""
-        finite = ((tag, value) for tag, value in values.items() if math.isfinite(value))
-        items = [self._message.Value(tag=tag, simple_value=value) for tag, value in finite]
+        """All values, which are finite, in one event: one each, as add_scalar makes, costs several times as much."""
+        items = [self._message.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._writer.file_writer.add_summary(self._message(value=items), step)
-
-
-def _cf(cf: float) -> dict[str, float]:
-    return {page.CF: cf, page.CF_LOG10: math.log10(cf)}
 
 
 def check_writable(log_dir: Path) -> None:

@@ -48,16 +48,46 @@ def test_the_command_shows_a_table_and_writes_json_and_a_plot(
     which = ["--compressors", "topk", "quantize", "--cf", "8", "100", "--price-per-hour", "3"]
     assert run("advise", "--model", "resnet50", "--batch-seconds", "0.15", "--link", "100mbit", *which, *where) == 0
     said = capsys.readouterr().out
-    assert "step's worth" in said and "break-even" in said and "try quantize 8x" in said
+    lines = said.splitlines()
+    assert lines[0].startswith("try quantize 8x: ") and "a step takes" in lines[1] and "not measured" in lines[2]
+    assert "efficiency" in said and "break-even" in said
     content = json.loads((tmp_path / "a.json").read_text())
     assert [(c["compressor"], c["cf"]) for c in content["choices"]] == [
         ("dense", 1.0), ("dense", 2.0), ("topk", 8.0), ("topk", 100.0), ("quantize", 8.0)
     ]  # fmt: skip
     assert content["workers"] == 8
-    assert content["verdict"] in said.replace("\n", " ")
+    assert [content["verdict"], content["reason"]] == lines[:2]
     for choice in content["choices"]:
         assert choice["cost"] == pytest.approx(choice["step_s"] * 1000 / 3600 * 8 * 3)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_ten_best_by_time_to_accuracy_are_shown_and_all_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    usual = ["advise", "--model", "resnet50", "--batch-seconds", "0.15", "--link", "100mbit"]
+
+    def rows(*more: str) -> list[str]:
+        assert run(*usual, *more) == 0
+        after = capsys.readouterr().out.split("break-even")[1].splitlines()[2:]
+        return [" ".join(line.split()) for line in after if line.strip() and line.split()[1][0].isdigit()]
+
+    best, whole = rows(), rows("--all")
+    assert len(best) == 10 and len(whole) > 40
+    assert best == [line for line in whole if line in best], "all are in the same order"
+    assert sum(line.startswith("dense") for line in best) == 2, "what is compared with is always there"
+    progress = [float(line.split()[2]) for line in whole]
+    assert progress == sorted(progress, reverse=True)
+
+
+def test_the_best_are_those_that_make_most_progress_per_second() -> None:
+    advice = advise("resnet50", 0.15, 8, SLOW, GPU)
+    best = advice.best(5)
+    assert len(best) == 5 and sum(choice.compressor == "dense" for choice in best) == 2
+    left_out = [choice.progress for choice in advice.choices if choice not in best]
+    assert min(choice.progress for choice in best if choice.compressor != "dense") >= max(left_out)
+    assert len(advice.best(0)) == 2
 
 
 def test_a_calibration_gives_network_speed_and_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +118,8 @@ def test_on_a_fast_network_it_says_to_stay_with_bf16() -> None:
 
 def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quantize, "efficiency_points", ((1.0, 0.01),))
-    assert advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"]).verdict.startswith("stay with bf16: quantize")
+    advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"])
+    assert advice.verdict.startswith("stay with bf16: no choice") and "quantize 32x makes steps" in advice.reason
 
 
 def test_a_live_module_and_its_shapes_give_the_same() -> None:

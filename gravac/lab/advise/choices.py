@@ -16,7 +16,7 @@ import torch
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.compressors import COMPRESSORS, Compressor
+from gravac.compressors import COMPRESSORS, Compressor, ladder
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
 from gravac.lab.shapes import MODELS, Shape
 
@@ -81,6 +81,7 @@ class Advice:
     Attributes:
         choices: float32, 16 bit, then every compressor and CF.
         verdict: which choice is best, in words.
+        reason: what its step takes, and what else comes near, in words.
         workers: number of ranks.
         network: network between the workers.
         machine: speed of each worker.
@@ -90,11 +91,23 @@ class Advice:
 
     choices: tuple[Option, ...]
     verdict: str
+    reason: str
     workers: int
     network: Network
     machine: Machine
     batch_s: float
     elements: int
+
+    @property
+    def by_progress(self) -> tuple[Option, ...]:
+        """All choices, those by which the same accuracy is expected soonest first."""
+        return tuple(sorted(self.choices, key=lambda choice: -choice.progress))
+
+    def best(self, count: int) -> tuple[Option, ...]:
+        """The first ``count`` of them, all that is dense among them."""
+        left = count - sum(choice.break_even is None for choice in self.choices)
+        compressed = [choice for choice in self.by_progress if choice.break_even is not None][: max(0, left)]
+        return tuple(choice for choice in self.by_progress if choice.break_even is None or choice in compressed)
 
 
 def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
@@ -122,7 +135,8 @@ def candidates(
     """Return the compressors and CFs to predict.
 
     Args:
-        names: names of compressors; ``None`` for all whose cost the machine knows.
+        names: names of compressors; ``None`` for all whose cost the machine knows, without ``ladder``, whose members
+            are among them.
         cfs: wanted compression factors; a compressor that has but a few takes part with those within a tenth of a
             wanted one. ``None`` for ``TRIED``, or for all that it has.
         shapes: parameter shapes of the model.
@@ -141,7 +155,7 @@ def candidates(
             raise ValueError(f"cf: {cf!r} is no compression factor; give 1 or more, such as 10")
     chosen: list[tuple[Compressor, float]] = []
     for name, compressor in measured.items():
-        if name not in (names or measured):
+        if name not in (names or measured) or (name == ladder.name and not names):
             continue
         low, high = min(REACH[0], *(cfs or REACH)), max(REACH[1], *(cfs or REACH))
         reach = compressor.candidates((low, high))
@@ -219,28 +233,34 @@ def advise(
         if even is None:
             even = math.inf if predicted.step_s < sixteen.step_s else 0.0
         choices.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
-    verdict = _verdict(choices[2:], dense)
-    return Advice(tuple(choices), verdict, workers, network, machine, batch_s, elements)
+    verdict, reason = _verdict(choices[2:], sixteen, dense)
+    return Advice(tuple(choices), verdict, reason, workers, network, machine, batch_s, elements)
 
 
-def _verdict(choices: Sequence[Option], dense: Format) -> str:
+def _verdict(choices: Sequence[Option], sixteen: Prediction, dense: Format) -> tuple[str, str]:
+    """What is best, and why, a line each."""
     short = {"bfloat16": "bf16", "float16": "fp16"}.get(dense, dense)
     best = max(choices, key=lambda choice: choice.progress)
     fastest = max(choices, key=lambda choice: choice.speed_up)
+    step = f"a step takes {_ms(sixteen.step_s)} in {short}, {_ms(sixteen.exposed_s)} of it waiting for the exchange"
     if fastest.speed_up <= MARGIN:
         return (
-            f"stay with {short}: nothing is predicted to make a step more than 5 % shorter; nearest comes {fastest}, "
-            f"{fastest.speed_up:.2f} times the speed of {short}"
+            f"stay with {short}: nothing is predicted to make a step more than 5 % shorter",
+            f"{step}; nearest comes {fastest}, {fastest.speed_up:.2f} times as fast",
         )
     if best.progress <= MARGIN:
         return (
-            f"stay with {short}: {fastest} makes steps {fastest.speed_up:.2f} times as fast, but no choice is expected "
-            f"to make more than 5 % more progress per second, since compressed steps are worth less; nearest comes "
-            f"{best}, {best.progress:.2f} times"
+            f"stay with {short}: no choice is expected to make more than 5 % more progress per second",
+            f"{step}; {fastest} makes steps {fastest.speed_up:.2f} times as fast, but less of each; nearest comes "
+            f"{best}, {best.progress:.2f} times the progress",
         )
-    words = f"try {best}: steps {best.speed_up:.2f} times as fast as {short}"
-    words += f", each expected to be worth {best.efficiency:.0%} of a dense one: {best.progress:.2f} times the progress"
+    reason = f"{step}; with {best} {_ms(best.step_s)}, {_ms(best.compress_s)} of it coding, each expected to make "
+    reason += f"{best.efficiency:.0%} of a dense step's progress"
     mild = min((c for c in choices if c.progress >= 0.95 * best.progress), key=lambda choice: choice.cf)
     if mild.cf < 0.8 * best.cf:
-        words += f"; {mild}, which is milder, comes within 5 % of that"
-    return words + ". A prediction: check it with gravac bench tta"
+        reason += f"; {mild}, which is milder, comes within 5 %"
+    return f"try {best}: {best.progress:.2f} times the progress per second of {short}", reason
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"

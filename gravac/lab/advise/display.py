@@ -29,44 +29,61 @@ WORKERS = tuple(2**power for power in range(1, 13))
 """Numbers of workers on the plot's axis: 2 to 4096."""
 
 
-def show(advice: Advice, console: Console | None = None) -> None:
-    """Print the table, and the verdict below it. Needs rich."""
+SHOWN = 10
+"""Choices in the table, unless all are asked for."""
+
+CHECK = "Predicted, not measured. Check it with gravac bench tta; AdaptiveCompressor() finds out while training."
+
+
+def show(advice: Advice, console: Console | None = None, count: int | None = SHOWN) -> None:
+    """Print the answer in three lines, and the table of the best choices below it. Needs rich.
+
+    Args:
+        advice: what to show.
+        console: where; ``None``: standard output.
+        count: number of choices in the table; ``None``: all.
+    """
     from rich.box import SIMPLE_HEAVY
     from rich.table import Table
 
     from gravac.lab.console import wide
 
     console = wide(console)
+    for line in (advice.verdict, advice.reason, CHECK):
+        console.print(line, highlight=False, soft_wrap=True)
     network, machine = advice.network, advice.machine
+    shown = advice.by_progress if count is None else advice.best(count)
+    rest = len(advice.choices) - len(shown)
     table = Table(
         box=SIMPLE_HEAVY,
         title=f"{advice.elements / 1e6:.1f} M parameters, {advice.workers} workers, "
         f"{1e3 * advice.batch_s:g} ms a batch, {format_rate(float(f'{network.bandwidth:.4g}'))}, "
         f"{1e6 * network.alpha:.4g} µs a message",
-        caption=f"Predicted, not measured. Compression costs as many copies as on a CPU, at "
-        f"{machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides exchange.",
+        caption=f"Soonest to an accuracy first{f'; {rest} more with --all' if rest else ''}. Coding costs as many "
+        f"copies as on a CPU, at {machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides "
+        "exchange.",
     )
     table.add_column("compressor")
     priced = any(choice.cost is not None for choice in advice.choices)
-    heads = ["CF", "step ms", "compress ms", "exposed ms", "vs 16 bit", "wire ratio", "break-even", "step's worth"]
+    heads = ["CF", "progress", "step ms", "coding ms", "waiting ms", "speed", "efficiency", "wire ratio", "break-even"]
     for head in [*heads, *(["cost / 1000 steps"] if priced else [])]:
         table.add_column(head, justify="right")
-    for choice in advice.choices:
+    for choice in shown:
         cells = [
             f"{choice.cf:.4g}",
+            f"{choice.progress:.2f}",
             f"{1e3 * choice.step_s:.1f}",
             f"{1e3 * choice.compress_s:.1f}",
             f"{1e3 * choice.exposed_s:.1f}",
             f"{choice.speed_up:.2f}",
+            f"{choice.efficiency:.2f}",
             f"{choice.wire_ratio:.2f}",
             _even(choice.break_even),
-            f"{choice.efficiency:.2f}",
             *([f"{choice.cost:.2f}"] if choice.cost is not None else []),
         ]
-        style = "bold green" if choice.break_even is not None and choice.speed_up > MARGIN else None
+        style = "bold green" if choice.break_even is not None and choice.progress > MARGIN else None
         table.add_row(choice.compressor, *cells, style=style)
     console.print(table)
-    console.print(advice.verdict, highlight=False, soft_wrap=True)
 
 
 def _even(bandwidth: float | None) -> str:
@@ -88,6 +105,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
     return {
         "verdict": advice.verdict,
+        "reason": advice.reason,
         "workers": advice.workers,
         "batch_seconds": advice.batch_s,
         "elements": advice.elements,

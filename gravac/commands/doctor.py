@@ -1,0 +1,44 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``gravac doctor``: what is here, whether ranks train together, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from gravac.commands.common import FAILED, Commands, runs
+
+
+def add(commands: Commands) -> None:
+    """Add the command and its arguments."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check what is installed, and whether ranks find each other",
+        description="Tells versions, devices and backends, trains a small model for a few compressed steps, and says "
+        "what to do. Under torchrun between its ranks; otherwise between two that it starts here.",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything found as JSON")
+    runs(parser, _run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from gravac.lab import doctor
+    from gravac.lab.local_ranks import under_torchrun
+
+    launched = under_torchrun()
+    check, failure = None, None
+    try:
+        check = doctor.check_launched() if launched else doctor.check_here()
+    except (RuntimeError, OSError) as error:
+        failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if launched and check is None and failure is None:
+        return 0  # rank 0 speaks
+    found = doctor.facts()
+    said = doctor.advice(found, check, failure)
+    if options.json:
+        whole = {"facts": found.model_dump(), "ranks": check and check.model_dump(), "failure": failure, "advice": said}
+        print(json.dumps(whole, indent=2))
+    else:
+        print("\n".join([doctor.in_words(found, check), "", *(f"- {one}" for one in said)]))
+    return FAILED if failure is not None or (check is not None and not check.same) else 0

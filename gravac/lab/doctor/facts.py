@@ -1,0 +1,84 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed here, and what there is to train on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+import torch
+import torch.distributed as dist
+
+from gravac.lab.links import network as links
+from gravac.settings import Settings
+
+PACKAGES = ("gravac", "torch", "numpy", "pydantic", "tensorboard")
+
+OPTIONAL = ("rich", "matplotlib", "scikit-learn", "triton", "lightning", "accelerate", "transformers")
+
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPLICIT", "OMP_NUM_THREADS")
+"""Environment variables that change how ranks find each other, or how fast they are."""
+
+
+class Facts(Settings):
+    """What is installed here, and what there is to train on.
+
+    Attributes:
+        python: version of Python.
+        packages: versions of what gravac needs, by name.
+        optional: versions of what extras and integrations need; ``None`` where it is not installed.
+        backends: torch.distributed's backends that this torch has.
+        cuda: version of CUDA that torch was built for; ``None`` for none.
+        nccl: version of NCCL; ``None`` without it, or without a GPU.
+        devices: names of the GPUs, with their compute capability.
+        cores: number of cores that the process may use.
+        variables: environment variables that matter, where they are set.
+        links: why links cannot be emulated here; ``None`` where they can.
+    """
+
+    python: str
+    packages: dict[str, str]
+    optional: dict[str, str | None]
+    backends: tuple[str, ...]
+    cuda: str | None
+    nccl: str | None
+    devices: tuple[str, ...]
+    cores: int
+    variables: dict[str, str]
+    links: str | None
+
+
+def facts() -> Facts:
+    """Look around. It takes a moment: whether links can be emulated is tried."""
+    here = torch.cuda.is_available()
+    return Facts(
+        python=platform.python_version(),
+        packages={name: metadata.version(name) for name in PACKAGES},
+        optional={name: _version(name) for name in OPTIONAL},
+        backends=tuple(name for name in ("gloo", "nccl", "mpi", "ucc") if getattr(dist, f"is_{name}_available")()),
+        cuda=torch.version.cuda,
+        nccl=_nccl() if here and dist.is_nccl_available() else None,
+        devices=tuple(_device(index) for index in range(torch.cuda.device_count())) if here else (),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        links=links.available(),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _nccl() -> str:
+    numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(str(number) for number in numbers)
+
+
+def _device(index: int) -> str:
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"{torch.cuda.get_device_name(index)} ({major}.{minor})"

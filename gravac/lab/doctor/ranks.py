@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Whether ranks find each other and train alike: a few compressed steps of a small model, and the link probed."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac import AdaptiveCompressor, Static, topk
+from gravac.exchange.group import GroupTransport, backend_of
+from gravac.exchange.link_probe import LinkProbe, probe_link
+from gravac.lab import local_ranks
+from gravac.settings import Settings
+
+WIDTH, STEPS, CF = 256, 4, 10.0
+
+PATIENCE = 60.0
+"""Seconds after which two ranks of this machine are given up."""
+
+
+class Check(Settings):
+    """What ranks found.
+
+    Attributes:
+        ranks: number of ranks.
+        hosts: number of machines that they run on.
+        backend: what carries the gradients' bytes.
+        device: type of the device that they lie on.
+        link: latency (s), bandwidth (bit/s) and bytes per second of a copy; ``None`` where there is one rank.
+        wire_ratio: wire bytes of a dense step over those of the compressed one that was made.
+        same: whether all ranks hold the same weights after it.
+        loopback: whether the ranks were started here, so that the link is no network.
+    """
+
+    ranks: int
+    hosts: int
+    backend: str
+    device: str
+    link: LinkProbe | None
+    wire_ratio: float | None
+    same: bool
+    loopback: bool = False
+
+
+def check_launched() -> Check | None:
+    """Check with the ranks that a launcher started; ``None`` on all but rank 0.
+
+    Raises:
+        RuntimeError: ranks do not find each other, or the exchange failed.
+    """
+    with local_ranks.launched() as rank:
+        found = check()
+        return found if rank == 0 else None
+
+
+def check_here() -> Check:
+    """Check with two ranks that are started on this machine, over loopback.
+
+    Raises:
+        RuntimeError: one failed, or they took too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="gravac-doctor-") as name:
+        local_ranks.start("gravac.lab.doctor", Path(name), 2, patience=PATIENCE)
+        return Check.model_validate_json(Path(name, "check.json").read_text())
+
+
+def check(loopback: bool = False) -> Check:
+    """Train a small model for a few steps over the default group, all of whose ranks must call it."""
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    world = dist.get_world_size()
+    group = dist.group.WORLD
+    assert group is not None
+    link = probe_link(GroupTransport(group, device=device), device)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]).to(device)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with AdaptiveCompressor(topk, controller=Static(cf=CF)) as compressor:
+        compressor.attach(ddp, optimizer)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            ddp(torch.randn(8, WIDTH, generator=generator).to(device)).square().mean().backward()
+            optimizer.step()
+        ratio = compressor.wire_ratio
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    theirs = [torch.empty_like(flat) for _ in range(world)]
+    dist.all_gather(theirs, flat)
+    names: list[str] = [""] * world
+    dist.all_gather_object(names, socket.gethostname())
+    return Check(
+        ranks=world,
+        hosts=len(set(names)),
+        backend=backend_of(None, device),
+        device=device.type,
+        link=link,
+        wire_ratio=ratio,
+        same=all(torch.equal(one, flat) for one in theirs),
+        loopback=loopback,
+    )

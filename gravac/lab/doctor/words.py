@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What was found, in words, and what to do about it."""
+
+from __future__ import annotations
+
+from gravac.lab.doctor.facts import OPTIONAL, Facts
+from gravac.lab.doctor.ranks import Check
+from gravac.lab.links.rates import format_rate
+
+GRADIENT = 100e6
+"""Parameters of the model whose exchange is told, to make a bandwidth mean something."""
+
+
+def in_words(found: Facts, check: Check | None) -> str:
+    """Return what was found, a line for each thing; ``check`` is ``None`` where ranks could not be tried."""
+    missing = [name for name in OPTIONAL if found.optional.get(name) is None]
+    present = [f"{name} {version}" for name, version in found.optional.items() if version is not None]
+    lines = [
+        ("python", found.python),
+        ("packages", ", ".join(f"{name} {version}" for name, version in found.packages.items())),
+        ("optional", ", ".join(present) + (f"; not installed: {', '.join(missing)}" if missing else "")),
+        ("backends", ", ".join(found.backends) or "none"),
+        ("GPUs", ", ".join(found.devices) or f"none that torch can use (built for CUDA {found.cuda or 'not at all'})"),
+        ("NCCL", found.nccl or "-"),
+        ("cores", str(found.cores)),
+        ("environment", ", ".join(f"{name}={value}" for name, value in found.variables.items()) or "-"),
+        ("emulated links", "yes" if found.links is None else f"no: {found.links}"),
+    ]
+    if check is not None:
+        where = f"{check.hosts} machine{'s' if check.hosts > 1 else ''}, {check.backend}, {check.device}"
+        same = "the same weights" if check.same else "DIFFERENT weights"
+        lines.append(("ranks", f"{check.ranks} on {where}; {same} after a few steps"))
+        if check.wire_ratio is not None:
+            lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense one"))
+        if check.link is not None:
+            rate = format_rate(float(f"{check.link.bandwidth:.3g}"))
+            where = "loopback, no network" if check.loopback else "between the ranks"
+            lines.append(("link", f"{rate}, {1e6 * check.link.latency:.0f} µs a message ({where})"))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def advice(found: Facts, check: Check | None, failure: str | None = None) -> list[str]:
+    """Return what to do, a sentence or two each; nothing where all is well and nothing is worth saying.
+
+    Args:
+        found: what is here.
+        check: what ranks found; ``None`` where they could not be tried.
+        failure: why not.
+    """
+    said = []
+    if failure is not None:
+        said.append(
+            f"the ranks did not train: {failure}. On several machines check that all reach MASTER_ADDR and "
+            "MASTER_PORT, and name the interface: GLOO_SOCKET_IFNAME=..., NCCL_SOCKET_IFNAME=..."
+        )
+    if check is not None:
+        said += _of_ranks(check)
+    if found.devices and "nccl" not in found.backends:
+        said.append("there are GPUs and no NCCL: gradients would travel by gloo, staged in host memory, which is slow")
+    if found.devices and found.optional.get("triton") is None:
+        said.append("triton is missing: on a GPU, quantizers run as many small kernels; pip install triton")
+    if found.links is not None:
+        said.append(f"gravac demo and bench tta slow their link down by sleeping, since {found.links}")
+    if any(found.optional.get(name) is None for name in ("rich", "matplotlib")):
+        said.append("pip install 'gravac[lab]' for gravac demo, bench, advise and report")
+    return said
+
+
+def _of_ranks(check: Check) -> list[str]:
+    if not check.same:
+        return [
+            "ranks hold different weights after the same steps, which must not be: please report it, with this output "
+            "(gravac doctor --json)"
+        ]
+    if check.ranks == 1:
+        return ["one rank exchanges nothing, so there is nothing to compress: launch two or more"]
+    if check.loopback:
+        return [
+            "this says nothing of your network: run it the way you train, such as "
+            "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29500 ... -m gravac doctor"
+        ]
+    if check.link is None:
+        return []
+    seconds = 8 * 4 * GRADIENT * 2 * (check.ranks - 1) / check.ranks / check.link.bandwidth
+    rate = format_rate(float(f"{check.link.bandwidth:.3g}"))
+    return [
+        f"at {rate} a dense float32 exchange of 100 M parameters takes {seconds:.3g} s: where that is more than your "
+        "backward takes, compressing may pay. "
+        f"gravac advise --link {check.link.bandwidth / 1e6:.4g}mbit --model ... --batch-seconds ... predicts it"
+    ]

@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are started on this machine, one process each, over gloo; or that a launcher has started already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gravac.lab.links import network as links
+
+
+def under_torchrun() -> bool:
+    """Tell whether a launcher has told this process its rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextmanager
+def launched() -> Iterator[int]:
+    """Be one of the ranks that a launcher started, with a process group: by NCCL on GPUs; gives the rank."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def joined(folder: Path, rank: int, workers: int) -> Iterator[None]:
+    """Be one of the ranks that ``start`` started, with a process group by gloo; all leave together."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=workers)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def start(
+    module: str,
+    folder: Path,
+    workers: int,
+    *arguments: str,
+    patience: float,
+    network: links.EmulatedNetwork | None = None,
+) -> None:
+    """Run ``python -m module FOLDER WORKERS *arguments RANK`` for every rank, and wait for all of them.
+
+    Args:
+        module: what each rank runs; it calls ``joined``. What it says on standard error is seen.
+        folder: where ranks meet and leave results.
+        workers: number of ranks.
+        arguments: passed on.
+        patience: seconds after which they are given up.
+        network: emulated links between them; ``None``: the loopback interface.
+
+    Raises:
+        RuntimeError: a rank failed, or they took too long.
+    """
+    interface = "lo" if network is None else links.INTERFACE
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", module, str(folder), str(workers), *arguments]
+    processes = [
+        subprocess.Popen([*(network.prefix(rank) if network else []), *command, str(rank)], env=environment)
+        for rank in range(workers)
+    ]
+    until = time.monotonic() + patience
+    try:
+        while any(process.poll() is None for process in processes) and not any(process.poll() for process in processes):
+            if time.monotonic() > until:
+                raise RuntimeError(f"the workers took longer than {patience:g} s; use a faster link")
+            time.sleep(0.02)
+        statuses = [process.poll() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # its peer may wait for it for ever
+            process.wait()
+    if any(statuses):
+        raise RuntimeError(f"a worker failed, statuses {statuses}; what it said is above")

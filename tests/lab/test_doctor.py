@@ -1,0 +1,116 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``gravac doctor``: what it finds, what it advises, and that a failure is told."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gravac.cli import main
+from gravac.exchange.link_probe import LinkProbe
+from gravac.lab import doctor, local_ranks
+from gravac.lab.doctor import Check, Facts, advice, in_words
+
+
+def facts(**changes: object) -> Facts:
+    usual: dict[str, object] = {
+        "python": "3.12.1",
+        "packages": {"torch": "2.13.0", "gravac": "0.1.0"},
+        "optional": {"rich": "13.0", "matplotlib": "3.9", "triton": None},
+        "backends": ("gloo",),
+        "cuda": None,
+        "nccl": None,
+        "devices": (),
+        "cores": 2,
+        "variables": {},
+        "links": None,
+    }
+    return Facts(**{**usual, **changes})
+
+
+def check(**changes: object) -> Check:
+    usual: dict[str, object] = {
+        "ranks": 2,
+        "hosts": 2,
+        "backend": "gloo",
+        "device": "cpu",
+        "link": LinkProbe(1e-4, 1e8, 1e10),
+        "wire_ratio": 9.8,
+        "same": True,
+    }
+    return Check(**{**usual, **changes})
+
+
+def test_two_ranks_are_started_here_and_train_alike(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ranks = found["ranks"]
+    assert ranks["same"] and ranks["ranks"] == 2 and ranks["loopback"] and ranks["wire_ratio"] > 5
+    assert ranks["link"][1] > 0 and found["failure"] is None
+    assert found["facts"]["packages"]["torch"].startswith("2.")
+    assert "torchrun" in " ".join(found["advice"]), "loopback says nothing of a network"
+
+
+def test_under_a_launcher_its_ranks_are_tried() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [*command, "-m", "gravac", "doctor"], capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("the same weights") == 1, "rank 0 alone speaks"
+    assert "between the ranks" in ran.stdout and "gravac advise --link" in ran.stdout
+
+
+def test_a_failure_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Check:
+        raise RuntimeError("connection refused\nand more")
+
+    monkeypatch.setattr(doctor, "check_here", fails)
+    monkeypatch.setattr(local_ranks, "under_torchrun", lambda: False)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "connection refused." in said and "GLOO_SOCKET_IFNAME" in said and "and more" not in said
+
+
+@pytest.mark.parametrize(
+    ("found", "ranks", "words"),
+    [
+        (facts(), check(same=False), "different weights"),
+        (facts(), check(ranks=1, link=None), "nothing to compress"),
+        (facts(), check(), "takes 32 s"),
+        (facts(devices=("A100 (8.0)",)), check(), "no NCCL"),
+        (facts(devices=("A100 (8.0)",), backends=("gloo", "nccl")), check(), "triton is missing"),
+        (facts(links="making network namespaces needs root"), check(), "by sleeping"),
+        (facts(optional={}), check(), "gravac[lab]"),
+    ],
+)
+def test_advice_names_what_to_do(found: Facts, ranks: Check, words: str) -> None:
+    assert words in " ".join(advice(found, ranks))
+
+
+def test_words_tell_every_fact() -> None:
+    said = in_words(facts(devices=("A100 (8.0)",), nccl="2.28.3", variables={"OMP_NUM_THREADS": "1"}), check())
+    for words in (
+        "torch 2.13.0",
+        "A100 (8.0)",
+        "2.28.3",
+        "OMP_NUM_THREADS=1",
+        "2 on 2 machines",
+        "100 Mbit/s",
+        "triton",
+    ):
+        assert words in said
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("gravac 0.")
