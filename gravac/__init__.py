@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive gradient compression for PyTorch: decides how much to compress, and whether to compress at all."""
 
+from gravac import checkpoint
 from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint import merge_states
 from gravac.compressors import (
@@ -32,6 +33,7 @@ from gravac.compressors import (
     topkc,
 )
 from gravac.controllers import Accordion, Goodput, GraVAC, Static, Warmup
+from gravac.integrations.hook import HookState, hook
 from gravac.policy import Policy, load_policy, policy_names
 from gravac.settings import SettingsError
 
@@ -45,6 +47,7 @@ __all__ = [
     "Dense",
     "Goodput",
     "GraVAC",
+    "HookState",
     "Policy",
     "RandomK",
     "SettingsError",
@@ -53,9 +56,11 @@ __all__ = [
     "Warmup",
     "__version__",
     "artopk",
+    "checkpoint",
     "dense",
     "dgc",
     "hard_threshold",
+    "hook",
     "intsgd",
     "ladder",
     "load_policy",

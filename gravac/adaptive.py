@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.averaging.allocation import Curve
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Form
-from gravac.checkpoint import check_place, pack, unpack
+from gravac.checkpoint.state import check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
@@ -25,7 +24,7 @@ from gravac.exchange.opening import open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
 from gravac.policy import Policy, RunSettings, beside, load_policy
-from gravac.stepping.admission import Admission, admit
+from gravac.stepping.admission import admit
 from gravac.stepping.door import Door
 from gravac.stepping.step_records import totals
 from gravac.stepping.steps import Steps
@@ -112,8 +111,7 @@ class AdaptiveCompressor:
         pace: float | None = None,
         executor: str = "auto",
     ) -> None:
-        chosen = {"window": window, "epsilon": epsilon, "omega": omega, "step": step}
-        decides = beside(controller, {name: value for name, value in chosen.items() if value is not None})
+        decides = beside(controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step})
         settings: dict[str, Any] = {"base": base, "cf_range": cf_range, "controller": decides, "seed": seed}
         settings |= {"error_feedback": error_feedback, "release": release, "residual_dtype": residual_dtype}
         settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
@@ -133,8 +131,7 @@ class AdaptiveCompressor:
     ) -> "AdaptiveCompressor":
         """Make one from a policy: the name of a shipped one (``"gravac"``), a path to a TOML file, or the object.
 
-        The rest is of the class; ``run`` takes ``samples_per_step``, ``steps_per_epoch``, ``log_dir``, ``pace`` and
-        ``executor``.
+        ``run`` takes ``samples_per_step``, ``steps_per_epoch``, ``log_dir``, ``pace`` and ``executor`` of the class.
 
         Raises:
             SettingsError: there is no such policy, or it or ``run`` holds what is not allowed.
@@ -154,9 +151,11 @@ class AdaptiveCompressor:
         self._feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
         sent = (policy.base, policy.dense_format, policy.error_feedback, policy.dense_below)
         self._averager = Averager(*sent, self._feedback, policy.seed)
-        settings = (run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every)
         told = {**policy.plain(), **run.plain()}
-        self._steps = Steps(self._averager, policy.controller, self._admit, self._sinks, *settings, told)
+        runs = (self._averager, policy.controller, lambda forms: admit(policy, self._averager, forms, self._link))
+        self._steps = Steps(
+            *runs, self._sinks, run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every, told
+        )
         self._door = Door(self._steps, self._open)
         self._adapter = DDPAdapter(self._door)
         self._attached = self._closed = False
@@ -247,10 +246,10 @@ class AdaptiveCompressor:
         return self._adapter.hook(bucket)
 
     def _check_free(self) -> None:
-        closed = "closed; make a new AdaptiveCompressor"
-        attached = "attached to a model already; detach() it, or make another one"
-        if self._closed or self._attached:
-            raise RuntimeError(f"this compressor is {closed if self._closed else attached}")
+        if self._closed:
+            raise RuntimeError("this compressor is closed; make a new AdaptiveCompressor")
+        if self._attached:
+            raise RuntimeError("this compressor is attached to a model already; detach() it, or make another one")
 
     @property
     def cf(self) -> float:
@@ -289,25 +288,30 @@ class AdaptiveCompressor:
 
     # checkpoints, and the end
 
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that decide together, whose states make one checkpoint; ``None``: the default group."""
+        return self._agree_group or self._group
+
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: residuals, controller, exchange groups, step. Tensors and plain values only.
 
-        Every rank saves its own. Loads with ``torch.load(weights_only=True)``.
+        ``gravac.checkpoint`` saves those of all ranks. Loads with ``torch.load(weights_only=True)``.
         """
         self._steps.drain()
-        return pack(self.policy, self._steps, self._adapter.layout)
+        return pack(self.policy, self._steps, self._adapter.layout, self._group)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first backward.
 
-        At another world size, load ``gravac.merge_states([...])`` of all old ranks' states.
+        ``gravac.checkpoint.load`` loads the states of all ranks, at another number of ranks too.
 
         Raises:
             SettingsError: the state is of another version, rank, world size or compressor.
         """
         self._steps.drain()
         self._adapter.layout = unpack(state, self.policy, self._steps, self._door.shapes)
-        self._restored = state
+        self._restored = {key: state[key] for key in ("rank", "world")}
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
@@ -344,6 +348,3 @@ class AdaptiveCompressor:
         if executor.rank == 0:
             self._sinks.open()
         self._steps.open(executor)
-
-    def _admit(self, forms: Sequence[Form]) -> Admission:
-        return admit(self.policy, self._averager, forms, self._link)

@@ -246,11 +246,12 @@ def _plain(value: Any) -> str | int | float | bool:
 
 
 def beside(controller: Any, settings: dict[str, Any]) -> Any:
-    """The controller asked for, with the settings given beside it.
+    """The controller asked for, with the settings given beside it, those that are not ``None``.
 
     Raises:
         SettingsError: the settings are not for that controller.
     """
+    settings = {name: value for name, value in settings.items() if value is not None}
     if not settings:
         return "goodput" if controller is None else controller
     if controller not in (None, "gravac"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gravac.checkpoint import with_named_numbers
+from gravac.checkpoint.state import TAKEN_FOR_ONE, with_named_numbers
 from tests.golden.runs import CASES
 
 RENAMED: Mapping[str, str] = {"worth": "efficiency"}
@@ -18,9 +18,11 @@ RENAMED: Mapping[str, str] = {"worth": "efficiency"}
 MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 3, "gravac.report": with_named_numbers}
 """By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
 
-UNPAIRED: frozenset[str] = frozenset({"gravac.older_reports", "gravac.report.numbers.left"})
-"""Paths of a checkpoint that stand on one side alone: reports of executors with a longer latency are new, and what only
-a device knows of residuals."""
+UNPAIRED: frozenset[str] = frozenset(
+    {"gravac.older_reports", "gravac.report.numbers.left", *(f"gravac.{key}" for key in TAKEN_FOR_ONE)}
+)
+"""Paths of a checkpoint that stand on one side alone: reports of executors with a longer latency are new, what only a
+device knows of residuals, and what has torch.distributed.checkpoint refuse a state."""
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
 
-import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
+import torch.distributed as dist
 
+from gravac.checkpoint.ranks import Ranks
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
 from gravac.settings import SettingsError
@@ -22,13 +22,31 @@ taken up from an earlier version draws other numbers than it would have; nothing
 where 1 said *worth*, of candidates and in controllers' states, and names the numbers of the report on the last step,
 where 1 had eight in a row. Both are read too."""
 
+TAKEN_FOR_ONE: Mapping[str, Any] = {
+    "torch.distributed.checkpoint": {"needs gravac.checkpoint.Stateful(compressor)": True},
+    "torch.distributed.checkpoint.needs gravac.checkpoint.Stateful(compressor)": True,
+}
+"""Two entries of every state that torch.distributed.checkpoint, which joins keys by dots, finds to be one, so that it
+refuses a compressor or a state as it is, in these words: it would restore one rank's residuals on all ranks."""
+
 LAST_OF_1 = ("waited", "coded", "learning_rate", "exchanged")
 """The slots after those of shadow CFs in version 1."""
 
 
-def pack(policy: Policy, steps: Steps, layout: ExchangeLayout) -> dict[str, Any]:
-    """Return the state of one rank. Tensors are the live ones: save them before training goes on, or clone."""
+def pack(
+    policy: Policy, steps: Steps, layout: ExchangeLayout, group: dist.ProcessGroup | None = None
+) -> dict[str, Any]:
+    """Return the state of one rank. Tensors are the live ones: save them before training goes on, or clone.
+
+    Args:
+        policy: what was set.
+        steps: what runs.
+        layout: exchange groups.
+        group: ranks that will average, where nothing runs yet; ``None``: the default group, if there is one.
+    """
     averager, feedback = steps.averager, steps.averager.feedback
+    if not steps.ready and averager.world == 1:
+        averager.rank, averager.world = Ranks(group).place
     kept = averager.memory.kept
     return {
         "version": VERSION,
@@ -44,6 +62,7 @@ def pack(policy: Policy, steps: Steps, layout: ExchangeLayout) -> dict[str, Any]
         "held": dict(feedback.held),
         "memory": {name: dict(memory) for name, memory in kept.items() if memory},
         "aside": {name: aside for name in kept if (aside := averager.kept_aside(name)) is not None},
+        **TAKEN_FOR_ONE,
     }
 
 
@@ -104,56 +123,8 @@ def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:
         return
     if state["world"] != world:
         raise SettingsError(
-            f"world: the state is of {state['world']} ranks and there are {world}; load "
-            "gravac.merge_states([...]) of all old ranks' states instead"
+            f"world: the state is of {state['world']} ranks and there are {world}; gravac.checkpoint.load takes a "
+            "checkpoint up at another number, and gravac.merge_states([...]) makes one state of all old ranks'"
         )
     if state["rank"] != rank:
         raise SettingsError(f"rank: the state is of rank {state['rank']} and this is rank {rank}; each loads its own")
-
-
-def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one state for any world size from all ranks' states of an earlier run.
-
-    Every rank's residual becomes the mean of the old ones, so that the mean over ranks, which is all that error
-    feedback depends on, is conserved; what a compressor keeps beside it (the second error of a quantized sum) joins it.
-    Other memory becomes the ranks' mean.
-
-    Args:
-        states: the states of every old rank, in any order.
-
-    Raises:
-        SettingsError: ranks are missing, or their states are of different steps.
-    """
-    if not states:
-        raise SettingsError("states: give the states of all ranks of the earlier run")
-    world = states[0]["world"]
-    ranks = sorted(state["rank"] for state in states)
-    if ranks != list(range(world)) or len({state["step"] for state in states}) > 1:
-        raise SettingsError(f"states: give one of each of the {world} ranks at one step; got ranks {ranks}")
-    aside = _mean([state["aside"] for state in states])
-    residual = _mean([state["residual"] for state in states])
-    return {
-        **states[0],
-        "world": None,
-        "rank": None,
-        "report": None,
-        "survey": None,
-        "older_reports": [],
-        "curves": {},
-        "sums": _mean([state["sums"] for state in states]),
-        "residual": {name: tensor + aside[name] if name in aside else tensor for name, tensor in residual.items()},
-        "memory": {
-            name: _mean([state["memory"].get(name, {}) for state in states])
-            for name in states[0]["memory"]
-            if name not in aside
-        },
-        "aside": {},
-        "held": _mean([state["held"] for state in states]),
-    }
-
-
-def _mean(residuals: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    names = {name: None for residual in residuals for name in residual}
-    return {
-        name: functools.reduce(torch.add, (r[name] for r in residuals if name in r)) / len(residuals) for name in names
-    }

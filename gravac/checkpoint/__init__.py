@@ -1,0 +1,14 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of all ranks: residuals differ between them, so that one rank's state is never enough.
+
+``save`` and ``load`` keep them in a directory; ``gather`` and ``load_gathered`` are for frameworks that write one file,
+``Stateful`` for ``torch.distributed.checkpoint``.
+"""
+
+from gravac.checkpoint.directory import load, save
+from gravac.checkpoint.gathered import gather, load_gathered
+from gravac.checkpoint.resize import OnResize, merge_states
+from gravac.checkpoint.stateful import Stateful
+
+__all__ = ["OnResize", "Stateful", "gather", "load", "load_gathered", "merge_states", "save"]

@@ -1,0 +1,51 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""All ranks' states as one dict, for frameworks in which one rank writes one file that every rank reads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gravac.checkpoint.ranks import Checkpointed, Ranks
+from gravac.checkpoint.resize import OnResize, check_on_resize, taken_over
+from gravac.checkpoint.serial import FORMAT, check_format, from_bytes, state_on_host, to_bytes
+from gravac.settings import SettingsError
+
+
+def gather(compressor: Checkpointed) -> dict[str, Any] | None:
+    """Bring all ranks' states to rank 0. Called on every rank, between two steps.
+
+    Returns:
+        On rank 0 of the compressor's process group a dict of tensors on the host and plain values, which loads with
+        ``torch.load(weights_only=True)``: as many times four bytes for each compressed parameter as there are ranks.
+        ``None`` on others.
+
+    Raises:
+        SettingsError: the ranks that averaged are not those of the compressor's process group.
+    """
+    ranks = Ranks(compressor.process_group)
+    payloads = ranks.collect(ranks.together(lambda: to_bytes(state_on_host(compressor, ranks))))
+    if payloads is None:
+        return None
+    states = [from_bytes(payload) for payload in payloads]
+    return {"version": FORMAT, "world": ranks.world, "step": states[0]["step"], "states": states}
+
+
+def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
+    """Go on from what ``gather`` gave. Called on every rank, before the first backward; ranks tell each other nothing.
+
+    Args:
+        gathered: what rank 0 got, on every rank.
+        compressor: see ``load``.
+        on_resize: what becomes of residuals at another number of ranks; see ``load``.
+
+    Raises:
+        SettingsError: this is not what ``gather`` gives on rank 0, it is of another version, compressor or controller,
+            or ``on_resize`` is not known.
+    """
+    check_on_resize(on_resize)
+    if not isinstance(gathered, Mapping):
+        raise SettingsError(f"gathered: {gathered!r} holds no states; every rank is given what gather() gave rank 0")
+    check_format(gathered, "what was gathered")
+    ranks = Ranks(compressor.process_group)
+    states = gathered["states"]
+    compressor.load_state_dict(taken_over(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__))

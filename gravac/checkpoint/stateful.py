@@ -1,0 +1,71 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.distributed.checkpoint`` (DCP): each rank's state as one opaque value, under a key of its own.
+
+DCP takes what ranks hold under the same key for copies of each other, keeps one and gives it to all, and it loads only
+what a fresh object has already; a fresh compressor has no residuals yet.
+"""
+
+from typing import Any, NoReturn
+
+from gravac.checkpoint.ranks import Checkpointed, Ranks
+from gravac.checkpoint.resize import OnResize, check_on_resize, taken_over
+from gravac.checkpoint.serial import from_bytes, state_on_host, to_bytes
+from gravac.settings import SettingsError
+
+
+class Stateful:
+    """A compressor as ``torch.distributed.checkpoint`` saves and loads it: ``{"gravac": Stateful(compressor)}``.
+
+    Args:
+        compressor: the ``AdaptiveCompressor``. It is loaded before the first backward.
+        saved_world: number of ranks that saved, where there were more or fewer than now; ``None``: as many. Each rank
+            then reads the states of all. Without it DCP finds no key of that name, and refuses.
+        on_resize: what becomes of residuals at another number of ranks; see ``gravac.checkpoint.load``.
+
+    Raises:
+        SettingsError: ``on_resize`` is not known, or ``saved_world`` is no number of ranks.
+    """
+
+    def __init__(self, compressor: Checkpointed, saved_world: int | None = None, on_resize: OnResize = "mean") -> None:
+        check_on_resize(on_resize)
+        if saved_world is not None and saved_world < 1:
+            raise SettingsError(f"saved_world: {saved_world} is no number of ranks; give that of the run that saved")
+        self._compressor = compressor
+        self._saved_world = saved_world
+        self._on_resize = on_resize
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state as bytes; or, before a load at another number of ranks, what is to be loaded."""
+        ranks = Ranks(self._compressor.process_group)
+        keys = _keys(self._saved_world or ranks.world)
+        if len(keys) != ranks.world:
+            return {key: _ToBeLoaded() for key in keys}
+        return {keys[ranks.rank]: to_bytes(state_on_host(self._compressor, ranks))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what DCP read.
+
+        Raises:
+            SettingsError: the state is of another version, compressor or controller.
+        """
+        ranks = Ranks(self._compressor.process_group)
+        keys = _keys(self._saved_world or ranks.world)
+
+        def state_of(rank: int) -> dict[str, Any]:
+            return from_bytes(state_dict[keys[rank]])
+
+        self._compressor.load_state_dict(taken_over(len(keys), ranks.world, ranks.rank, self._on_resize, state_of))
+        self._saved_world = None
+
+
+class _ToBeLoaded:
+    """Stands where a state is to be loaded, and cannot be saved."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("Stateful with saved_world is for loading; save gravac.checkpoint.Stateful(compressor)")
+
+
+def _keys(world: int) -> list[str]:
+    """A key for each rank that also says of how many: so that DCP itself refuses another number."""
+    return [f"rank{rank}of{world}" for rank in range(world)]

@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A communication hook and its state, for frameworks that take these two and register them on a DDP module themselves.
+
+The state holds settings, so that it can be sent to the processes that train; a compressor is made of them there.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+
+from gravac.integrations.ddp import failed
+
+if TYPE_CHECKING:
+    from gravac.adaptive import AdaptiveCompressor
+
+
+class HookState:
+    """The state of ``gravac.hook``: settings, and in the process that trains the compressor that is made of them.
+
+    Args:
+        settings: keyword arguments of ``AdaptiveCompressor``, which are checked at once.
+
+    Raises:
+        SettingsError: a setting is wrong; the message names it, its value and what is allowed.
+        TypeError: there is no setting of that name.
+
+    Example:
+        >>> import gravac
+        >>> state = gravac.HookState(base="topk", cf_range=(10, 1000))
+        >>> state.compressor.cf
+        1.0
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self._compressor: AdaptiveCompressor | None = None
+        _made(settings)
+
+    @property
+    def compressor(self) -> "AdaptiveCompressor":
+        """The compressor: made when it is first asked for, by the first bucket at the latest."""
+        if self._compressor is None:
+            self._compressor = _made(self._settings)
+        return self._compressor
+
+    def bind(self, module: torch.nn.Module) -> None:
+        """Learn parameter names, see ``AdaptiveCompressor.bind``. Called on every rank, before the first backward."""
+        self.compressor.bind(module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._compressor is not None:
+            raise TypeError(
+                "HookState: its compressor was made, and cannot be copied or pickled; send the state to other "
+                "processes before that, and save a run by gravac.checkpoint.save(directory, state.compressor)"
+            )
+        return dict(self.__dict__)
+
+
+def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The DDP communication hook: ``ddp.register_comm_hook(gravac.HookState(...), gravac.hook)``.
+
+    Args:
+        state: settings, and what they became.
+        bucket: gradients that are ready, one after the other in a flat buffer.
+
+    Returns:
+        A future of that buffer, flat, which then holds the mean over the ranks, or fails in ``backward()``.
+    """
+    try:
+        if not isinstance(state, HookState):
+            raise TypeError(
+                f"state: gravac.hook needs a gravac.HookState, got {type(state).__name__}: "
+                "register_comm_hook(gravac.HookState(...), gravac.hook)"
+            )
+        compressor = state.compressor
+    except Exception as failure:
+        return failed(failure)
+    return compressor.hook(None, bucket)
+
+
+def _made(settings: dict[str, Any]) -> "AdaptiveCompressor":
+    from gravac.adaptive import AdaptiveCompressor  # which stands above, and feeds on this layer itself
+
+    return AdaptiveCompressor(**settings)
