@@ -12,19 +12,18 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.averaging.allocation import Curve
-from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
 from gravac.checkpoint.state import check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
 from gravac.exchange.executor import Executor
 from gravac.exchange.link_probe import LinkProbe
-from gravac.exchange.opening import open_executor
+from gravac.exchange.opening import Opened, open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
 from gravac.policy import Policy, RunSettings, beside, load_policy
-from gravac.stepping.admission import admit
+from gravac.stepping.admission import admit, averager_of
+from gravac.stepping.codec_timing import time_codecs
 from gravac.stepping.door import Door
 from gravac.stepping.step_records import totals
 from gravac.stepping.steps import Steps
@@ -148,11 +147,10 @@ class AdaptiveCompressor:
         self._agree_group: dist.ProcessGroup | None = None
         self._executor: Executor | None = None
         self._sinks = Sinks(sinks, run.log_dir)
-        self._feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
-        sent = (policy.base, policy.dense_format, policy.error_feedback, policy.dense_below)
-        self._averager = Averager(*sent, self._feedback, policy.seed)
+        self._averager = averager_of(policy)
         told = {**policy.plain(), **run.plain()}
-        runs = (self._averager, policy.controller, lambda forms: admit(policy, self._averager, forms, self._link))
+        mine = self._averager
+        runs = (mine, policy.controller, lambda forms: admit(policy, mine, forms, self._link, self._coding))
         self._steps = Steps(
             *runs, self._sinks, run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every, told
         )
@@ -161,6 +159,7 @@ class AdaptiveCompressor:
         self._attached = self._closed = False
         self._restored: dict[str, Any] | None = None
         self._link: LinkProbe | None = None
+        self._coding: dict[float, float] = {}
 
     def attach(
         self,
@@ -192,7 +191,7 @@ class AdaptiveCompressor:
         self._open()
         if grad_scaler is not None and grad_scaler.is_enabled():
             self._adapter.loss_scale = scale_of(grad_scaler, self._steps.executor.masked)
-            self._feedback.guard()
+            self._averager.feedback.guard()
         register(ddp, self.hook)
 
     def detach(self) -> None:
@@ -339,12 +338,12 @@ class AdaptiveCompressor:
         """Make what runs the steps, unless an executor was given."""
         if self._steps.ready:
             return
-        executor = self._executor
-        if executor is None:
-            kind, pace = self._run.executor, self._run.pace
-            executor, self._link = open_executor(self._door.device, self._group, self._agree_group, kind, pace)
+        where, run, given = (self._door.device, self._group, self._agree_group), self._run, self._executor
+        opened = open_executor(*where, run.executor, run.pace) if given is None else Opened(given)
+        executor, self._link = opened.executor, opened.link
         if self._restored is not None:
             check_place(self._restored, executor.rank, executor.world)
         if executor.rank == 0:
             self._sinks.open()
-        self._steps.open(executor)
+        self._coding = time_codecs(self.policy, self._door.forms, opened)
+        self._steps.open(executor, self._coding)

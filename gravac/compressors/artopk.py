@@ -38,6 +38,11 @@ class ARTopK(Compressor):
     choose: Literal["star", "var"] = "star"
     values: Literal["float32", "float16", "bfloat16"] | None = None
 
+    @property
+    def host_waits(self) -> bool:
+        """Whether on a GPU the host waits for what it encodes: to learn whose coordinates are taken, by ``"var"``."""
+        return self.choose == "var"
+
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """One rank's indices and all ranks' values, in bytes; with ``"var"``, four more for an energy."""
         elements = torch.Size(shape).numel()

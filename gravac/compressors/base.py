@@ -184,6 +184,11 @@ class Compressor(Settings):
         """Unit roundoff of what is summed on the wire, see the class; float32's unless overridden."""
         return 2.0**-24
 
+    @property
+    def host_waits(self) -> bool:
+        """Whether on a GPU the host waits for what it encodes, as its code looks at data. False unless overridden."""
+        return False
+
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """What is known of it at a CF before it has run; see ``Profile``.
 

@@ -39,6 +39,11 @@ class HardThreshold(TopK):
 
     threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
 
+    @property
+    def host_waits(self) -> bool:
+        """Whether on a GPU the host waits for what it encodes: to learn how many coordinates reach the threshold."""
+        return True
+
     def select(self, x: torch.Tensor, k: int) -> Selection:
         """The coordinates of flat x that reach the threshold; the k largest of them, when they are more."""
         indices = reaching(x, self.threshold)

@@ -79,6 +79,11 @@ class Ladder(Compressor):
         """Unit roundoff of the member that rounds most coarsely."""
         return max(member.rounding for member in self.members)
 
+    @property
+    def host_waits(self) -> bool:
+        """Whether on a GPU the host waits for what any member encodes."""
+        return any(member.host_waits for member in self.members)
+
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """The profile of the member that serves ``cf``; coding costs are the ladder's, known by wire ratio."""
         member, at = self.at(cf)

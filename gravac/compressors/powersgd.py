@@ -199,6 +199,11 @@ class PowerSGD(Compressor):
         return [(whole - sums[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
 
     @property
+    def host_waits(self) -> bool:
+        """Whether on a GPU the host waits for what it encodes: to learn whose turn is next, when ``alternating``."""
+        return self.alternating
+
+    @property
     def _halves(self) -> int:
         """Half power iterations a step, each with one all-reduce."""
         return 1 if self.alternating else 2 * self.iterations

@@ -7,8 +7,8 @@ read off between them, and where the numbers come from.
 
 **Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
 ``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json); interpolated in log CF,
-beyond the points the nearest. What a GPU takes in copies of its own may differ much: ``gravac.costmodel.Machine`` can
-bring costs of its own.
+beyond the points the nearest. What a GPU takes in copies of its own may differ much: there a run's candidates are timed
+(``gravac.stepping.codec_timing``), and ``gravac.costmodel.Machine`` can bring costs of its own.
 
 **Efficiency** is the share of a dense step's progress that a compressed step makes: the steps that dense training
 needs to a target over those that the compressor needs, each with its own error feedback. Points are ``(CF,

@@ -41,6 +41,11 @@ class ThresholdK(TopK):
         """Whether exactly k are kept, and travel."""
         return self.exact_count
 
+    @property
+    def host_waits(self) -> bool:
+        """Whether on a GPU the host waits for what it encodes: only where a rule is followed as published."""
+        return not self.keeps_k
+
     def threshold(self, magnitudes: torch.Tensor, k: int) -> float:
         """A magnitude that about k of ``magnitudes`` (flat, at least one not zero) reach; 0 < k < their number."""
         raise NotImplementedError

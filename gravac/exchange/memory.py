@@ -78,6 +78,17 @@ def answers(together: Sequence[Collective]) -> list[Any]:
     return [tuple(tensor.clone() for tensor in gathered) for _ in together]
 
 
+def echo(collective: Collective, rank: int, world: int) -> Any:
+    """Return what a rank gets of a collective for which all ``world`` ranks hand over what this one does."""
+    if isinstance(collective, AllReduce):
+        return collective.tensor * world
+    if isinstance(collective, AllToAll):
+        return torch.stack([collective.tensor[rank]] * world)
+    if isinstance(collective, Broadcast):
+        return collective.tensor.clone()
+    return tuple(torch.stack([tensor] * world) for tensor in collective.tensors)
+
+
 def _signature(collective: Collective) -> str:
     shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors_of(collective))
     root = f" from {collective.root}" if isinstance(collective, Broadcast) else ""

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the executor by who carries the gradients' bytes, makes it, and knows the link before the first step."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from gravac.exchange.device import CudaDevice
+from gravac.exchange.device import CudaDevice, Device
 from gravac.exchange.executor import Executor
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.group import GroupTransport, StagedTransport, backend_of, own_group
@@ -18,13 +18,27 @@ Kind = Literal["auto", "thread", "stream"]
 """How steps are run: by a thread that waits for the exchange, or inline on a device's streams."""
 
 
+class Opened(NamedTuple):
+    """What runs the steps of a run, and what is known before the first.
+
+    Attributes:
+        executor: runs the steps.
+        link: what the link was probed at; ``None``: it was not, or there is one rank.
+        device: where the gradients lie; ``None``: on the CPU, or it is not known.
+    """
+
+    executor: Executor
+    link: LinkProbe | None = None
+    device: Device | None = None
+
+
 def open_executor(
     device: torch.device,
     group: dist.ProcessGroup | None = None,
     agree_group: dist.ProcessGroup | None = None,
     kind: Kind = "auto",
     pace: float | None = None,
-) -> tuple[Executor, LinkProbe | None]:
+) -> Opened:
     """Make an executor over a process group, and probe the link. Called on every rank.
 
     A thread has process groups of its own, on the same ranks. Streams take the groups that they are given, so that all
@@ -48,12 +62,13 @@ def open_executor(
         mine = GroupTransport(group or _world(), device=device)
         agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
         probe = probe_link(GroupTransport(mine.group, device=device), device)
-        return StreamExecutor(mine, CudaDevice(device), agreement), probe
+        streams = CudaDevice(device)
+        return Opened(StreamExecutor(mine, streams, agreement), probe, streams)
     transport = GroupTransport if device.type == "cpu" else StagedTransport
     own = own_group(group)
     agreeing = None if agree_group is None else GroupTransport(own_group(agree_group), pace)
     probe = probe_link(transport(own, pace), device)  # on a ledger of its own: it is no step's traffic
-    return Fifo(transport(own, pace), agreeing), probe
+    return Opened(Fifo(transport(own, pace), agreeing), probe, None if device.type == "cpu" else CudaDevice(device))
 
 
 def chosen(backend: str, device: torch.device, kind: Kind) -> Literal["thread", "stream"]:

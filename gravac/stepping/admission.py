@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which candidates a controller may choose from, once the model and the number of ranks are known."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate, Dropped
 from gravac.collectives import AllReduce, wire_ratio
@@ -18,6 +21,9 @@ from gravac.policy import Policy
 
 SAME = 1.01
 """Two candidates whose wire ratios differ by less, relatively, are one."""
+
+NOT_TIMED: Mapping[float, float] = MappingProxyType({})
+"""What is known of coding where it was not timed."""
 
 Predicted = Callable[[Compressor, float], Candidate]
 """A compressor at a CF as a candidate, with what it is predicted to send on the model, and to take."""
@@ -35,7 +41,20 @@ class Admission(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
 
 
-def admit(policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkProbe | None = None) -> Admission:
+def averager_of(policy: Policy) -> Averager:
+    """What averages by a policy, alone so far: rank 0 of 1."""
+    feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
+    sent = (policy.base, policy.dense_format, policy.error_feedback, policy.dense_below)
+    return Averager(*sent, feedback, policy.seed)
+
+
+def admit(
+    policy: Policy,
+    averager: Averager,
+    forms: Sequence[Form],
+    link: LinkProbe | None = None,
+    coding: Mapping[float, float] = NOT_TIMED,
+) -> Admission:
     """The candidates of a run, once its model and its ranks are known.
 
     Args:
@@ -43,6 +62,8 @@ def admit(policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkP
         averager: tells what is compressed at all, and predicts wire bytes over its ranks.
         forms: shapes and dtypes of all the model's gradients.
         link: what the link was probed at; ``None``: nothing is known.
+        coding: seconds that coding takes for each byte of a float32 tensor, by CF of the base, where the gradients lie;
+            for what is not in it the compressors' own costs are taken, which were measured on a CPU.
     """
     world, shapes = averager.world, [shape for shape, _ in forms]
     full = AllReduce.wire_bytes(4 * sum(torch.Size(shape).numel() for shape in shapes), world)
@@ -53,6 +74,9 @@ def admit(policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkP
         if link is None:
             return None, None
         network, machine = Network(link.latency, link.bandwidth), Machine(link.copy_bytes_per_s)
+        if compressor.compresses and cf in coding:
+            copies = coding[cf] * link.copy_bytes_per_s
+            machine = replace(machine, costs={compressor.name: ((cf, copies, 0.0),)}, per_rank=False)
         if machine.coding(compressor, cf) is None:
             return None, None
         dense, below = policy.dense_format.dtype, policy.dense_below
@@ -63,8 +87,7 @@ def admit(policy: Policy, averager: Averager, forms: Sequence[Form], link: LinkP
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
         profile = compressor.profile(cf, world=world, shapes=compressed)
         efficiency, by_gain = round(profile.efficiency, 4), profile.efficiency_by_gain
-        coding, exchange = expected(compressor, cf)
-        return Candidate(compressor.name, cf, ratio, efficiency, profile.family, by_gain, coding, exchange)
+        return Candidate(compressor.name, cf, ratio, efficiency, profile.family, by_gain, *expected(compressor, cf))
 
     return admitted(policy, predicted)
 

@@ -78,6 +78,7 @@ class Door:
 
     Attributes:
         shapes: shapes of the parameters, by name, in memory order.
+        forms: shapes and dtypes of their gradients, in the model's order; empty where none were told.
         device: where their gradients lie.
 
     Example:
@@ -99,14 +100,14 @@ class Door:
     def __init__(self, steps: Steps, open_steps: Callable[[], None] = lambda: None) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.device = torch.device("cpu")
-        self._forms: list[Form] = []
+        self.forms: list[Form] = []
         self._steps = steps
         self._open = open_steps
 
     def know(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Learn the parameters whose gradients will come, by name, in the model's order."""
         self.shapes = {name: memory_shape(parameter) for name, parameter in parameters.items()}
-        self._forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
+        self.forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
         self.device = next((parameter.device for parameter in parameters.values()), self.device)
 
     def begin(
@@ -131,7 +132,7 @@ class Door:
         if not self._steps.ready:
             self._open()
         self._steps.device = self.device
-        self._steps.begin(self._forms or forms, loss_scale, fail, learning_rate, takes_part)
+        self._steps.begin(self.forms or forms, loss_scale, fail, learning_rate, takes_part)
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
         """Have tensors averaged over the ranks, in place, together.

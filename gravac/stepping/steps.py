@@ -10,7 +10,7 @@ looked at in the next step's beginning.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -106,11 +106,11 @@ class Steps:
         """What counts everything handed to collectives since ``open``."""
         return self._executor.ledger if self._executor else Ledger()
 
-    def open(self, executor: Executor) -> None:
-        """Have an executor run the steps to come."""
+    def open(self, executor: Executor, timed: Iterable[float] = ()) -> None:
+        """Have an executor run the steps to come; of ``timed`` tells ``RunRecord``."""
         self.averager.rank, self.averager.world = executor.rank, executor.world
         self.controller = at_latency(self.controller, executor.latency)
-        self._executor = executor
+        self._executor, self._timed = executor, tuple(timed)
 
     def begin(
         self,
@@ -291,7 +291,7 @@ class Steps:
             self.state.controller, self.decision = self.controller.restore(self._restored, self.candidates)
         else:
             self.state.controller, self.decision = self.controller.start(self.candidates)
-        self._emit(RunRecord(self._settings, self.averager.world, self.candidates, dropped))
+        self._emit(RunRecord(self._settings, self.averager.world, self.candidates, dropped, self._timed))
 
     def _end(self, timestamps: Timestamps) -> None:
         state, stats = self.state, self.averager.stats

@@ -18,12 +18,15 @@ class RunRecord:
         world_size: number of ranks.
         candidates: what may be chosen, dense first.
         dropped: what may not be chosen, each with the cause.
+        timed: CFs of the candidates whose ``coding_s`` was timed where the gradients lie; of the others it comes from
+            what compressors cost on a CPU.
     """
 
     settings: dict[str, str | int | float | bool]
     world_size: int
     candidates: tuple[Candidate, ...] = ()
     dropped: tuple[Dropped, ...] = ()
+    timed: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ def run_words(run: RunRecord) -> str:
     parts = [f"**{run.world_size} ranks**"]
     if run.candidates:
         parts.append("**Candidates**\n\n" + "\n".join(f"- {candidate_words(one)}" for one in run.candidates))
+    if run.timed:
+        parts.append(f"Coding was timed where the gradients lie at {', '.join(f'{cf:g}x' for cf in run.timed)}.")
     if run.dropped:
         parts.append("**Dropped**\n\n" + "\n".join(f"- {dropped_words(one, run.world_size)}" for one in run.dropped))
     if run.settings:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gravac.adaptive
 from gravac import AdaptiveCompressor, Compressor, Static, dense, powersgd, quantize, topk
 from gravac.exchange.group import GroupTransport
+from gravac.exchange.opening import Opened
 from gravac.exchange.streams import StreamExecutor
 from tests.device.idle import Idle
 from tests.ranks import processes
@@ -47,12 +48,12 @@ def trained(
     made: list[StreamExecutor] = []
     moments = random.Random(rank)
 
-    def opened(device: Any, group: Any, *_: Any) -> tuple[StreamExecutor, None]:
+    def opened(device: Any, group: Any, *_: Any) -> Opened:
         made.append(StreamExecutor(GroupTransport(group), Idle(torch.device("cpu"), lambda: moments.expovariate(1.0))))
-        return made[0], None
+        return Opened(made[0])
 
     if streams:
-        gravac.adaptive.open_executor = opened  # type: ignore[assignment]
+        gravac.adaptive.open_executor = opened
     torch.manual_seed(3)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to(dtype)
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)

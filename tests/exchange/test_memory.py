@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gravac.collectives import AllGather, AllReduce, Collective, Ledger
+from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Ledger, tensors_of
 from gravac.compressors import Context, Reduced, Rounds, dense, topk
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
@@ -94,3 +96,17 @@ def test_a_rank_that_ends_early_is_caught() -> None:
 )
 def test_wire_bytes_follow_each_collectives_formula(kind: type[AllReduce], world: int, expected: int) -> None:
     assert kind.wire_bytes(1000, world) == expected
+
+
+tensors = st.sampled_from([torch.float32, torch.int32, torch.uint8, torch.bfloat16]).map(
+    lambda dtype: torch.arange(1, 13).view(3, 4).to(dtype)
+)
+
+
+@given(tensors, st.integers(0, 2))
+def test_an_echo_is_what_comes_where_all_hand_over_the_same(tensor: torch.Tensor, rank: int) -> None:
+    for asked in (AllReduce(tensor), AllGather(tensor, tensor[0]), AllToAll(tensor), Broadcast(tensor, 1)):
+        got, want = memory.echo(asked, rank, 3), memory.answers([asked] * 3)[rank]
+        for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
+            assert one.dtype == other.dtype and torch.equal(one, other) and one.is_contiguous()
+            assert all(one.data_ptr() != given.data_ptr() for given in tensors_of(asked)), "memory of its own"

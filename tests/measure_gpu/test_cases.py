@@ -12,7 +12,7 @@ from gravac import powersgd, quantize, thc, topk, topkc
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor
 from gravac.lab.shapes import bert_large
-from tests.device.steps import MadeUp
+from tests.device.idle import Idle
 from tests.measure.gpu import bits, nccl, overlap, ranks, timing
 from tests.measure.gpu.codecs import BERT_MS, CASES, SIDES, Codec, coded, floor_bytes
 from tests.measure.gpu.parts import PARTS, Part, run
@@ -38,10 +38,11 @@ class Now:
         return (later.at - self.at) * 1e3
 
 
-class Host(MadeUp):
+class Host(Idle):
     """The host, as a device whose streams do everything at once."""
 
-    device = CPU
+    def __init__(self) -> None:
+        super().__init__(CPU)
 
     def record(self) -> Now:  # type: ignore[override]
         return Now()

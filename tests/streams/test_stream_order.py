@@ -8,12 +8,15 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from gravac import AdaptiveCompressor, Compressor, dgc, powersgd, quantize, topk, topkc
+from gravac import AdaptiveCompressor, Compressor, Policy, dgc, powersgd, quantize, topk, topkc
 from gravac.candidate import Candidate
 from gravac.controllers import GraVAC
 from gravac.controllers.base import Decision, Measurement
+from gravac.exchange.link_probe import LinkProbe
+from gravac.exchange.opening import Opened
 from gravac.exchange.streams import StreamExecutor
 from gravac.lab.simulate import Scheduled
+from gravac.stepping.codec_timing import time_codecs
 from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, _places
 
 SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}
@@ -89,6 +92,17 @@ def _parted(draw: random.Random, names: list[str]) -> Sequence[Sequence[str]]:
 def test_streams_race_for_nothing(base: Compressor) -> None:
     for seed in range(SEEDS):
         assert train(seed, base).errors == []
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
+def test_timing_codecs_reads_no_moment_that_is_not_past(base: Compressor) -> None:
+    device = FakeDevice()
+    with device:
+        executor = StreamExecutor(Alike(device), device)
+        policy = Policy(base=base, controller=GraVAC(), dense_below=16)
+        forms = [(shape, torch.float32) for shape in SHAPES.values()]
+        assert time_codecs(policy, forms, Opened(executor, LinkProbe(1e-5, 1e10, 1e10), device))
+    assert device.errors == []
 
 
 def test_without_any_of_its_waits_they_do() -> None:

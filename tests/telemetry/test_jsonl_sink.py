@@ -101,7 +101,7 @@ def test_candidates_come_back_as_the_data_they_are(
     tmp_path_factory: pytest.TempPathFactory, admitted: tuple[Candidate, ...], less: tuple[Dropped, ...]
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "run.jsonl"
-    run = RunRecord({"window": 20}, 2, admitted, less)
+    run = RunRecord({"window": 20}, 2, admitted, less, tuple(one.cf for one in admitted))
     write(path, run)
     assert '"version":2' in path.read_text(encoding="utf-8")
     assert list(map(repr, read_jsonl(path))) == [repr(run)], "seconds, which do not count in ==, too"

@@ -85,11 +85,19 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A compressor to measure: its name, the CF asked for, and the function that makes one rank of it."""
+    """A compressor to measure.
+
+    Attributes:
+        name: name of the compressor.
+        cf: compression factor asked for.
+        make: makes one rank of it.
+        host_waits: whether on a GPU the host waits for what it encodes; ``None``: not known.
+    """
 
     name: str
     cf: float
     make: MakeRank
+    host_waits: bool | None = None
 
 
 def contenders(bench: Bench) -> list[Contender]:
@@ -103,7 +111,7 @@ def contenders(bench: Bench) -> list[Contender]:
             found += [Contender(name, cf, _theirs(TORCH[name], cf)) for cf in cfs]
         else:
             ours = compressor(name)
-            found += [Contender(name, cf, _ours(ours, cf)) for cf in _cfs(ours, bench)]
+            found += [Contender(name, cf, _ours(ours, cf), ours.host_waits) for cf in _cfs(ours, bench)]
     return found
 
 

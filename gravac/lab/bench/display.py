@@ -74,6 +74,7 @@ def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
         "\nquartiles",
         "extra\nMiB",
         "\nGB/s",
+        "waits\non GPU",
     ):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -90,6 +91,7 @@ def table(bench: Bench, rows: Sequence[BenchRow]) -> Table:
             f"{row.total_over_copy_low:.1f}-{row.total_over_copy_high:.1f}",
             f"{row.extra_bytes / 2**20:.1f}",
             f"{row.gb_per_s:.2f}",
+            "?" if row.host_waits is None else "yes" if row.host_waits else "no",
         )
     return shown
 

@@ -59,6 +59,7 @@ class BenchRow:
         gb_per_s: bytes of the float32 tensors / median total time / 1e9.
         workers: number of ranks.
         elements: number of elements of all tensors.
+        host_waits: see ``Compressor``; ``None``: not known.
     """
 
     compressor: str
@@ -76,6 +77,7 @@ class BenchRow:
     gb_per_s: float
     workers: int
     elements: int
+    host_waits: bool | None
 
 
 def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRow:
@@ -107,6 +109,7 @@ def measure(bench: Bench, contender: Contender, gradients: Gradients) -> BenchRo
         gb_per_s=4e-9 * elements / statistics.median(totals),
         workers=bench.workers,
         elements=elements,
+        host_waits=contender.host_waits,
     )
 
 

@@ -1,0 +1,79 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What compressors say of the host's waiting is what is counted; and what timing them asks for."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gravac import COMPRESSORS, Compressor, Goodput, Policy, ladder
+from gravac.compressors import (
+    artopk,
+    dgc,
+    hard_threshold,
+    powersgd,
+    quantize,
+    randomk,
+    redsync,
+    sidco,
+    thc,
+    topk,
+    topkc,
+)
+from gravac.exchange.link_probe import LinkProbe
+from gravac.exchange.opening import Opened
+from gravac.stepping.codec_timing import time_codecs
+from tests.device.counting import DEVICE, counting
+from tests.device.idle import Idle
+from tests.device.steps import Counted, steps
+
+SETTINGS: tuple[Compressor, ...] = (
+    *(artopk(choose=choose) for choose in ("star", "var")),
+    *(powersgd(alternating=alternating) for alternating in (False, True)),
+    *(rule(exact_count=exact) for rule in (dgc, redsync, sidco) for exact in (False, True)),
+    *(redsync(search="bisection", exact_count=exact) for exact in (False, True)),
+    *(sidco(law=law, exact_count=False) for law in ("gpareto", "gamma")),
+    *(quantize(bits) for bits in (8, 4, 3, 2, 1)),
+    *(quantize(4, **how) for how in ({"rotate": True}, {"levels": "uniform"}, {"exchange": "gather"})),
+    *(topkc(values=values) for values in (None, quantize(1))),
+    *(one(values="float16") for one in (topk, randomk)),
+    *(randomk(block=64), thc(exchange="lanes"), thc(sum_bits=4), hard_threshold(threshold=0.1)),
+    *(ladder(powersgd(4), quantize(2)), ladder(hard_threshold, quantize(2))),
+)
+
+SHAPES = {"head": (512, 256), "body": (64, 3, 3, 3), "bias": (256,)}
+
+
+def cf_of(compressor: Compressor) -> float:
+    reach = compressor.candidates((2.0, 300.0))
+    return reach[-1] if isinstance(reach, tuple) and reach else 1.0 if not compressor.compresses else 64.0
+
+
+@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize("compressor", [*COMPRESSORS.values(), *SETTINGS], ids=repr)
+def test_a_compressor_says_whether_the_host_waits(compressor: Compressor, world: int) -> None:
+    seen, _ = steps(compressor, SHAPES, world, cf=cf_of(compressor))
+    assert compressor.host_waits == bool(seen.waits), seen.waits
+    assert not seen.copies
+
+
+class Agreeing(Counted):
+    """All ranks measure what this one does."""
+
+    def agreed(self, started: Any) -> list[list[float]]:
+        return [[self.agree_world * 1.0] * len(vector) for vector in started.sums]
+
+
+@pytest.mark.parametrize("base", [ladder, topk, powersgd], ids=lambda one: one.name)
+def test_timing_waits_for_events_alone(base: Compressor) -> None:
+    policy = Policy(base=base, controller=Goodput())
+    forms = [((512, 256), torch.float32), ((256,), torch.float32)]
+    for _ in range(2):  # the first makes tables
+        with counting() as seen:
+            device = Idle(torch.device(DEVICE))
+            executor = Agreeing(seen, 2)
+            found = time_codecs(policy, forms, Opened(executor, LinkProbe(1e-5, 1e10, 1e12), device))
+    assert found
+    assert not seen.waits
+    assert not seen.copies
