@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gravac.averaging.batches import batched
 from gravac.averaging.diagnostics import Diagnostics, announce, evaluate
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.fused_tensors import FusedTensors, Part, fuse_small
@@ -192,18 +193,18 @@ class Averager:
         plain = [self._plain(tensors) for tensors in fused]
         finite = self._judge(all_finite(_energies(fused, plain)))
         parts = [self._part(tensors, part, finite) for tensors, part in zip(fused, plain, strict=True)]
-        rounds = []
-        for part in parts:
-            context = self._context(part.tensors, plan)
+        contexts = [self._context(part.tensors, plan) for part in parts]
+        for part, context in zip(parts, contexts, strict=True):
             self._evaluate(part.tensors.pieces[0], part.x, plan, context)
-            choice = part.tensors.choice
-            rounds.append(choice.compressor.rounds(part.x, choice.cf, context))
-        outcome = yield from fuse(rounds, finite, self._judge)
+        batches = batched(parts, contexts)
+        outcome = yield from fuse([batch.rounds() for batch in batches], finite, self._judge)
         if outcome is None:
             self._refuse(pieces, parts)
             return
-        self.stats.count(parts, outcome.reduced)
-        for part, reduced in zip(parts, outcome.reduced, strict=True):
+        parts = [part for batch in batches for part in batch.parts]
+        came = [reduced for of_batch in outcome.reduced for reduced in of_batch]
+        self.stats.count(parts, came)
+        for part, reduced in zip(parts, came, strict=True):
             strength = self.strength_at(part.tensors.choice)
             for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
                 sent = reduced.sent if x is part.x else x  # of several all is sent, or what is not is not kept

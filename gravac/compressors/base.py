@@ -12,7 +12,7 @@ Laws, checked for every compressor by ``gravac.conformance``:
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -99,6 +99,9 @@ class Reduced:
 
 Rounds = Generator[Collective, Any, Reduced]
 """A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
+
+RoundsTogether = Generator[Collective, Any, list[Reduced]]
+"""The same for several tensors; it returns a ``Reduced`` for each."""
 
 
 @dataclass(slots=True)
@@ -258,6 +261,31 @@ class Compressor(Settings):
 
         Returns:
             A generator that yields collectives, is resumed with their results, and returns a ``Reduced``.
+        """
+        raise NotImplementedError
+
+    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
+        """Which tensors ``rounds_together`` can take at once: those of one key and dtype; ``None``: each by itself.
+
+        It must follow from what all ranks know. Asked off the CPU only, where launches cost more than caches save.
+
+        Args:
+            cf: compression factor wanted; 1 or more.
+            ctx: what may be known about the tensor.
+        """
+        return None
+
+    def rounds_together(self, xs: Sequence[torch.Tensor], cf: float, contexts: Sequence[Context]) -> RoundsTogether:
+        """Average tensors of one ``batch_key`` together, each as ``rounds`` does it by itself, up to rounding.
+
+        Args:
+            xs: the tensors, each as ``rounds`` takes it, of one dtype on one device; two or more.
+            cf: compression factor wanted; 1 or more.
+            contexts: what may be known about each: what is remembered, or drawn, is a tensor's own.
+
+        Returns:
+            A generator that yields collectives, is resumed with their results, and returns a ``Reduced`` for each. What
+            it lays side by side it lets go of before it yields, so that memory is that of one batch.
         """
         raise NotImplementedError
 

@@ -24,6 +24,19 @@ def working(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def rounds_products(like: torch.Tensor) -> bool:
+    """Whether matrix products of tensors like this one round what they multiply to TF32, of 11 bits, on a GPU.
+
+    A user says so for the whole process (``torch.backends.cuda.matmul``); it is only asked here, never changed.
+    """
+    if like.is_cpu or like.dtype != torch.float32:
+        return False
+    matmul = torch.backends.cuda.matmul
+    # since torch 2.9 the old name raises where the new one was set
+    named = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    return bool(named)
+
+
 def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert x to ``dtype``, in its shape; what is too large for float16 becomes the largest that float16 can hold."""
     if dtype == torch.float16:

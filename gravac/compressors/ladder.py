@@ -13,7 +13,7 @@ compares worths tries those: worth by the model's shapes, and corrected by the g
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Rounds
+from gravac.compressors.base import Compressor, Context, Rounds, RoundsTogether
 from gravac.compressors.dense import dense
 from gravac.compressors.powersgd import powersgd
 from gravac.compressors.profile import CostPoints, Profile, coding_at
@@ -107,6 +107,16 @@ class Ladder(Compressor):
         """Average flat x by the rounds of the member that serves ``cf``."""
         member, at = self.at(cf)
         return (yield from member.rounds(x, at, ctx))
+
+    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
+        """The key of the member that serves ``cf``."""
+        member, at = self.at(cf)
+        return member.batch_key(at, ctx)
+
+    def rounds_together(self, xs: Sequence[torch.Tensor], cf: float, contexts: Sequence[Context]) -> RoundsTogether:
+        """Average flat tensors together by the member that serves ``cf``."""
+        member, at = self.at(cf)
+        return (yield from member.rounds_together(xs, at, contexts))
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared errors of flat x, each by the member that serves the CF."""

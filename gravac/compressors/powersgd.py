@@ -7,10 +7,11 @@ et al., "ACP-SGD", 2023 (arXiv 2306.08881). Contractive: what a rank sends is it
 a subspace that all ranks share. No gain is guaranteed; biased: error feedback brings the rest later.
 
 x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the others. Where low rank is no saving
-(1-D, a row, a column, a low CF on a small matrix), x is sent dense.
+(1-D, a row, a column, a low CF on a small matrix), x is sent dense. Matrices of one shape are averaged as a batch on a
+GPU: all code here is for ``[..., n, m]``, where ``...`` is nothing, or the number of matrices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -19,9 +20,10 @@ from pydantic import Field, model_validator
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, RoundsTogether, energy
 from gravac.compressors.dense import dense
-from gravac.compressors.dtypes import unit_roundoff, working
+from gravac.compressors.dtypes import rounds_products, unit_roundoff, working
+from gravac.compressors.orthonormal import orthonormal, rescaled
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile, efficiency_at
 
 SIDE = 1024
@@ -55,9 +57,16 @@ class Product:
         return dense
 
 
-def beyond(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-    """Squared error of projecting flat x on an orthonormal basis, from its coordinates there, of any shape: 0-d."""
-    return (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
+def beyond(xs: Sequence[torch.Tensor], projected: torch.Tensor) -> torch.Tensor:
+    """Squared error of projecting flat x on an orthonormal basis, from its coordinates there: 0-d.
+
+    Of several, with their coordinates ``[count, ..., ...]``: ``[count]``.
+    """
+    if len(xs) == 1:
+        return (energy(xs[0]) - energy(projected.reshape(-1))).clamp_(min=0)
+    whole = torch.stack(torch._foreach_norm(list(xs))).square()
+    captured: torch.Tensor = torch.linalg.vector_norm(projected, dim=(-2, -1)).square()
+    return (whole - captured).clamp_(min=0)
 
 
 class PowerSGD(Compressor):
@@ -71,7 +80,7 @@ class PowerSGD(Compressor):
             drawn one.
         alternating: whether P and Q take turns, one all-reduce a step (ACP-SGD), at about twice the rank for a CF. The
             CF is that of two steps together; ``traffic`` is that of the larger factor, which the first step sends.
-            Needs ``warm_start`` and one iteration. On a GPU the host waits once a tensor, to learn whose turn is next.
+            Needs ``warm_start`` and one iteration. On a GPU the host waits once a batch, to learn whose turn is next.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -157,27 +166,49 @@ class PowerSGD(Compressor):
         plan = self.plan(ctx.shape, cf)
         if plan is None:
             return (yield from dense.rounds(x, 1.0, ctx))
-        side, other, rows = self._turn(plan, ctx)
-        matrix = oriented(x, plan, side)
-        total = first = start(x, side, rows, plan.rank, ctx)
-        for _ in range(self._halves):
+        (reduced,) = yield from self._low_rank([x], plan, [ctx])
+        return reduced
+
+    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
+        """Matrices of one shape and rank go together; when ``alternating``, those whose turns are alike."""
+        plan = self.plan(ctx.shape, cf)
+        return None if plan is None else (plan, self._turn(plan, ctx))
+
+    def rounds_together(self, xs: Sequence[torch.Tensor], cf: float, contexts: Sequence[Context]) -> RoundsTogether:
+        """Average matrices of one shape, in the steps of ``rounds``: with one all-reduce for every P, and every Q."""
+        plan = self.plan(contexts[0].shape, cf)
+        if plan is None:
+            raise ValueError(f"shape {contexts[0].shape} at {cf}x is sent dense, each tensor by itself")
+        return (yield from self._low_rank(xs, plan, contexts))
+
+    def _low_rank(self, xs: Sequence[torch.Tensor], plan: LowRank, contexts: Sequence[Context]) -> RoundsTogether:
+        side, other, rows = self._turn(plan, contexts[0])
+        starts = [start(x, side, rows, plan.rank, ctx) for x, ctx in zip(xs, contexts, strict=True)]
+        total = first = together(starts)
+        for half in range(self._halves):
             basis = orthonormal(total)
-            mine = times(matrix, basis)
+            # laid side by side again for every product: nothing that large waits for a collective
+            matrix = oriented(together(xs), plan, side)
+            mine = times(matrix if half % 2 == 0 else matrix.mT, basis)
+            del matrix
             total = yield AllReduce(mine)
-            matrix = matrix.T
-        if not self.alternating:
-            if self.warm_start:
-                ctx.state["q"] = kept(total, first)
-        elif usable(total):
-            ctx.state.pop(side, None)
-            ctx.state[other] = by_importance(total)
-        else:
-            ctx.state[side] = basis
-        sums_are_p = self.alternating and side == "q"
-        mean, sent = (
-            Product(factor, basis) if sums_are_p else Product(basis, factor) for factor in (total / ctx.world, mine)
-        )
-        return Reduced(mean, sent, plan.cf, error=beyond(x, mine))
+        if self.alternating:
+            news, olds = apart(by_importance(total), xs), apart(basis, xs)
+            for ctx, good, new, old in zip(contexts, usable(total).view(-1).tolist(), news, olds, strict=True):
+                ctx.state.pop(side, None)
+                ctx.state.update({other: new} if good else {side: old})
+        elif self.warm_start:
+            for ctx, factor in zip(contexts, apart(kept(total, first), xs), strict=True):
+                ctx.state["q"] = factor
+        errors = apart(beyond(xs, mine), xs)
+        left, *rights = unrounded(basis, total / contexts[0].world, mine)
+        means, sents = (list(zip(apart(left, xs), apart(right, xs), strict=True)) for right in rights)
+        if self.alternating and side == "q":  # what was summed is P
+            means, sents = ([(p, q) for q, p in pairs] for pairs in (means, sents))
+        return [
+            Reduced(Product(*mean), Product(*sent), plan.cf, error=error)
+            for mean, sent, error in zip(means, sents, errors, strict=True)
+        ]
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """``‖x‖²`` less what a power iteration on this rank's matrix alone captures, from where ``rounds`` would start.
@@ -193,7 +224,7 @@ class PowerSGD(Compressor):
         side, _, rows = self._turn(largest, ctx)
         matrix, captured = oriented(x, largest, side), start(x, side, rows, largest.rank, ctx)
         for _ in range(self._halves):
-            matrix, captured = matrix.T, times(matrix, orthonormal(captured))
+            matrix, captured = matrix.mT, times(matrix, orthonormal(captured))
         sums = captured.square().sum(0).cumsum(0)
         whole = energy(x)
         return [(whole - sums[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
@@ -243,48 +274,64 @@ def start(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torc
     return torch.cat([rescaled(old), drawn], dim=1) if old.shape[1] else drawn
 
 
+def together(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Several tensors of one shape as a batch ``[count, ...]``; a single one as it is."""
+    return tensors[0] if len(tensors) == 1 else torch.stack(tuple(tensors))
+
+
+def apart(batch: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """A batch's part for each of the tensors that it was made of."""
+    return (batch,) if len(tensors) == 1 else batch.unbind()
+
+
 def oriented(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:
     """The matrix of flat x that the factor ``side`` is multiplied to from the right: M for Q, its transpose for P."""
-    matrix = x.view(plan.n, plan.m)
-    return matrix.T if side == "p" else matrix
+    matrix = x.view(*x.shape[:-1], plan.n, plan.m)
+    return matrix.mT if side == "p" else matrix
 
 
 def times(matrix: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """``matrix @ factor``, computed as the transpose of a product of few rows: 2 to 6 times faster on CPU so."""
-    return (factor.T.contiguous() @ matrix.T).T
-
-
-def rescaled(factor: torch.Tensor) -> torch.Tensor:
-    """A factor ``[rows, rank]`` with 1 as largest magnitude, so that squares neither overflow nor vanish; or zeros."""
-    most = factor.abs().amax()
-    return factor / torch.where(most > 0, most, torch.ones_like(most))
-
-
-def orthonormal(factor: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis ``[rows, rank]`` whose first columns span what the factor's first columns do.
-
-    By Householder QR. Where columns are zero, or depend on those before, it goes on with other directions instead of
-    zeros: always orthonormal, so that projecting on it is contractive, it can only capture more, and a direction that
-    was lost comes back. ``rank <= rows``.
-    """
-    basis: torch.Tensor = torch.linalg.qr(rescaled(factor)).Q
-    return basis
+    return (factor.mT.contiguous() @ matrix.mT).mT
 
 
 def by_importance(factor: torch.Tensor) -> torch.Tensor:
-    """A summed factor ``[rows, rank]``, its columns ordered by length: the longest stay when the rank shrinks."""
-    lengths = rescaled(factor).square().sum(0)
-    return factor[:, lengths.argsort(descending=True, stable=True)]
+    """A summed factor ``[..., rows, rank]``, its columns by length: the longest stay when the rank shrinks."""
+    lengths = rescaled(factor).square().sum(-2, keepdim=True)
+    return factor.gather(-1, lengths.argsort(descending=True, stable=True).expand_as(factor))
 
 
 def usable(total: torch.Tensor) -> torch.Tensor:
-    """Whether a summed factor ``[rows, rank]`` can be started from, being finite and not all zeros: bool, 0-d."""
-    return total.isfinite().all() & total.any()
+    """Whether a summed factor ``[..., rows, rank]`` can be started from, being finite and not all zeros: ``[...]``."""
+    flat = total.flatten(-2)
+    return flat.isfinite().all(-1) & flat.any(-1)
 
 
 def kept(total: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """The next step's factor ``[rows, rank]``: the new one, by importance; the old one where the new one is no use."""
-    return torch.where(usable(total), by_importance(total), old)
+    """The next step's factor ``[..., rows, rank]``: the new one, by importance; the old one where that is no use."""
+    return torch.where(usable(total)[..., None, None], by_importance(total), old)
+
+
+def unrounded(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:
+    """A basis and factors, each ``[..., rows, rank]``, such that its products with them are those in float32.
+
+    Themselves; or where products are rounded to TF32, upper and lower halves of their numbers side by side, of thrice
+    the columns: ``[high, high, low]`` by ``[high, low, high]``. Otherwise mean and sent would each be rounded by itself
+    and the difference lost. (How P and Q are rounded does no harm: what they miss stays in the residual.)
+    """
+    if not rounds_products(basis):
+        return [basis, *factors]
+    high, low = halves(basis)
+    wide = [torch.cat([high, high, low], -1)]
+    for high, low in map(halves, factors):
+        wide.append(torch.cat([high, low, high], -1))
+    return wide
+
+
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of float32 in two, which add up to them: the upper 11 bits, as many as TF32 holds, and what is left."""
+    high = x.view(torch.int32).bitwise_and(-1 << 13).view(torch.float32)
+    return high, x - high
 
 
 powersgd = PowerSGD()

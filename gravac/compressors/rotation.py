@@ -5,7 +5,8 @@
 Sources: Vargaftik et al., "DRIVE", NeurIPS 2021, section 5; stopping at blocks is the partial rotation of Han et al.,
 "Beyond Throughput and Compression Ratios", HotNets 2024, section 3.2. What comes out of a block is nearly normal,
 whatever goes in. On CPU the butterfly runs on pieces that stay in a cache, its first stages as one small matrix
-product; elsewhere all is one piece, and five stages at a time are a product.
+product; elsewhere all is one piece, and five stages at a time are a product; stage by stage, in sums and differences,
+where products would be rounded to TF32.
 """
 
 import functools
@@ -13,6 +14,7 @@ import functools
 import torch
 
 from gravac.compressors.draws import Draws
+from gravac.compressors.dtypes import rounds_products
 
 BLOCK = 1024
 """Numbers rotated together, unless said otherwise; a power of two."""
@@ -100,14 +102,18 @@ def turn_back(y: torch.Tensor, elements: int, draws: Draws, block: int = BLOCK) 
 def _transform(source: torch.Tensor, out: torch.Tensor, block: int) -> None:
     """Walsh-Hadamard transform of each block, scaled to be orthogonal. Overwrites ``source``, too."""
     on_cpu = out.device.type == "cpu"
-    first = min(block, SEED_STAGES if on_cpu else PRODUCT)
+    sums_only = rounds_products(out)
     here, there = source, out
-    torch.mm(here.view(-1, first), _matrix(first, block**-0.5, out.dtype, out.device), out=there.view(-1, first))
-    half = first
+    if sums_only:
+        half = 1
+        torch.mul(here, block**-0.5, out=there)
+    else:
+        half = min(block, SEED_STAGES if on_cpu else PRODUCT)
+        torch.mm(here.view(-1, half), _matrix(half, block**-0.5, out.dtype, out.device), out=there.view(-1, half))
     while half < block:
         here, there = there, here
         wide = 8 if half >= WIDE and 8 * half <= block else 2
-        factor = wide if on_cpu else min(PRODUCT, block // half)
+        factor = 2 if sums_only else wide if on_cpu else min(PRODUCT, block // half)
         if factor > 2:
             rows = here.view(-1, factor, half)
             matrix = _matrix(factor, 1.0, out.dtype, out.device).expand(len(rows), factor, factor)

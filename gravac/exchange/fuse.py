@@ -6,30 +6,33 @@ The first collective of all also carries a flag: when any rank raised it, nothin
 """
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, tensors_of
-from gravac.compressors.base import Reduced, Rounds
 from gravac.exchange.executor import Verdict
 
 Requests = list[Collective]
 
+T = TypeVar("T")
 
-class Outcome(NamedTuple):
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
     """What fused rounds came to.
 
     Attributes:
-        reduced: what each tensor's rounds returned.
+        reduced: what each tensor's rounds returned, or each batch's.
         finite: True, or where the host must not look, a 0-d bool tensor: whether no rank raised the flag.
     """
 
-    reduced: list[Reduced]
+    reduced: list[T]
     finite: Verdict
 
 
-Fused = Generator[Requests, list[Any], Outcome | None]
+Fused = Generator[Requests, list[Any], Outcome[T] | None]
 """Yields the collectives of a round, is resumed with their results; returns None when any rank raised the flag."""
 
 ALIGNMENT = 8
@@ -39,7 +42,11 @@ FLAG = -1
 """Where the flag stands among what tensors ask for, by their positions."""
 
 
-def fuse(rounds: Sequence[Rounds], finite: Verdict, judge: Callable[[torch.Tensor], Verdict] = bool) -> Fused:
+def fuse(
+    rounds: Sequence[Generator[Collective, Any, T]],
+    finite: Verdict,
+    judge: Callable[[torch.Tensor], Verdict] = bool,
+) -> Fused[T]:
     """Run several tensors' rounds together.
 
     1. Advance every tensor's rounds to its next collective.
@@ -48,7 +55,7 @@ def fuse(rounds: Sequence[Rounds], finite: Verdict, judge: Callable[[torch.Tenso
     4. Stop when the flag was raised; else split the results, answer every tensor's rounds, and go on with 1.
 
     Args:
-        rounds: rounds of each tensor; the same number, in the same order, on every rank.
+        rounds: rounds of each tensor, or of several together; the same number, in the same order, on every rank.
         finite: whether this rank's gradients are finite; where not, the flag is raised on all ranks.
         judge: looks at a bool scalar (0-d tensor), where the host may; where it may not, all rounds run, flag or not.
 
@@ -72,7 +79,7 @@ def fuse(rounds: Sequence[Rounds], finite: Verdict, judge: Callable[[torch.Tenso
         [None, None]
     """
     verdict: Verdict = True
-    reduced: dict[int, Reduced] = {}
+    reduced: dict[int, T] = {}
     asked: dict[int, Collective] = {}
 
     def advance(position: int, answer: Any) -> None:

@@ -74,19 +74,21 @@ def steps(
     count: int = 1,
     dtype: torch.dtype = torch.float32,
     scaled: bool = False,
+    apart: bool = True,
     **settings: Any,
 ) -> tuple[Counting, Counted]:
     """Count what steps of a model come to, after some that are not counted.
 
     Args:
         base: the compressor.
-        shapes: shapes of the gradients, by name, in the order in which they are handed over, one by one.
+        shapes: shapes of the gradients, by name, in the order in which they are handed over.
         world: number of ranks.
         controller: decides; ``None``: always ``cf``.
         cf: compression factor.
         count: number of steps that are counted.
         dtype: number format of the gradients.
         scaled: whether there is a loss scale, which only the device knows.
+        apart: whether they are handed over one by one, or all together.
         settings: others of the compressor.
     """
     with counting() as seen:
@@ -103,7 +105,8 @@ def steps(
                     found.clear()
                 executor.host_waits = 0
             door.begin(loss_scale=scale, fail=failures.append)
-            handles = [door.ready([(name, gradient)]) for name, gradient in gradients.items()]
+            tensors = [*gradients.items()]
+            handles = [door.ready(group) for group in ([[one] for one in tensors] if apart else [tensors])]
             door.end()
             handles[-1].wait()
             if failures:

@@ -9,6 +9,7 @@ import torch
 
 from gravac import Compressor, dense, dgc, ladder, powersgd, quantize, randomk, thc, topk, topkc
 from gravac.collectives import AllReduce
+from gravac.compressors.ladder import wire_ratio
 from gravac.controllers import Accordion, Goodput, GraVAC
 from gravac.controllers.base import Controller
 from tests.device.steps import There, steps
@@ -68,6 +69,18 @@ def test_nor_when_bytes_are_spent_by_gain() -> None:
     assert not seen.waits
     assert not seen.copies
     assert executor.host_waits == 12
+
+
+@pytest.mark.parametrize("base", [powersgd(4), powersgd(4, iterations=2), ladder], ids=repr)
+def test_equal_matrices_are_averaged_in_one_batch(base: Compressor) -> None:
+    cf = wire_ratio(powersgd(4), 128.0) if base is ladder else base.candidates((1.0, 1000.0))[0]  # type: ignore[index]
+    shapes = [{f"body.{number}": (512, 256) for number in range(many)} for many in (1, 8)]
+    one, eight = (steps(base, some, cf=cf, apart=False)[0].kernels for some in shapes)
+    coding = ("linalg_cholesky_ex", "linalg_solve_triangular", "sort", "gather", "cat")
+    assert [one[name] for name in coding] == [eight[name] for name in coding]
+    assert one["mm"] == eight["bmm"] > 0
+    # what is left is averaging's own, tensor by tensor: folding, masks, norms, multiplying out
+    assert eight.total() - one.total() <= 7 * 20, eight - one
 
 
 def test_what_strays_to_the_host_fails() -> None:

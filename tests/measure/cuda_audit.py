@@ -4,7 +4,7 @@
 
     python -m tests.measure.cuda_audit [--json FILE]
 
-One tensor goes through the door, by plain torch operators, with fake tensors on a made-up device (``tests.device``).
+One tensor, or a group of several, goes through the door by plain torch operators, as fake tensors on a made-up device.
 ``carried`` are the copies from and to pinned memory of what the ranks agree on, for which nobody waits before a step is
 over. A kernel is an operator: what a library launches within one (a sort, a QR) counts once.
 """
@@ -31,9 +31,14 @@ WORLDS = (2, 8)
 ELEMENTS = (1 << 17, 1 << 20, 1 << 24)
 
 
-def row(label: str, base: Compressor, cf: float, world: int, elements: int) -> dict[str, Any]:
-    """Count one step."""
-    seen, executor = steps(base, {"w": (256, elements // 256)}, world, cf=cf)
+TOGETHER = 24
+"""Equal tensors of a group, for compressors that take several at once."""
+
+
+def row(label: str, base: Compressor, cf: float, world: int, elements: int, tensors: int = 1) -> dict[str, Any]:
+    """Count one step of some equal tensors in one group."""
+    shapes = {f"w{number}": (256, elements // 256) for number in range(tensors)}
+    seen, executor = steps(base, shapes, world, cf=cf, apart=False)
     return {
         "compressor": label,
         "cf": cf,
@@ -52,7 +57,10 @@ def main() -> None:
     parser.add_argument("--json")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    write([row(*case, world, elements) for case in CASES for world in WORLDS for elements in ELEMENTS], arguments.json)
+    rows = [row(*case, world, elements) for case in CASES for world in WORLDS for elements in ELEMENTS]
+    many = (f"{TOGETHER} x powersgd(4)", powersgd(4), 128.0)
+    rows += [row(*many, world, elements, TOGETHER) for world in WORLDS for elements in ELEMENTS]
+    write(rows, arguments.json)
 
 
 if __name__ == "__main__":

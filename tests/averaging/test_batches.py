@@ -1,0 +1,177 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What is averaged together comes out as each by itself, is remembered by name, and asks the same of every rank."""
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from gravac.averaging import batches
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.fused_tensors import FusedTensors, Part
+from gravac.averaging.plan import Choice, Piece
+from gravac.collectives import Ledger
+from gravac.compressors import Compressor, Context, dense, ladder, powersgd, topk
+from gravac.compressors.ladder import wire_ratio
+from gravac.compressors.orthonormal import by_cholesky, by_householder
+from gravac.exchange import memory
+
+Shape = tuple[int, ...]
+Groups = Sequence[Sequence[int]]
+
+SHAPES: tuple[Shape, ...] = ((24, 16), (7,), (24, 16), (16, 24), (8, 5, 3), (24, 16), (8, 15), (16, 24), (8, 5, 3))
+"""Three kinds of matrices that go together, one of another shape with the same rows and columns, and a vector."""
+
+BASES: tuple[tuple[Compressor, float], ...] = (
+    (powersgd, 3.0),
+    (powersgd(2), 128.0),
+    (powersgd(iterations=2), 2.0),
+    (powersgd(warm_start=False), 4.0),
+    (powersgd(alternating=True), 4.0),
+    (ladder, wire_ratio(powersgd(2), powersgd(2).candidates((1.0, 1e6))[0])),  # type: ignore[index]
+)
+
+MASKS: Any = SimpleNamespace(judge=lambda flag: flag, masked=True)
+"""An executor under which only the device knows whether gradients were finite."""
+
+
+class Run:
+    """Some ranks that average the same tensors, step after step.
+
+    Args:
+        base: what all compress by.
+        cf: compression factor.
+        world: number of ranks.
+        masked: whether nobody may look at data.
+        dtype: number format of gradients.
+    """
+
+    def __init__(self, base: Compressor, cf: float, world: int, masked: bool, dtype: torch.dtype) -> None:
+        self.cf, self.masked, self.dtype = cf, masked, dtype
+        self.averagers = [Averager(base, dense, None, 16, Feedback()) for _ in range(world)]
+        self.ledgers = [Ledger(world) for _ in range(world)]
+        for rank, averager in enumerate(self.averagers):
+            averager.rank, averager.world = rank, world
+
+    def step(self, number: int, groups: Groups, together: bool, spoilt: int | None = None) -> list[list[torch.Tensor]]:
+        """What each rank gets: gradients of the step, one of them not finite on one rank where it is ``spoilt``."""
+        draw = torch.Generator().manual_seed(number)
+        outs = [[torch.randn(shape, generator=draw, dtype=self.dtype) for shape in SHAPES] for _ in self.averagers]
+        for mine in outs:
+            mine[2].zero_()
+        if spoilt is not None:
+            outs[-1][spoilt].view(-1)[3] = float("inf")
+        for averager in self.averagers:
+            averager.begin(MASKS if self.masked else None)
+        with mock.patch.object(batches, "goes_alone", return_value=not together):
+            for group in groups:
+                pieces = [[Piece(str(i), mine[i].view(-1), SHAPES[i]) for i in group] for mine in outs]
+                plans = [averager.plan(number, self.cf) for averager in self.averagers]
+                each = zip(self.averagers, pieces, plans, strict=True)
+                memory.run([averager.average(mine, plan) for averager, mine, plan in each], self.ledgers)
+        for averager in self.averagers:
+            averager.commit()
+        return outs
+
+
+def alike(one: Any, other: Any, dtype: torch.dtype) -> None:
+    """Equal up to rounding; of tensors in containers too, which have the same keys."""
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+partitions = st.lists(st.integers(0, 2), min_size=len(SHAPES), max_size=len(SHAPES))
+"""A group for each tensor, in each step another one."""
+
+
+def _groups(numbers: Sequence[int]) -> Groups:
+    return [group for which in range(3) if (group := [i for i, own in enumerate(numbers) if own == which])]
+
+
+@pytest.mark.parametrize("way", [by_householder, by_cholesky], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("masked", [False, True], ids=["looking", "masks"])
+@given(
+    case=st.sampled_from(BASES),
+    world=st.sampled_from([2, 3]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    parted=st.lists(partitions, min_size=4, max_size=4),
+    spoilt=st.none() | st.integers(0, len(SHAPES) - 1),
+)
+def test_together_each_comes_out_as_by_itself(
+    way: Callable[[torch.Tensor], torch.Tensor],
+    masked: bool,
+    case: tuple[Compressor, float],
+    world: int,
+    dtype: torch.dtype,
+    parted: list[list[int]],
+    spoilt: int | None,
+) -> None:
+    """Means, residuals, memories and sums, over steps whose groups differ, as DDP's do; what travels is as much."""
+    together, alone = (Run(*case, world, masked, dtype) for _ in range(2))
+    with mock.patch("gravac.compressors.powersgd.orthonormal", way):
+        for number, numbers in enumerate(parted):
+            poisoned = spoilt if number == 2 else None
+            groups = _groups(numbers)
+            alike(together.step(number, groups, True, poisoned), alone.step(number, groups, False, poisoned), dtype)
+            for one, other in zip(together.averagers, alone.averagers, strict=True):
+                alike(one.feedback.residual, other.feedback.residual, dtype)
+                alike(one.memory.kept, other.memory.kept, dtype)
+                alike(float(one.stats.error), float(other.stats.error), torch.float32)
+                assert one.stats.achieved_cf == pytest.approx(other.stats.achieved_cf)
+    assert together.ledgers[0].payload_bytes == alone.ledgers[0].payload_bytes
+
+
+def test_a_checkpoint_of_a_batch_goes_on_alone() -> None:
+    runs = [Run(powersgd, 3.0, 2, False, torch.float64) for _ in range(2)]
+    everything = [list(range(len(SHAPES)))]
+    for number in range(2):
+        runs[0].step(number, everything, True)
+    for saved, fresh in zip(runs[0].averagers, runs[1].averagers, strict=True):
+        fresh.memory.load(saved.memory.kept)
+        fresh.feedback.load(saved.feedback.residual, saved.feedback.held)
+    alike(runs[0].step(2, everything, True), runs[1].step(2, everything, False), torch.float64)
+
+
+def _parts(base: Compressor, cf: float, shapes: Sequence[Shape]) -> Iterator[tuple[Part, Context]]:
+    choice = Choice(base, cf, base.profile(cf))
+    for number, shape in enumerate(shapes):
+        flat = torch.zeros(shape).view(-1)
+        yield Part(FusedTensors((Piece(str(number), flat, shape),), choice), flat), Context(str(number), shape=shape)
+
+
+def _batched(base: Compressor, cf: float, shapes: Sequence[Shape]) -> list[list[str]]:
+    parts, contexts = zip(*_parts(base, cf, shapes), strict=True)
+    return [[context.name for context in batch.contexts] for batch in batches.batched(parts, contexts)]
+
+
+def test_on_a_processor_each_goes_by_itself() -> None:
+    assert _batched(powersgd, 3.0, SHAPES) == [[str(number)] for number in range(len(SHAPES))]
+
+
+def test_elsewhere_equal_matrices_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "goes_alone", lambda x: False)
+    # "4" and "6" are seen as the same matrix; "1" has one dimension
+    expected = [["0", "2", "5"], ["1"], ["3", "7"], ["4", "6", "8"]]
+    assert _batched(powersgd, 3.0, SHAPES) == expected
+    assert _batched(topk, 3.0, SHAPES) == [[str(number)] for number in range(len(SHAPES))]
+    assert _batched(powersgd, 1.0, [(4, 4)] * 2) == [["0"], ["1"]]  # low rank is no saving
+
+
+def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "goes_alone", lambda x: False)
+    monkeypatch.setattr(batches, "LARGEST", 4 * 24 * 16 * 2)
+    assert _batched(powersgd, 3.0, [(24, 16)] * 5) == [["0", "1"], ["2", "3"], ["4"]]
+    assert _batched(powersgd, 3.0, [(48, 40)] * 2) == [["0"], ["1"]]
+
+
+def test_what_is_sent_dense_is_no_batch() -> None:
+    contexts = [Context(name, shape=(7,)) for name in "ab"]
+    with pytest.raises(ValueError, match="sent dense"):
+        next(powersgd.rounds_together([torch.zeros(7)] * 2, 3.0, contexts))
