@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Ledger, tensors_of
 from gravac.compressors import Context, Reduced, Rounds, dense, topk
 from gravac.exchange import memory
-from gravac.exchange.fuse import fuse
+from gravac.exchange.fuse import Outcome, fuse
 
 
 def mixed(rank: int, world: int) -> list[Rounds]:
@@ -53,7 +53,7 @@ def test_sixteen_bit_overflow_on_the_wire_counts_as_not_finite() -> None:
 
 
 def test_no_tensors_is_no_collective() -> None:
-    assert memory.run([fuse([], finite=True)]) == [([], True)]
+    assert memory.run([fuse([], finite=True)]) == [Outcome([], True)]
 
 
 def test_rounds_of_different_lengths_are_fused_round_by_round() -> None:

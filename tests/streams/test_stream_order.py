@@ -4,11 +4,13 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from gravac import AdaptiveCompressor, Compressor, Policy, dgc, powersgd, quantize, topk, topkc
+from gravac.averaging import batches
 from gravac.candidate import Candidate
 from gravac.controllers import GraVAC
 from gravac.controllers.base import Decision, Measurement
@@ -103,6 +105,21 @@ def test_timing_codecs_reads_no_moment_that_is_not_past(base: Compressor) -> Non
         forms = [(shape, torch.float32) for shape in SHAPES.values()]
         assert time_codecs(policy, forms, Opened(executor, LinkProbe(1e-5, 1e10, 1e10), device))
     assert device.errors == []
+
+
+def test_nor_where_equal_matrices_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    rounds = type(powersgd).rounds_together
+
+    def counted(compressor: Any, xs: Any, cf: float, contexts: Any) -> Any:
+        made.append(len(xs))
+        return rounds(compressor, xs, cf, contexts)
+
+    monkeypatch.setattr(batches, "goes_alone", lambda x: False)
+    monkeypatch.setattr(type(powersgd), "rounds_together", counted)
+    for seed in range(SEEDS):
+        assert train(seed, powersgd).errors == []
+    assert made
 
 
 def test_without_any_of_its_waits_they_do() -> None:
