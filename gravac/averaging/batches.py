@@ -28,15 +28,12 @@ class Batch:
     Attributes:
         parts: the tensors; at least one.
         contexts: what their compressor may know about each.
+        nbytes: bytes of the tensors.
     """
 
     parts: list[Part] = field(default_factory=list)
     contexts: list[Context] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(part.x.nbytes for part in self.parts)
+    nbytes: int = 0
 
     def rounds(self) -> Generator[Collective, Any, list[Reduced]]:
         """Return their compressor's rounds: a generator that returns a ``Reduced`` for each of the parts."""
@@ -63,6 +60,7 @@ def batched(parts: Sequence[Part], contexts: Sequence[Context]) -> list[Batch]:
             batches.append(batch)
         batch.parts.append(part)
         batch.contexts.append(context)
+        batch.nbytes += part.x.nbytes
     return batches
 
 

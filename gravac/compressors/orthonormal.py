@@ -70,8 +70,7 @@ def rescaled(factor: torch.Tensor) -> torch.Tensor:
 
     Zeros stay zeros.
     """
-    most = factor.abs().amax((-2, -1), keepdim=True)
-    return factor / torch.where(most > 0, most, torch.ones_like(most))
+    return factor / factor.abs().amax((-2, -1), keepdim=True).clamp_(min=torch.finfo(factor.dtype).tiny)
 
 
 @functools.cache

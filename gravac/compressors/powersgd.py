@@ -200,15 +200,14 @@ class PowerSGD(Compressor):
         elif self.warm_start:
             for ctx, factor in zip(contexts, apart(kept(total, first), xs), strict=True):
                 ctx.state["q"] = factor
-        errors = apart(beyond(xs, mine), xs)
-        left, *rights = unrounded(basis, total / contexts[0].world, mine)
-        means, sents = (list(zip(apart(left, xs), apart(right, xs), strict=True)) for right in rights)
-        if self.alternating and side == "q":  # what was summed is P
-            means, sents = ([(p, q) for q, p in pairs] for pairs in (means, sents))
-        return [
-            Reduced(Product(*mean), Product(*sent), plan.cf, error=error)
-            for mean, sent, error in zip(means, sents, errors, strict=True)
-        ]
+        parts = [apart(one, xs) for one in (*unrounded(basis, total / contexts[0].world, mine), beyond(xs, mine))]
+        reduced = []
+        for left, mean, sent, error in zip(*parts, strict=True):
+            if self.alternating and side == "q":  # what was summed is P
+                reduced.append(Reduced(Product(mean, left), Product(sent, left), plan.cf, error=error))
+            else:
+                reduced.append(Reduced(Product(left, mean), Product(left, sent), plan.cf, error=error))
+        return reduced
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """``‖x‖²`` less what a power iteration on this rank's matrix alone captures, from where ``rounds`` would start.
@@ -309,7 +308,8 @@ def usable(total: torch.Tensor) -> torch.Tensor:
 
 def kept(total: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """The next step's factor ``[..., rows, rank]``: the new one, by importance; the old one where that is no use."""
-    return torch.where(usable(total)[..., None, None], by_importance(total), old)
+    good = usable(total)
+    return torch.where(good[:, None, None] if good.dim() else good, by_importance(total), old)
 
 
 def unrounded(basis: torch.Tensor, *factors: torch.Tensor) -> list[torch.Tensor]:

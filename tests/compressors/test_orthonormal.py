@@ -96,6 +96,13 @@ def test_what_is_not_finite_does_not_raise(way: Way) -> None:
         assert not way(columns).isfinite().all()
 
 
+@each_way
+def test_nor_does_it_reach_others_of_a_batch(way: Way) -> None:
+    batch = torch.stack([factor("normal", 40, 3, seed) for seed in range(3)])
+    batch[1, 5, 0] = float("nan")
+    assert [bool(basis.isfinite().all()) for basis in way(batch)] == [True, False, True]
+
+
 def test_directions_do_not_depend_on_how_many() -> None:
     device = torch.device("cpu")
     assert torch.equal(directions(50, 7, device)[:, :3], directions(50, 3, device))
