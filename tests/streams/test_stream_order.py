@@ -96,17 +96,6 @@ def test_streams_race_for_nothing(base: Compressor) -> None:
         assert train(seed, base).errors == []
 
 
-@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
-def test_timing_codecs_reads_no_moment_that_is_not_past(base: Compressor) -> None:
-    device = FakeDevice()
-    with device:
-        executor = StreamExecutor(Alike(device), device)
-        policy = Policy(base=base, controller=GraVAC(), dense_below=16)
-        forms = [(shape, torch.float32) for shape in SHAPES.values()]
-        assert time_codecs(policy, forms, Opened(executor, LinkProbe(1e-5, 1e10, 1e10), device))
-    assert device.errors == []
-
-
 def test_nor_where_equal_matrices_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     rounds = type(powersgd).rounds_together
@@ -120,6 +109,17 @@ def test_nor_where_equal_matrices_go_together(monkeypatch: pytest.MonkeyPatch) -
     for seed in range(SEEDS):
         assert train(seed, powersgd).errors == []
     assert made
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
+def test_timing_codecs_reads_no_moment_that_is_not_past(base: Compressor) -> None:
+    device = FakeDevice()
+    with device:
+        executor = StreamExecutor(Alike(device), device)
+        policy = Policy(base=base, controller=GraVAC(), dense_below=16)
+        forms = [(shape, torch.float32) for shape in SHAPES.values()]
+        assert time_codecs(policy, forms, Opened(executor, LinkProbe(1e-5, 1e10, 1e10), device))
+    assert device.errors == []
 
 
 def test_without_any_of_its_waits_they_do() -> None:
