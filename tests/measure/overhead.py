@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.telemetry.records import Record
-from tests.measure.one_block import WIDE, eight_layers
+from tests.measure.one_side import WIDE, eight_layers
 from tests.measure.results import interval, write
 from tests.ranks import processes
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Compressor, Static
 from tests.measure.gpu.timing import GPU
-from tests.measure.one_block import eight_layers
+from tests.measure.one_side import eight_layers
 
 
 @contextlib.contextmanager
