@@ -9,7 +9,7 @@ ARGS ?=
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test test-long test-loaded test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
-	measure-soak measure-chunks \
+	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
 	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
@@ -41,6 +41,9 @@ test-cuda-fake: $(VENV)/.test $(VENV)/.triton  ## what is tested of GPUs without
 
 audit-cuda: $(VENV)/.test  ## what a step would have a GPU launch, copy and wait for, counted without one (1 minute)
 	$(BIN)/python -m tests.measure.cuda_audit --json docs/measurements/cuda_audit.json
+
+measure-memory: $(VENV)/.test  ## what gravac would take of a GPU's memory, counted without one (2 minutes)
+	$(BIN)/python -m tests.measure.memory --json docs/measurements/memory.json
 
 test-kernels: $(VENV)/.test $(VENV)/.triton  ## the Triton kernels, interpreted on a CPU (1 minute)
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels $(ARGS)

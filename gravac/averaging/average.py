@@ -192,7 +192,8 @@ class Averager:
         fused = fuse_small(pieces, lambda piece: self._choice(piece, plan), lambda piece: self._multiple(piece, plan))
         plain = [self._plain(tensors) for tensors in fused]
         finite = self._judge(all_finite(_energies(fused, plain)))
-        parts = [self._part(tensors, part, finite) for tensors, part in zip(fused, plain, strict=True)]
+        spoilt = not finite if isinstance(finite, bool) else ~finite
+        parts = [self._part(tensors, part, spoilt) for tensors, part in zip(fused, plain, strict=True)]
         contexts = [self._context(part.tensors, plan) for part in parts]
         for part, context in zip(parts, contexts, strict=True):
             self._evaluate(part.tensors.pieces[0], part.x, plan, context)
@@ -220,16 +221,16 @@ class Averager:
         x = tensors.join([piece.flat.to(working(piece.flat.dtype)) for piece in tensors.pieces])
         return Part(tensors, x, energy(x))
 
-    def _part(self, tensors: FusedTensors, plain: Part | None, finite: Verdict) -> Part:
+    def _part(self, tensors: FusedTensors, plain: Part | None, spoilt: Verdict) -> Part:
         """Tensors with what is fed back to them; zeros, where some gradient is not finite."""
-        if finite is False:
+        if spoilt is True:
             flat = tensors.pieces[0].flat
             return Part(tensors, flat.new_zeros(tensors.length, dtype=working(flat.dtype)))
         if plain is not None:
-            plain.x = _where(finite, plain.x)
+            _cleared(plain.x, spoilt)  # perhaps the gradient itself, which is overwritten with the mean anyway
             return plain
         keep = self.strength_at(tensors.choice) > 0
-        folded = [_where(finite, self.feedback.fold(piece.name, piece.flat, keep)) for piece in tensors.pieces]
+        folded = [_cleared(self.feedback.fold(piece.name, piece.flat, keep), spoilt) for piece in tensors.pieces]
         return Part(tensors, tensors.join(folded), folded=folded)
 
     def _choice(self, piece: Piece, plan: Plan) -> Choice:
@@ -286,7 +287,7 @@ class Averager:
         for piece, size in zip(pieces, energies, strict=True):
             tensors = FusedTensors((piece,), plan.of(piece.name))
             x = self.feedback.fold(piece.name, piece.flat, keep=False)
-            seen = _where(finite, x)
+            seen = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
             self._evaluate(piece, seen, plan, self._context(tensors, plan))
             self.stats.energies.append((size if seen is piece.flat else energy(seen)).double())
             yield Part(tensors, x, folded=[x])
@@ -342,6 +343,6 @@ def _energies(fused: Sequence[FusedTensors], plain: Sequence[Part | None]) -> It
             yield from (energy_of(piece.flat) for piece in tensors.pieces)
 
 
-def _where(finite: Verdict, x: torch.Tensor) -> torch.Tensor:
-    """A tensor, or zeros where the device finds that some gradient is not finite."""
-    return x if isinstance(finite, bool) else torch.where(finite, x, torch.zeros_like(x))
+def _cleared(x: torch.Tensor, spoilt: Verdict) -> torch.Tensor:
+    """Make zeros of a tensor where the device finds that some gradient is not finite; returns it."""
+    return x if isinstance(spoilt, bool) else x.masked_fill_(spoilt, 0.0)

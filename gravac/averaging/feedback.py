@@ -26,13 +26,15 @@ class Feedback:
 
     Args:
         release: most that leaves a held residual in a step, as a multiple of the gradient's norm (per tensor).
-        safe: a step in which any gradient was not finite changes nothing. ``None``: from when ``guard`` is called.
+        safe: a step in which any gradient was not finite changes nothing: new residuals are kept apart until
+            ``commit``, which takes a second copy of all. ``None``: from when ``guard`` is called.
         dtype: number format of residuals; those of float64 gradients stay float64. bfloat16 is rounded to at random,
             so that on average nothing is lost: to the nearest, a residual of some 256 gradients would stand still.
 
     Attributes:
         judge: looks at a 0-d bool tensor where the host may; see ``Executor``.
-        masked: whether it may not.
+        masked: whether it may not. Then a group's verdict chooses, when it is settled, what is kept of its tensors; in
+            place, since what is let go of within a step may be given to a stream while another one reads it.
     """
 
     def __init__(self, release: float = 1.0, safe: bool | None = None, dtype: str = "float32") -> None:
@@ -51,11 +53,6 @@ class Feedback:
     def guard(self) -> None:
         """Gradients may overflow: be safe, unless it was chosen whether to be."""
         self.safe = self.safe or not self._chosen
-
-    @property
-    def defers(self) -> bool:
-        """Whether new residuals are kept apart until ``commit``, which costs a second copy: so they can be refused."""
-        return self.safe or self.masked
 
     def has(self, name: str) -> bool:
         """Whether anything is kept for that parameter."""
@@ -113,15 +110,16 @@ class Feedback:
                 kept.mul_(strength)
             if self._narrows(kept):
                 kept = rounded(kept, Draws(key))
-        if self.defers:
+        if self.safe:
             self._pending[name] = x.new_empty(0) if kept is None else kept
-            self._mask(name, finite)
-            return
-        if kept is None:
-            self.residual.pop(name, None)
+        elif self.masked:
+            self._overwrite(name, kept, finite)
         else:
-            self.residual[name] = kept
-        self._commit_held(name)
+            if kept is None:
+                self.residual.pop(name, None)
+            else:
+                self.residual[name] = kept
+            self._commit_held(name)
 
     def undo(self, name: str, x: torch.Tensor, gradient: torch.Tensor) -> None:
         """Take a ``fold`` back, since some rank's gradient was not finite."""
@@ -137,8 +135,7 @@ class Feedback:
         if finite is not False:
             for name, kept in self._pending.items():
                 old = self.residual.pop(name, None)
-                if not isinstance(finite, bool):
-                    kept = _masked(finite, kept, old)
+                kept = _masked(finite, kept, old)
                 if old is not None and not self._narrows(old):
                     self._spare[name] = old
                 if kept.numel():
@@ -195,14 +192,14 @@ class Feedback:
                 self.residual.pop(name, None)
                 self._spare.pop(name, None)
 
-    def _mask(self, name: str, finite: Verdict) -> None:
-        """Undo what was settled of a parameter where its group was not finite and only the device knows."""
-        if isinstance(finite, bool) or self.safe:
-            return  # nothing to undo, or done at the step's end for all
-        self._pending[name] = _masked(finite, self._pending[name], self.residual.get(name))
+    def _overwrite(self, name: str, kept: torch.Tensor | None, finite: Verdict) -> None:
+        """Put what was settled of a parameter in the old one's place where its group was finite; zeros for nothing."""
+        if name in self.residual:
+            _put(self.residual[name], kept, finite)
+        elif kept is not None:
+            self.residual[name] = _masked(finite, kept, None)
         if name in self._pending_held:
-            rest, held = self._pending_held[name], self.held[name]
-            self._pending_held[name] = torch.where(finite, torch.zeros_like(held) if rest is None else rest, held)
+            _put(self.held[name], self._pending_held.pop(name), finite)
 
     def _format(self, tensor: torch.Tensor) -> torch.dtype:
         """The number format in which a residual of such numbers is kept."""
@@ -213,10 +210,10 @@ class Feedback:
         return self._format(tensor) == torch.bfloat16
 
     def _buffer(self, name: str, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Where g_ef is formed: the residual itself, or its spare where new residuals are kept apart."""
-        if self._narrows(gradient):
+        """Where g_ef is formed: the residual itself; where that must stay, its spare, or memory of the group's own."""
+        if self._narrows(gradient) or (self.masked and not self.safe):
             return torch.empty_like(gradient, dtype=dtype)
-        if self.defers:
+        if self.safe:
             buffer = self._spare.get(name)
             if buffer is None or buffer.shape != gradient.shape:
                 buffer = self._spare[name] = torch.empty_like(gradient, dtype=dtype)
@@ -266,8 +263,24 @@ def rounded(x: torch.Tensor, draws: Draws) -> torch.Tensor:
     return bits.bitwise_and_(-0x10000).view(torch.float32).to(torch.bfloat16)
 
 
-def _masked(finite: torch.Tensor, kept: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
-    """What is kept of a tensor: ``kept`` (nothing, if it has no elements) where the step was finite, else the old."""
+def _masked(finite: Verdict, kept: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+    """What is kept of a tensor: ``kept`` (nothing, if it has no elements) where the step was finite, else the old.
+
+    One of the two, overwritten.
+    """
+    if isinstance(finite, bool):
+        return kept
     if old is None:
-        return torch.where(finite, kept, torch.zeros_like(kept))
-    return torch.where(finite, kept if kept.numel() else torch.zeros_like(old), old)
+        return kept.masked_fill_(~finite, 0.0)
+    if not kept.numel():
+        return old.masked_fill_(finite, 0.0)
+    return torch.where(finite, kept, old, out=kept)
+
+
+def _put(old: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
+    """Overwrite what is kept, where ``finite``; with zeros where nothing new is."""
+    new = old.new_zeros(()) if new is None else new
+    if isinstance(finite, bool):
+        old.copy_(new)
+    else:
+        torch.where(finite, new, old, out=old)

@@ -139,7 +139,8 @@ class PowerSGD(Compressor):
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
         low = [(elements, efficiency_at(self.efficiency_by_rank, plan.rank)) for elements, plan in plans if plan]
         elements = sum(elements for elements, _ in low)
-        by_cf = super().profile(cf)
+        # many matrices are a batch: each folded, and a copy of all side by side
+        by_cf = replace(super().profile(cf), coding_bytes=10)
         return replace(by_cf, efficiency=sum(n * worth for n, worth in low) / elements) if elements else by_cf
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:

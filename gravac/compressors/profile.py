@@ -36,6 +36,9 @@ EfficiencyPoints = tuple[tuple[float, float], ...]
 MEASURED_WORLD = 2
 """Number of ranks at which coding costs are measured."""
 
+CODING_BYTES = 32
+"""Bytes that coding takes for an element at most, by any compressor that says nothing else; see ``Profile``."""
+
 UNKNOWN: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
 """Efficiency by CF that is assumed of a compressor that was not measured."""
 
@@ -83,6 +86,8 @@ class Profile:
         pad_multiple: multiple of elements that tensors must be padded to before they may be laid side by side; 0:
             never. Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked
             for.
+        coding_bytes: bytes that coding many tensors takes for each of their elements at most, in float32, beside
+            gradients and what is kept (``make measure-memory``). Where it is less, more go together.
     """
 
     family: str
@@ -92,6 +97,7 @@ class Profile:
     one_round: bool = False
     error_feedback: float = 0.0
     pad_multiple: int = 0
+    coding_bytes: int = CODING_BYTES
 
 
 def coding_at(points: CostPoints, cf: float) -> Coding | None:

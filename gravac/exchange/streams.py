@@ -11,9 +11,10 @@ whom:
   over. Jobs take side streams in turn, so that one is coded while another's collectives travel;
 - the *aside* stream runs what ranks agree on, beside all that.
 
-Whatever a step puts in another's place (residuals, memories) is let go of at its end, on the main stream, so that no
-memory is given to a stream while another one still reads it. Collectives are started by the thread that runs backward,
-in its order, on the group that they are given: which is the order that NCCL asks for, and the same on all ranks.
+Whatever a step puts in another's place (residuals, memories) is let go of at its end, on the main stream, or
+overwritten where it lies, so that no memory is given to a stream while another one still reads it. Collectives are
+started by the thread that runs backward, in its order, on the group that they are given: which is the order that NCCL
+asks for, and the same on all ranks.
 """
 
 import contextlib

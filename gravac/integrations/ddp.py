@@ -217,7 +217,7 @@ class DDPAdapter:
                 else:
                     bucket.fail(failure)
 
-        self._door.pieces(pieces, whole, last).then(ended)
+        self._door.pieces(pieces, whole, last, ended)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""

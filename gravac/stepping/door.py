@@ -50,9 +50,13 @@ class Handle:
             raise RuntimeError("not every rank in memory has handed these tensors over")
 
     def then(self, function: Then) -> None:
-        """Have a function called when it is done: by the executor, so that it must not wait; at once, if it is."""
+        """Have a function called when it is done: by the executor, so that it must not wait; at once, if it is.
+
+        Where streams run the exchange it is, and then the present stream waits; see ``Door.pieces`` for another way.
+        """
         self._then.append(function)
         if self._done:
+            self._steps.executor.join()
             self._tell()
 
     def _ends(self, failure: BaseException | None = None) -> None:
@@ -143,17 +147,26 @@ class Door:
         Raises:
             ValueError: a tensor has gaps in memory, so that it has no flat view.
         """
-        return self.pieces([Piece(name, flat(name, tensor), self._shape(name, tensor)) for name, tensor in tensors])
+        pieces = [Piece(name, flat(name, tensor), self._shape(name, tensor)) for name, tensor in tensors]
+        return self.pieces(pieces, pieces[0].flat if len(pieces) == 1 else None)
 
-    def pieces(self, pieces: Sequence[Piece], whole: torch.Tensor | None = None, last: bool = False) -> Handle:
+    def pieces(
+        self,
+        pieces: Sequence[Piece],
+        whole: torch.Tensor | None = None,
+        last: bool = False,
+        then: Then = lambda failure: None,
+    ) -> Handle:
         """Have flat pieces averaged, see ``ready``.
 
         Args:
             pieces: flat gradients, each with the shape of its parameter.
             whole: the flat tensor that they cover without gaps, in order, where there is one; it spares a copy.
             last: whether these are the last ones of this step.
+            then: called when they hold their mean, on the stream that made it, which no other has to wait for.
         """
         handle = Handle(self._steps)
+        handle.then(then)
         self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends), last)
         return handle
 

@@ -26,7 +26,7 @@ from gravac.exchange.group import ExchangeError
 from gravac.stepping.admission import Admission
 from gravac.stepping.agreement import gain
 from gravac.stepping.clock import StepClock, Timestamps
-from gravac.stepping.coalescing import ReadyGroup, elements, enough, exchanged
+from gravac.stepping.coalescing import ReadyGroup, Waiting, cut, exchanged
 from gravac.stepping.measuring import Measured, Measurements
 from gravac.stepping.planning import Planner
 from gravac.stepping.state import StepState, Unobserved
@@ -89,8 +89,8 @@ class Steps:
         self._plan = averager.plan(0, None)
         self._clock = StepClock()
         self.device = torch.device("cpu")
-        self._waiting: list[ReadyGroup] = []
-        self._elements = self._enough = 0
+        self._waiting = Waiting()
+        self._elements = 0
         self._one_round = False
         self._restored: dict[str, Any] | None = None
 
@@ -124,12 +124,10 @@ class Steps:
 
         Args:
             forms: shapes and dtypes of the model's gradients, as far as known; used once.
-            loss_scale: factor that the gradients to come are multiplied with, as a scalar (0-d tensor) where only the
-                device knows it; ``None`` when there is no scaler.
+            loss_scale: factor on the gradients to come, 0-d tensor where only the device knows it; ``None``: no scaler.
             fail: told of an exception.
             learning_rate: rate that this step's gradients will be applied with; nan when not known.
-            takes_part: divide this step's sums by the number of ranks for which this is true instead of by all ranks;
-                ``None``, on every rank, divides by all.
+            takes_part: divide sums by the number of ranks for which this is true; ``None``, on every rank, by all.
         """
         if self.executor.masked:
             self.executor.call(self._catch_up, fail)
@@ -142,26 +140,29 @@ class Steps:
             group: tensors; told, by the executor, when these hold the mean.
             last: whether it is the last group of this backward.
         """
-        self._hand_over(group, last)
+        *parts, end = cut(group, self.executor.join)
+        for part in parts:
+            self._hand_over(part, None)
+        self._hand_over(end, group, last)
 
     def flush(self) -> None:
         """Have what was handed over so far averaged without waiting for more; called alike on all ranks."""
-        self._hand_over(None, last=True)
+        self._hand_over(None, None, last=True)
 
     def end(self, timestamps: Timestamps, fail: Fail) -> None:
         """Hand over that the backward ended, as all its groups were."""
         self.flush()
         self.executor.call(lambda: self._end(timestamps), fail)
 
-    def _hand_over(self, group: ReadyGroup | None, last: bool) -> None:
-        taken: list[ReadyGroup] = [] if group is None else [group]
+    def _hand_over(self, part: ReadyGroup | None, group: ReadyGroup | None, last: bool = False) -> None:
+        """Hand over what goes if this step compresses, and what goes if it does not."""
+        taken = [one for one in (part, group) if one is not None]
 
         def job() -> Any:
-            self._waiting += taken
-            wait = self._plan.compresses and elements(self._waiting) < self._enough
-            if not self._waiting or (wait and not last):
+            compresses = self._plan.compresses
+            taken[:] = self._waiting.take(part if compresses else group, at_once=last or not compresses)
+            if not taken:
                 return
-            taken[:], self._waiting = self._waiting, []
             pieces = [piece for one in taken for piece in one.pieces]
             with self._naming(lambda: exchanged(pieces)):
                 yield from self.averager.average(pieces, self._plan, taken[0].whole if len(taken) == 1 else None)
@@ -173,7 +174,7 @@ class Steps:
                 one.done()
 
         def fail(failure: BaseException) -> None:
-            for one in (*taken, *self._waiting):
+            for one in (*taken, *self._waiting.groups):
                 one.fail(failure)
 
         self.executor.exchange(job(), fail, self.device, lambda: self._one_round)
@@ -256,7 +257,7 @@ class Steps:
             self._held_at = state.step
         self._plan = self._planner.plan(state.step, self.decision, state.factors, self.candidates)
         self._one_round = self.averager.one_round(self._plan)
-        self._enough = enough(self._elements, state.ran.exchange_s or 0.0 if self._one_round else 0.0)
+        self._waiting.begin(self._plan, self._elements, state.ran.exchange_s or 0.0 if self._one_round else 0.0)
         self._learning_rate = learning_rate
         self.averager.begin(self.executor)
         self._clock.begin(self.executor)
@@ -317,8 +318,7 @@ class Steps:
                 found = self._measurements.agreed(self.executor, self.state, last)
             if found is None:
                 return
-            one, sums = found
-            self._observe(one, *sums)
+            self._observe(found[0], *found[1])
 
     def _observe(self, one: Unobserved, total: Sequence[float], surveyed: Sequence[float] | None = None) -> None:
         """The ranks agreed on a step: decide, and tell."""

@@ -3,10 +3,17 @@
 """A device whose streams wait for nothing, since nothing on it is computed later than it is handed over."""
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+
+import gravac.adaptive
+from gravac.exchange.group import GroupTransport
+from gravac.exchange.opening import Opened
+from gravac.exchange.streams import StreamExecutor
 
 
 class Moment:
@@ -41,7 +48,8 @@ class Idle:
 
     @contextlib.contextmanager
     def on(self, stream: Any) -> Iterator[None]:
-        yield
+        with torch.autocast("cpu", enabled=False):
+            yield
 
     def record(self) -> Moment:
         self._at += self._passes()
@@ -52,3 +60,20 @@ class Idle:
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+@contextlib.contextmanager
+def streams(rank: int, kind: type[Idle] = Idle) -> Iterator[list[StreamExecutor]]:
+    """Have compressors that open within exchange by streams, on CPU tensors and another clock on every rank.
+
+    Yields a list of the executors made.
+    """
+    made: list[StreamExecutor] = []
+    moments = random.Random(rank)
+
+    def opened(device: Any, group: Any, *_: Any) -> Opened:
+        made.append(StreamExecutor(GroupTransport(group), kind(torch.device("cpu"), lambda: moments.expovariate(1.0))))
+        return Opened(made[-1])
+
+    with mock.patch.object(gravac.adaptive, "open_executor", opened):
+        yield made

@@ -3,6 +3,7 @@
 """Whole steps through the door on a made-up GPU: what they would launch and copy, and what the host would wait for."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gravac.controllers.base import Controller
 from gravac.exchange.streams import StreamExecutor
 from tests.device.counting import DEVICE, Counting, counting
 from tests.device.idle import Idle
+from tests.device.storages import Storages
 
 WARM = 6
 """Steps before those that are counted: tables are made in the first, measurements travel from the third on."""
@@ -75,6 +77,7 @@ def steps(
     dtype: torch.dtype = torch.float32,
     scaled: bool = False,
     apart: bool = True,
+    storages: Storages | None = None,
     **settings: Any,
 ) -> tuple[Counting, Counted]:
     """Count what steps of a model come to, after some that are not counted.
@@ -89,9 +92,10 @@ def steps(
         dtype: number format of the gradients.
         scaled: whether there is a loss scale, which only the device knows.
         apart: whether they are handed over one by one, or all together.
+        storages: follows what is made in the steps that are counted, gradients too.
         settings: others of the compressor.
     """
-    with counting() as seen:
+    with counting() as seen, storages or nullcontext():
         executor = Counted(seen, world)
         gradients = {name: torch.empty(shape, dtype=dtype, device=DEVICE) for name, shape in shapes.items()}
         decides = Static(cf=cf) if controller is None else controller
@@ -104,6 +108,8 @@ def steps(
                 for found in (seen.kernels, seen.waits, seen.copies, executor.carried):
                     found.clear()
                 executor.host_waits = 0
+                if storages is not None:
+                    storages.begin()
             door.begin(loss_scale=scale, fail=failures.append)
             tensors = [*gradients.items()]
             handles = [door.ready(group) for group in ([[one] for one in tensors] if apart else [tensors])]
@@ -111,4 +117,6 @@ def steps(
             handles[-1].wait()
             if failures:
                 raise failures[0]
+        if storages is not None:
+            storages.end()
     return seen, executor

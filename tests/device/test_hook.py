@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DDP's real hook with streams under it, on CPU tensors: the thread's bits, and the host looks at nothing."""
 
-import random
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import gravac.adaptive
 from gravac import AdaptiveCompressor, Compressor, Static, dense, powersgd, quantize, topk
-from gravac.exchange.group import GroupTransport
-from gravac.exchange.opening import Opened
-from gravac.exchange.streams import StreamExecutor
-from tests.device.idle import Idle
+from gravac.compressors.profile import CODING_BYTES
+from gravac.stepping import coalescing
+from tests.device.idle import streams
 from tests.ranks import processes
 
 LOOKS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")
@@ -42,29 +40,22 @@ class Looks(TorchDispatchMode):
 
 
 def trained(
-    rank: int, world: int, base: Compressor, cf: float, streams: bool, dtype: torch.dtype = torch.float32
+    rank: int, world: int, base: Compressor, cf: float, by_streams: bool, largest: int = coalescing.LARGEST
 ) -> tuple[list[torch.Tensor], list[str], int]:
     """Weights after some steps, where data was looked at, and how often the host waited."""
-    made: list[StreamExecutor] = []
-    moments = random.Random(rank)
-
-    def opened(device: Any, group: Any, *_: Any) -> Opened:
-        made.append(StreamExecutor(GroupTransport(group), Idle(torch.device("cpu"), lambda: moments.expovariate(1.0))))
-        return Opened(made[0])
-
-    if streams:
-        gravac.adaptive.open_executor = opened
     torch.manual_seed(3)
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))).to(dtype)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    coalescing.LARGEST, coalescing.TEMPORARIES = largest, largest * CODING_BYTES
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     looks = Looks()
-    with AdaptiveCompressor(base, (1, 100), controller=Static(cf=cf)) as compressor:
+    opening: Any = streams(rank) if by_streams else contextlib.nullcontext([])
+    with opening as made, AdaptiveCompressor(base, (1, 100), controller=Static(cf=cf)) as compressor:
         compressor.attach(ddp, optimizer)
         for step in range(8):
             optimizer.zero_grad()
             draws = torch.Generator().manual_seed(10 * step + rank)
-            loss = ddp(torch.randn(4, 64, generator=draws).to(dtype)).square().mean()
+            loss = ddp(torch.randn(4, 64, generator=draws)).square().mean()
             with looks:
                 loss.backward()
             optimizer.step()
@@ -85,10 +76,15 @@ def test_the_hook_gives_the_same_bits_and_looks_at_nothing(base: Compressor, cf:
         assert waits == 7  # once in each step but the first
 
 
-def test_narrow_buckets_go_the_same_way() -> None:
-    (one, looks, _), (other, _, _) = processes(trained, 2, topk, 10.0, True, torch.bfloat16)
-    assert all(map(torch.equal, one, other))
-    assert looks == []
+def whole_and_in_parts(rank: int, world: int, by_streams: bool) -> list[list[torch.Tensor]]:
+    # parts of a tensor each, and the first bucket is the whole model
+    return [trained(rank, world, topk, 10.0, by_streams, largest)[0] for largest in (coalescing.LARGEST, 64)]
+
+
+@pytest.mark.parametrize("by_streams", [False, True])
+def test_buckets_are_compressed_in_parts_to_the_same_bits(by_streams: bool) -> None:
+    for whole, parts in processes(whole_and_in_parts, 2, by_streams):
+        assert all(map(torch.equal, whole, parts))
 
 
 def refused(rank: int, world: int, executor: str) -> str:

@@ -43,6 +43,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     },
     GPU: {
         "cuda_audit": ("cuda_audit", tables_of_rows.cuda_audit),
+        "memory": ("memory", tables_of_rows.memory),
     },
     MEASUREMENTS: {
         "soak": ("soak", tables_of_rows.soak),

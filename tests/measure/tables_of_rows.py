@@ -265,6 +265,33 @@ def cuda_audit() -> str:
     return "\n".join(lines)
 
 
+def memory() -> str:
+    """Bytes for a parameter with residuals in float32, bfloat16; and for an element of a group, at most of these."""
+    lines = head(
+        "compressor",
+        "CF",
+        "between steps",
+        "in a step",
+        "overflow safety: between",
+        "in a step",
+        "a group, 2 ranks",
+        "8 ranks",
+    )
+    found = rows("memory")
+    for label in dict.fromkeys(row["compressor"] for row in found):
+        own = [row for row in found if row["compressor"] == label]
+        two, eight = ([row for row in own if row["world"] == world] for world in (2, 8))
+        cells = [
+            ", ".join(f"{row[key]:.1f}" for row in two if row["overflow_safety"] == safe)
+            for safe in (False, True)
+            for key in ("kept", "within_a_step")
+        ]
+        groups = (f"{max(row['group'] for row in of):.1f}" for of in (two, eight))
+        name, _, how = label.partition(", ")
+        lines.append(line(f"`{name}`{', ' * bool(how)}{how}", f"{own[0]['cf']:.4g}", *cells, *groups))
+    return "\n".join(lines)
+
+
 def predictions() -> str:
     said = {"20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
     lines = head("link", "within 15 % (least and most of a draw)", "median error", "worst")

@@ -16,6 +16,7 @@ from gravac.candidate import Candidate
 from gravac.compressors import Compressor, ladder, powersgd, topkc
 from gravac.controllers.base import Decision
 from gravac.exchange.lockstep import Lockstep
+from gravac.stepping import coalescing
 from gravac.stepping.door import flat
 from tests.distributed.training import batch, network, parallel, sgd, train, weights
 from tests.ranks import processes
@@ -104,6 +105,27 @@ def test_ranks_in_memory_make_the_same_steps_as_over_a_network(base: Compressor,
     assert torch.equal(flattened(modules[0]), flattened(modules[1]))
     assert torch.equal(flattened(modules[0]), over_gloo)
     assert compressors[0].wire_ratio == compressors[1].wire_ratio
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("cf", [1, 10])
+def test_large_groups_go_in_parts_where_they_are_compressed(
+    cf: int, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hand_over(self: Averaged) -> None:
+        self.door.begin()
+        self.handle = self.door.ready([(name, p.grad) for name, p in self.parameters.items() if p.grad is not None])
+        self.door.end()
+
+    monkeypatch.setattr(Averaged, "hand_over", hand_over)
+    settings = {"base": topk, "controller": Static(cf=cf)}
+    whole, one, _ = in_memory(2, 4, masked=masked, **settings)
+    monkeypatch.setattr(coalescing, "LARGEST", 5000)
+    monkeypatch.setattr(coalescing, "TEMPORARIES", 32 * 10000)
+    parts, other, _ = in_memory(2, 4, masked=masked, **settings)
+    assert torch.equal(flattened(whole[0]), flattened(parts[0]))
+    calls, more = (sum(compressor.ledger.calls.values()) for compressor in (one[0], other[0]))
+    assert more == calls if cf == 1 else more > calls
 
 
 @pytest.mark.parametrize("base", [topk, topkc, quantize(4), powersgd, ladder], ids=str)

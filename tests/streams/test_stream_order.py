@@ -5,27 +5,34 @@
 import random
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from gravac import AdaptiveCompressor, Compressor, Policy, dgc, powersgd, quantize, topk, topkc
 from gravac.averaging import batches
+from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
+from gravac.compressors.profile import CODING_BYTES
 from gravac.controllers import GraVAC
 from gravac.controllers.base import Decision, Measurement
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened
 from gravac.exchange.streams import StreamExecutor
 from gravac.lab.simulate import Scheduled
+from gravac.stepping import coalescing
 from gravac.stepping.codec_timing import time_codecs
-from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, _places
+from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, FakeEvent, _places
 
 SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}
 BASES: tuple[Compressor, ...] = (topk, topkc, quantize(2), powersgd, dgc)
 
 
 SEEDS = 4
+
+LARGEST = (100, 1 << 20)
+"""Most elements of a part: some tensors go alone and some two by two, or groups go whole."""
 
 CFS = (4.0, 16.0, None)
 
@@ -43,6 +50,12 @@ class Restless(Scheduled):
         return state, Decision(candidate, reason="restless", shadow=(8.0,), sums=sums)
 
 
+def in_parts(largest: int) -> Any:
+    """Has groups compressed in parts of so many elements, each by itself."""
+    together = largest * CODING_BYTES
+    return mock.patch.multiple(coalescing, LARGEST=largest, TEMPORARIES=together)
+
+
 def train(seed: int, base: Compressor, without: str | None = None, steps: int = 9) -> FakeDevice:
     """Train a made-up model whose gradients are written, and read, on the stream that computes.
 
@@ -54,7 +67,7 @@ def train(seed: int, base: Compressor, without: str | None = None, steps: int = 
     """
     draw = random.Random(seed)
     device = FakeDevice(without)
-    with device:
+    with device, in_parts(LARGEST[seed % 2]):
         parameters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         gradients = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         scale = torch.tensor(2.0)
@@ -64,21 +77,39 @@ def train(seed: int, base: Compressor, without: str | None = None, steps: int = 
         executor = StreamExecutor(Alike(device), device)
         door = compressor.door(parameters, executor=executor)
         for _ in range(steps):
+            futures: list[tuple[FakeEvent, Sequence[str]]] = []
             for gradient in gradients.values():
                 gradient.normal_()
             scale.mul_(draw.choice((1.0, 2.0)))
             door.begin(loss_scale=scale)
             parts = _parted(draw, [*gradients])
-            handles = [door.ready([(name, gradients[name]) for name in names]) for names in parts]
+            handles = []
+            for names in parts:
+                pieces = [Piece(name, gradients[name].view(-1), SHAPES[name]) for name in names]
+
+                def then(_: object, names: Sequence[str] = names, told: list[Any] = futures) -> None:
+                    told.append((device.record(), names))
+
+                if draw.random() < 0.7:
+                    handles.append(door.pieces(pieces, then=then))
+                else:
+                    handles.append(door.pieces(pieces))
+                    handles[-1].then(then)
             if draw.random() < 0.5:  # somebody looks, in the middle of a step
                 executor.drain()
                 done = [name for names, handle in zip(parts, handles, strict=True) if handle._done for name in names]
                 device.access(HOST, _places([gradients[name] for name in done]), set(), "looking")
             door.end()
-            handles[-1].wait()
+            if draw.random() < 0.5:
+                handles[-1].wait()
+            for done, names in futures:  # as DDP waits for a bucket
+                device.handler._handle_event_wait(done.number, COMPUTE)
+                device.access(COMPUTE, _places([gradients[name] for name in names]), set(), "the mean of a bucket")
+            assert sorted(name for _, names in futures for name in names) == sorted(gradients)
             for name, gradient in gradients.items():
                 parameters[name].add_(gradient)
         assert device.present == COMPUTE
+        executor.order()  # the host waits for a device that is saved; which orders what it launches, unseen here
         saved = compressor.state_dict()
         for kept in (saved["residual"], saved["held"], saved["sums"], saved["memory"]):
             device.access(HOST, _places(kept), set(), "saving")
