@@ -39,7 +39,7 @@ CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_d
 test-cuda-fake: $(VENV)/.test $(VENV)/.triton  ## what is tested of GPUs without one: waits, launches, streams, order, kernels (2 minutes)
 	TRITON_INTERPRET=1 $(PYTEST) $(CUDA_FAKE) $(ARGS)
 
-audit-cuda: $(VENV)/.test  ## what a step would have a GPU launch, copy and wait for, counted without one (1 minute)
+audit-cuda: $(VENV)/.test $(VENV)/.triton  ## what a step would have a GPU launch, copy and wait for, counted without one (1 minute)
 	$(BIN)/python -m tests.measure.cuda_audit --json docs/measurements/cuda_audit.json
 
 measure-memory: $(VENV)/.test  ## what gravac would take of a GPU's memory, counted without one (2 minutes)

@@ -16,15 +16,15 @@ import torch
 from gravac.averaging.batches import batched
 from gravac.averaging.diagnostics import Diagnostics, announce, evaluate
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.fused_tensors import FusedTensors, Part, fuse_small
+from gravac.averaging.folding import Folding
+from gravac.averaging.fused_tensors import TOGETHER, FusedTensors, Part, fuse_small
 from gravac.averaging.memory import CompressorMemory
 from gravac.averaging.norms import all_finite, energy_of
 from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.stats import StepStats
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Compressor, Context, energy
+from gravac.compressors.base import Compressor, Context, Fold, energy
 from gravac.compressors.dense import Dense, share
-from gravac.compressors.dtypes import working
 from gravac.exchange.executor import Executor, Number, Verdict
 from gravac.exchange.fuse import fuse
 
@@ -189,12 +189,13 @@ class Averager:
     # compressed: 1. lay small tensors side by side  2. judge  3. fold residuals in  4. run all rounds  5. settle
 
     def _compressed(self, pieces: Sequence[Piece], plan: Plan) -> Requests:
-        fused = fuse_small(pieces, lambda piece: self._choice(piece, plan), lambda piece: self._multiple(piece, plan))
-        plain = [self._plain(tensors) for tensors in fused]
-        finite = self._judge(all_finite(_energies(fused, plain)))
-        spoilt = not finite if isinstance(finite, bool) else ~finite
-        parts = [self._part(tensors, part, spoilt) for tensors, part in zip(fused, plain, strict=True)]
-        contexts = [self._context(part.tensors, plan) for part in parts]
+        most = TOGETHER if self.feedback.masked else None
+        fused = fuse_small(
+            pieces, lambda piece: self._choice(piece, plan), lambda piece: self._multiple(piece, plan), most
+        )
+        folding = Folding(self.feedback, self._judge, self.strength_at, bool(plan.shadow or plan.survey))
+        parts, finite = folding.parts(fused)
+        contexts = [self._context(part.tensors, plan, part.fold) for part in parts]
         for part, context in zip(parts, contexts, strict=True):
             self._evaluate(part.tensors.pieces[0], part.x, plan, context)
         batches = batched(parts, contexts)
@@ -204,7 +205,9 @@ class Averager:
             return
         parts = [part for batch in batches for part in batch.parts]
         came = [reduced for of_batch in outcome.reduced for reduced in of_batch]
-        self.stats.count(parts, came)
+        for part in parts:
+            part.unfold()
+        self.stats.count(parts, came, outcome.finite)
         for part, reduced in zip(parts, came, strict=True):
             strength = self.strength_at(part.tensors.choice)
             for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
@@ -213,25 +216,6 @@ class Averager:
                 self.feedback.settle(piece.name, x, sent, strength, reduced.aside, outcome.finite, key)
             part.tensors.write(reduced.mean, part.x)
         self._mask(pieces, outcome.finite)
-
-    def _plain(self, tensors: FusedTensors) -> Part | None:
-        """Tensors with nothing to add to their gradients or to keep of them, as they are; ``None`` for others."""
-        if self.strength_at(tensors.choice) > 0 or any(self.feedback.has(piece.name) for piece in tensors.pieces):
-            return None
-        x = tensors.join([piece.flat.to(working(piece.flat.dtype)) for piece in tensors.pieces])
-        return Part(tensors, x, energy(x))
-
-    def _part(self, tensors: FusedTensors, plain: Part | None, spoilt: Verdict) -> Part:
-        """Tensors with what is fed back to them; zeros, where some gradient is not finite."""
-        if spoilt is True:
-            flat = tensors.pieces[0].flat
-            return Part(tensors, flat.new_zeros(tensors.length, dtype=working(flat.dtype)))
-        if plain is not None:
-            _cleared(plain.x, spoilt)  # perhaps the gradient itself, which is overwritten with the mean anyway
-            return plain
-        keep = self.strength_at(tensors.choice) > 0
-        folded = [_cleared(self.feedback.fold(piece.name, piece.flat, keep), spoilt) for piece in tensors.pieces]
-        return Part(tensors, tensors.join(folded), folded=folded)
 
     def _choice(self, piece: Piece, plan: Plan) -> Choice:
         return plan.of(piece.name, self.compresses(piece.shape))
@@ -294,7 +278,7 @@ class Averager:
 
     # both
 
-    def _context(self, tensors: FusedTensors, plan: Plan) -> Context:
+    def _context(self, tensors: FusedTensors, plan: Plan, fold: Fold | None = None) -> Context:
         piece, several = tensors.pieces[0], len(tensors.pieces) > 1
         return Context(
             name=piece.name,
@@ -306,6 +290,7 @@ class Averager:
             dtype=piece.flat.dtype,
             state={} if several else self.memory.of(piece.name),
             error_feedback=self.strength_at(plan.of(piece.name)),
+            fold=fold,
         )
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
@@ -329,20 +314,8 @@ class Averager:
             return
         if not self.feedback.safe:
             self.memory.mask((piece.name for piece in pieces), finite)
-        for piece in pieces:
-            piece.flat.masked_fill_(~finite, float("nan"))
+        same = torch.div(finite, finite)  # 1, or 0 / 0: what all is multiplied by at once
+        for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):
+            flats = [piece.flat for piece in pieces if piece.flat.dtype == dtype]
+            torch._foreach_mul_(flats, same.to(dtype))
         self.stats.verdicts.append(finite)
-
-
-def _energies(fused: Sequence[FusedTensors], plain: Sequence[Part | None]) -> Iterator[torch.Tensor]:
-    """Squared norms of all gradients of a group: what is known already is not computed again."""
-    for tensors, part in zip(fused, plain, strict=True):
-        if part is not None and part.energy is not None:
-            yield part.energy
-        else:
-            yield from (energy_of(piece.flat) for piece in tensors.pieces)
-
-
-def _cleared(x: torch.Tensor, spoilt: Verdict) -> torch.Tensor:
-    """Make zeros of a tensor where the device finds that some gradient is not finite; returns it."""
-    return x if isinstance(spoilt, bool) else x.masked_fill_(spoilt, 0.0)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from gravac.compressors.base import Addend, energy
+from gravac.compressors.base import Addend, Fold, energy
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import dtype_of, working
 from gravac.exchange.executor import Number, Verdict, choose
@@ -81,11 +81,22 @@ class Feedback:
         residual = self.residual.get(name)
         if residual is None:
             x.copy_(gradient)
+        elif residual.dtype == gradient.dtype != dtype:
+            x.copy_(residual).add_(gradient)  # ``torch.add`` would round the sum to their own format
         else:
             torch.add(residual, gradient, out=x)  # in place, where x is the residual itself
         if name in self.held:
             self._let_go(name, gradient, x)
         return x
+
+    def foldable(self, name: str, gradient: torch.Tensor) -> bool:
+        """Whether a compressor may fold: nothing is released bit by bit, and the residual is not formed in place."""
+        return self.masked and name not in self.held and gradient.dtype != torch.float64
+
+    def to_fold(self, name: str, gradient: torch.Tensor, keep: bool) -> Fold:
+        """What a compressor needs that does itself what ``fold`` does, of a gradient that is ``foldable``."""
+        left = self._buffer(name, gradient, working(gradient.dtype)) if keep else None
+        return Fold(self.residual.get(name), left)
 
     def settle(
         self,

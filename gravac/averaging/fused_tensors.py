@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Small tensors side by side, so that one call serves many.
+"""Tensors side by side, so that one call serves many: small ones on a processor, all off it.
 
 Between two pieces of backward a processor's caches are cold, and a call costs some ten times what it does in a loop: a
 transformer's many small tensors, one by one, take longer to call for than to code. Which tensors go together depends on
@@ -13,10 +13,18 @@ from dataclasses import dataclass
 import torch
 
 from gravac.averaging.plan import Choice, Piece
-from gravac.compressors.base import Addend
+from gravac.compressors.base import Addend, Fold
+from gravac.compressors.messages import Messages
 
 LARGEST = 1 << 17
-"""Elements above which a tensor stays by itself: laying it out would cost more than the calls do."""
+"""Elements above which a tensor stays by itself on a processor: laying it out would cost more than the calls do."""
+
+TOGETHER = 1 << 24
+"""Elements of tensors that go together where the host must not wait: 64 MiB of float32.
+
+There a launch costs more than laying out what a tensor of a network has. What is laid out is memory beside the
+gradients, and so is each of a codec's temporaries: that must not grow with the model.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,11 @@ class FusedTensors:
         """Flat tensors, one for each piece, as one; a single one is returned itself."""
         if len(tensors) == 1:
             return tensors[0]
+        gaps = [self._padded(piece) - tensor.numel() for tensor, piece in zip(tensors, self.pieces, strict=True)]
+        zeros = tensors[0].new_zeros(max(gaps)) if any(gaps) else None
         parts = []
-        for tensor, piece in zip(tensors, self.pieces, strict=True):
-            missing = self._padded(piece) - tensor.numel()
-            parts += [tensor, tensor.new_zeros(missing)] if missing else [tensor]
+        for tensor, gap in zip(tensors, gaps, strict=True):
+            parts += [tensor] if zeros is None or not gap else [tensor, zeros[:gap]]
         return torch.cat(parts)
 
     def write(self, mean: torch.Tensor | Addend, spare: torch.Tensor) -> None:
@@ -69,13 +78,13 @@ class FusedTensors:
             _write(self.pieces[0].flat, mean)
             return
         if not isinstance(mean, torch.Tensor):
-            mean = mean.add_to(spare.zero_())
+            mean = spare if _overwritten(spare, mean) else mean.add_to(spare.zero_())
         parts = torch.split(mean, [self._padded(piece) for piece in self.pieces])
         flats = [piece.flat for piece in self.pieces]
         torch._foreach_copy_(flats, [part[: flat.numel()] for part, flat in zip(parts, flats, strict=True)])
 
     def _padded(self, piece: Piece) -> int:
-        return -(-piece.flat.numel() // self.multiple) * self.multiple
+        return _padded(piece.flat.numel(), self.multiple)
 
 
 @dataclass(slots=True)
@@ -87,16 +96,31 @@ class Part:
         x: what is to be sent of them: gradients with what is fed back, flat, ``[length]``, in the working dtype.
         energy: ``‖x‖²``, where it is known without another look at x.
         folded: each tensor's own part of x, where something is or may be kept of it; as many as tensors, or none.
+        fold: what the compressor folds itself: x is then bare, in the gradients' own dtype, until ``unfold``.
     """
 
     tensors: FusedTensors
     x: torch.Tensor
     energy: torch.Tensor | None = None
     folded: Sequence[torch.Tensor] = ()
+    fold: Fold | None = None
+
+    def unfold(self) -> None:
+        """Take over what the compressor has made of what it folded, once its rounds are over."""
+        if self.fold is None:
+            return
+        self.energy = self.fold.energy
+        if self.fold.left is not None:
+            self.x = self.fold.left
+        if self.folded:
+            self.folded = [self.x]
 
 
 def fuse_small(
-    pieces: Sequence[Piece], choice_of: Callable[[Piece], Choice], multiple_of: Callable[[Piece], int]
+    pieces: Sequence[Piece],
+    choice_of: Callable[[Piece], Choice],
+    multiple_of: Callable[[Piece], int],
+    most: int | None = None,
 ) -> list[FusedTensors]:
     """Group pieces by what may go together: the same on all ranks if the arguments are.
 
@@ -105,20 +129,39 @@ def fuse_small(
         choice_of: tells what a piece is sent by.
         multiple_of: tells what a piece must be padded to beside others of its CF, for which it is the same; 0 where it
             must be by itself.
+        most: elements that go together at most, padding included, where tensors of any size may; ``None``: small ones
+            do, however many.
     """
-    found: dict[object, FusedTensors] = {}
+    found: list[FusedTensors] = []
+    open_sets: dict[object, tuple[int, int]] = {}  # where in found, and how long
     for piece in pieces:
         choice = choice_of(piece)
-        multiple = multiple_of(piece) if piece.flat.numel() <= LARGEST else 0
+        multiple = multiple_of(piece) if most is not None or piece.flat.numel() <= LARGEST else 0
         key = (choice.compresses, choice.cf, piece.flat.dtype) if multiple else piece.name
-        already = found[key].pieces if key in found else ()
-        found[key] = FusedTensors((*already, piece), choice, max(multiple, 1))
-    return list(found.values())
+        more = _padded(piece.flat.numel(), max(multiple, 1))
+        at, length = open_sets.get(key, (len(found), 0))
+        if most is not None and length + more > most:
+            at, length = len(found), 0
+        already = found[at].pieces if at < len(found) else ()
+        found[at : at + 1] = [FusedTensors((*already, piece), choice, max(multiple, 1))]
+        open_sets[key] = at, length + more
+    return found
+
+
+def _padded(elements: int, multiple: int) -> int:
+    return -(-elements // multiple) * multiple
+
+
+def _overwritten(flat: torch.Tensor, mean: Addend) -> bool:
+    """Whether a mean was put into a tensor in one pass."""
+    return isinstance(mean, Messages) and mean.overwrite(flat)
 
 
 def _write(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:
     if isinstance(mean, torch.Tensor):
         flat.copy_(mean)
+    elif _overwritten(flat, mean):
+        return
     elif flat.element_size() >= 4:
         mean.add_to(flat.zero_())
     else:

@@ -11,7 +11,7 @@ from gravac.compressors.base import Addend, Sparse, blocks, energy
 
 def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:
     """Tell whether all squared norms are finite, ``[]`` bool: one element that is not makes its tensor's norm so."""
-    return torch.stack([size.double() for size in energies]).isfinite().all()
+    return (torch.stack([*energies]) < torch.inf).all()
 
 
 def energy_of(flat: torch.Tensor) -> torch.Tensor:
@@ -37,4 +37,4 @@ def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> to
 
 def summed(numbers: Sequence[torch.Tensor]) -> torch.Tensor | float:
     """The sum of scalars (0-d tensors), in float64."""
-    return torch.stack([number.double() for number in numbers]).sum() if numbers else 0.0
+    return torch.stack([*numbers]).double().sum() if numbers else 0.0

@@ -91,12 +91,13 @@ class StepStats:
             curves={name: [number(one) for one in numbers] for name, numbers in self.curves.items()},
         )
 
-    def count(self, parts: Sequence[Part], reduced: Sequence[Reduced]) -> None:
+    def count(self, parts: Sequence[Part], reduced: Sequence[Reduced], finite: Verdict = True) -> None:
         """Add what was to be sent of some tensors, and what was not.
 
         Args:
             parts: the tensors, as they were handed to the compressors.
             reduced: what came of each of them.
+            finite: whether all gradients were finite: what was coded unseen does not count where they were not.
         """
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
@@ -110,5 +111,8 @@ class StepStats:
             if part.tensors.choice.compresses:
                 self.compressed += part.tensors.elements
                 self.sent += part.tensors.elements / result.cf
-        self.energies.append(summed(energies))
-        self.errors.append(summed(errors))
+        unseen = any(part.fold is not None for part in parts)
+        for numbers, of_all in ((summed(energies), self.energies), (summed(errors), self.errors)):
+            if unseen and isinstance(numbers, torch.Tensor) and isinstance(finite, torch.Tensor):
+                numbers = torch.where(finite, numbers, torch.zeros_like(numbers))
+            of_all.append(numbers)

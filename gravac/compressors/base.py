@@ -81,7 +81,8 @@ class Reduced:
     Attributes:
         mean: what is applied, the same on all ranks; flat, as long as x. An ``Addend`` spares memory: the operating
             system takes many times as long to provide a tensor's worth of it as it takes to fill it.
-        sent: what this rank contributed; the residual is ``x - sent``.
+        sent: what this rank contributed; the residual is ``x - sent``. Of what was folded, what ``fold.left`` is still
+            to be lessened by.
         cf: the compression factor achieved.
         aside: part of ``x - sent`` that the compressor keeps itself, in ``ctx.state``: the residual is made without it.
         target: what was to be sent, where that is not x (momentum correction); gain is measured against it.
@@ -105,6 +106,24 @@ RoundsTogether = Generator[Collective, Any, list[Reduced]]
 
 
 @dataclass(slots=True)
+class Fold:
+    """What a compressor does to a bare gradient in the pass in which it codes it, where it ``folds``.
+
+    Attributes:
+        residual: what is added to the gradient first, flat, ``[elements]``, float32 or bfloat16; ``None``: nothing.
+        left: the residual to be made: float32, flat, ``[elements]``, overwritten with the sum of both, less what
+            ``Reduced.sent`` leaves out since it is taken off already. ``None``: nothing is kept; a compressor that
+            needs the sum afterwards puts a tensor of its own here.
+        energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; not finite when
+            an element of the gradient is not.
+    """
+
+    residual: torch.Tensor | None = None
+    left: torch.Tensor | None = None
+    energy: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
 class Context:
     """What a compressor may know about the tensor at hand.
 
@@ -120,6 +139,7 @@ class Context:
             another tensor in: a step that is taken back brings the old one back.
         error_feedback: share of what is not sent that will be kept.
         selections: what was selected of x already, by CF (multi-level compression).
+        fold: what there is to do beside coding; only for a compressor that ``folds``, whose x is then a gradient.
     """
 
     name: str = ""
@@ -132,10 +152,11 @@ class Context:
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     error_feedback: float = 0.0
     selections: dict[float, Selection] = field(default_factory=dict)
+    fold: Fold | None = None
 
     def part(self, elements: int) -> "Context":
         """A context for compressing some of the tensor's values again: the same but for shape; it remembers nothing."""
-        return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={})
+        return replace(self, shape=(elements,), state={}, error_feedback=0.0, selections={}, fold=None)
 
     def draws(self, own: bool = False, fixed: bool = False) -> Draws:
         """Random numbers of (seed, name, step), the same on every device, in any layout, after any resume.
@@ -246,6 +267,13 @@ class Compressor(Settings):
     def wire_dtype(self, gradient: torch.dtype) -> torch.dtype:
         """The number format in which a gradient of that dtype travels, where nothing is left out."""
         return gradient
+
+    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
+        """Whether ``rounds`` takes this gradient as it is: flat, of 16 bits too, perhaps not finite, with ``ctx.fold``.
+
+        What it sends of one that is not finite may be anything: every rank gets NaN, and nothing of it is kept.
+        """
+        return False
 
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """What it keeps itself of what was not sent, see ``Reduced.aside``: flat, ``[elements]``; None for nothing."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from gravac import kernels
-from gravac.compressors.base import Sparse
+from gravac.compressors.base import Fold, Sparse
 
 
 def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -24,6 +24,22 @@ def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
     if whole < x.numel():
         norms = torch.cat([norms, torch.linalg.vector_norm(x[whole:]).reshape(1)])
     return norms.square_()
+
+
+def folds(gradient: torch.Tensor) -> bool:
+    """Whether ``folded_energies`` can take a gradient, flat."""
+    return gradient.dtype != torch.float64 and gradient.is_contiguous() and kernels.usable(gradient.device.type)
+
+
+def folded_energies(gradient: torch.Tensor, chunk: int, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum that a fold asks for, which it leaves there, flat, and the sum of squares of each of its chunks."""
+    from gravac.kernels import chunks  # needs triton
+
+    if fold.left is None:
+        fold.left = torch.empty_like(gradient, dtype=torch.float32)
+    energies = chunks.chunk_energies(gradient, chunk, residual=fold.residual, folded=fold.left)
+    fold.energy = energies.sum()
+    return fold.left, energies
 
 
 class Chosen(NamedTuple):

@@ -9,9 +9,8 @@ A number is first rounded to a grid of 255 points, then a table tells its code: 
 scale is then the least-squares one for its codes (of 8 bits, its largest magnitude), so that coding never adds error:
 ``‖x - decode(encode(x))‖ <= ‖x‖``.
 
-On CPU all is done in pieces that stay in a cache, and tables are looked up by numpy: several codes at once, some ten
-times faster than one by one. Elsewhere all is one piece, so that the number of kernels does not depend on a tensor's
-size, and numbers are compared with the thresholds; the codes are the same.
+Here all is on CPU, done in pieces that stay in a cache, and tables are looked up by numpy: several codes at once, some
+ten times faster than one by one. ``codebook_on_device`` does the same elsewhere.
 """
 
 from dataclasses import dataclass
@@ -24,12 +23,9 @@ from gravac.compressors.levels import (
     GRID,
     Kind,
     code_of_pair,
-    levels,
-    levels_of_bytes,
     levels_of_nibbles,
     levels_of_words,
     points_between,
-    thresholds,
 )
 from gravac.compressors.packing import pack, packed_bytes, unpack
 
@@ -40,7 +36,7 @@ SCALE = torch.bfloat16
 """Format of a block's scale on the wire: float32's range in half the bytes."""
 
 PIECE = 1 << 17
-"""Numbers coded at once on CPU: what fits in a cache, with its intermediate results."""
+"""Numbers coded at once: what fits in a cache, with its intermediate results."""
 
 
 class Coded(NamedTuple):
@@ -72,9 +68,9 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = No
         The codes, and ``‖x - decoded‖²``, 0-d.
     """
     count, block = x.shape
-    packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8, device=x.device)
-    scales = torch.empty(count, dtype=SCALE, device=x.device)
-    rows = _piece(count, block, x.device)
+    packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8)
+    scales = torch.empty(count, dtype=SCALE)
+    rows = _piece(block)
     # memory for one piece, used again for the next: asking for it anew would cost more than all else
     scratch = [torch.empty_like(x[:rows], dtype=dtype) for dtype in (x.dtype, torch.int8, x.dtype)]
     error = x.new_zeros(())
@@ -100,12 +96,7 @@ def mean(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor
         ``out``.
     """
     (count, block), ranks = out.shape, len(coded.packed)
-    if out.device.type != "cpu" and ranks > 1:
-        every = out.new_empty(ranks * count, block)
-        _looked_up(coded.packed.reshape(len(every), -1), bits, kind, every)
-        every.mul_(coded.scales.reshape(-1, 1).float())
-        return torch.sum(every.view(ranks, count, block), 0, out=out).mul_(1 / ranks)
-    rows = _piece(count, block, out.device)
+    rows = _piece(block)
     scratch = torch.empty_like(out[:rows])
     for start in range(0, count, rows):
         at = slice(start, start + rows)
@@ -123,7 +114,7 @@ def mean(coded: Coded, bits: int, kind: Kind, out: torch.Tensor) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What codes stand for, decoded piece by piece as it is added: nothing as large as the tensor is made on CPU.
+    """What codes stand for, decoded piece by piece as it is added: nothing as large as the tensor is made.
 
     Attributes:
         coded: codes, ``[ranks, blocks, ...]``; the mean over the ranks counts.
@@ -143,7 +134,7 @@ class Decoded:
         """Add ``alpha`` times this to ``dense`` (flat; what is beyond its end is left out), in place; returns it."""
         packed, scales = self.coded
         count = scales.shape[1]
-        rows = _piece(count, self.block, scales.device)
+        rows = _piece(self.block)
         scratch = scales.new_empty(min(rows, count), self.block, dtype=torch.float32)
         for start in range(0, count, rows):
             piece = Coded(packed[:, start : start + rows], scales[:, start : start + rows])
@@ -160,9 +151,9 @@ def add_at(dense: torch.Tensor, position: int, numbers: torch.Tensor, alpha: flo
     into.add_(numbers[: into.numel()], alpha=alpha)
 
 
-def _piece(blocks: int, block: int, device: torch.device) -> int:
+def _piece(block: int) -> int:
     """Blocks done at once."""
-    return max(1, PIECE // block if device.type == "cpu" else blocks)
+    return max(1, PIECE // block)
 
 
 def _encode_piece(
@@ -174,21 +165,16 @@ def _encode_piece(
         fine = x
     elif kind == "uniform" or bits == 8:
         most = (1 << (bits - 1)) - 1
-        coded.scales.copy_(_up(torch.abs(x, out=fine).amax(1)))
-        torch.mul(x, _inverse(coded.scales.float(), most).unsqueeze(1), out=fine).round_()
+        coded.scales.copy_(rounded_up(torch.abs(x, out=fine).amax(1)))
+        torch.mul(x, inverse_of(coded.scales.float(), most).unsqueeze(1), out=fine).round_()
     else:
         norms = torch.linalg.vector_norm(x, dim=1)
-        torch.mul(x, _inverse(norms, GRID * x.shape[1] ** 0.5).unsqueeze(1), out=fine)
+        torch.mul(x, inverse_of(norms, GRID * x.shape[1] ** 0.5).unsqueeze(1), out=fine)
     if bits == 8:
         coded.packed.copy_(grid.copy_(fine.clamp_(-127, 127)).view(torch.uint8))
-        _looked_up(coded.packed, bits, kind, values)
-    elif x.device.type == "cpu":
-        coded.packed.copy_(_signs(x) if bits == 1 else _codes(grid.copy_(fine.clamp_(-127, 127).floor_()), bits, kind))
-        _looked_up(coded.packed, bits, kind, values)
     else:
-        codes = torch.bucketize(fine, thresholds(bits, kind, x.device), right=True, out_int32=True)
-        coded.packed.copy_(pack(codes.to(torch.uint8), bits))
-        torch.index_select(levels(bits, kind, x.device), 0, codes.view(-1), out=values.view(-1))
+        coded.packed.copy_(_signs(x) if bits == 1 else _codes(grid.copy_(fine.clamp_(-127, 127).floor_()), bits, kind))
+    _looked_up(coded.packed, bits, kind, values)
     fine = scratch[0]
     if bits < 8:
         along = torch.mul(x, values, out=fine).sum(1)
@@ -203,15 +189,15 @@ def _encode_piece(
     return torch.dot(left, left)
 
 
-def _inverse(scale: torch.Tensor, factor: float) -> torch.Tensor:
-    """``factor / scale``, 0 where scale is 0 or too small to divide by."""
+def inverse_of(scale: torch.Tensor, factor: float) -> torch.Tensor:
+    """``factor / scale``, of any shape, 0 where scale is 0 or too small to divide by."""
     return (factor / scale).nan_to_num_(0.0, 0.0, 0.0)
 
 
-def _up(reach: torch.Tensor) -> torch.Tensor:
-    """In the scales' format, rounded up: no number may lie outside."""
+def rounded_up(reach: torch.Tensor) -> torch.Tensor:
+    """Magnitudes, of any shape, in the scales' format, rounded up: no number may lie outside."""
     rounded = reach.to(SCALE)
-    return torch.where(rounded.float() < reach, torch.nextafter(rounded, torch.full_like(rounded, torch.inf)), rounded)
+    return torch.where(rounded < reach, torch.nextafter(rounded, torch.full_like(rounded, torch.inf)), rounded)
 
 
 def _signs(x: torch.Tensor) -> torch.Tensor:
@@ -219,7 +205,7 @@ def _signs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _codes(grid: torch.Tensor, bits: int, kind: Kind) -> torch.Tensor:
-    """Packed codes of grid points, on CPU: int8 ``[rows, block]`` to uint8 ``[rows, packed_bytes(block, bits)]``."""
+    """Packed codes of grid points: int8 ``[rows, block]`` to uint8 ``[rows, packed_bytes(block, bits)]``."""
     if bits == 2:
         points = grid.numpy()
         codes, *higher = (np.greater_equal(points, point).view(np.uint8) for point in points_between(bits, kind))
@@ -238,13 +224,6 @@ def _looked_up(packed: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor) -
     block = out.shape[1]
     if bits == 8:
         return out.copy_(packed.view(torch.int8)).mul_(1 / 127)
-    if packed.device.type != "cpu":
-        if bits == 3:
-            table, keys = levels(3, kind, out.device).unsqueeze(1), unpack(packed, 3, block)
-        else:
-            table, keys = levels_of_bytes(bits, kind, out.device), packed
-        torch.index_select(table, 0, keys.int().reshape(-1), out=out.view(-1, table.shape[1]))
-        return out
     if bits == 4:
         pairs = torch.view_as_complex(out.view(-1, 2))  # torch selects 8 bytes faster than numpy, others slower
         torch.index_select(levels_of_nibbles(kind), 0, packed.reshape(-1).int(), out=pairs)

@@ -118,6 +118,11 @@ class Ladder(Compressor):
         member, at = self.at(cf)
         return (yield from member.rounds_together(xs, at, contexts))
 
+    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
+        """Whether the member that serves ``cf`` does."""
+        member, at = self.at(cf)
+        return member.folds(gradient, at)
+
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared errors of flat x, each by the member that serves the CF."""
         return [member.errors(x, [at], ctx)[0] for member, at in map(self.at, cfs)]

@@ -54,11 +54,11 @@ def _levels(bits: int, kind: Kind) -> list[float]:
 @functools.cache
 def points_between(bits: int, kind: Kind) -> list[int]:
     """The lowest grid point of every code but the first."""
+    if bits == 1:
+        return [0]
     if kind == "uniform":
         most = (1 << (bits - 1)) - 1
         return list(range(1 - most, most + 1))
-    if bits == 1:
-        return [0]
     every = _levels(bits, kind)
     return [round((below + above) / 2 * GRID) for below, above in pairwise(every)]
 
@@ -107,6 +107,20 @@ def levels_of_words(bits: int, kind: Kind) -> npt.NDArray[np.void]:
     else:
         table = levels_of_bytes(bits, kind, CPU).numpy()
     return table.view(f"V{table.dtype.itemsize * table.shape[1]}").reshape(-1)
+
+
+@functools.cache
+def levels_of_twelve_bits(kind: Kind, device: torch.device) -> torch.Tensor:
+    """The levels of four codes of 3 bits, their low bits in the low byte: float32, ``[4096, 4]``; copied there once."""
+    every = _levels(3, kind)
+    codes = [[key >> 2 * at & 3 | (key >> 8 + at & 1) << 2 for at in range(4)] for key in range(1 << 12)]
+    return torch.tensor([[every[code] for code in of_key] for of_key in codes]).to(device)
+
+
+@functools.cache
+def shifts_of_nibbles(device: torch.device) -> torch.Tensor:
+    """How far a byte moves so that its first and its second half come to lie above a byte: int32, ``[2]``."""
+    return torch.tensor([8, 4], dtype=torch.int32).to(device)
 
 
 @functools.cache

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small codes packed into bytes: 1, 2, 4 or 8 bits each, the first in the lowest bits; 3 bits as 2 and 1.
 
-Packing works on whole machine words, since strided access to single bytes is many times slower; unpacking on CPU looks
-up all codes of a byte as one word, elsewhere it shifts.
+Packing on CPU works on whole machine words, since strided access to single bytes is many times slower there; elsewhere
+it adds neighbours, a kernel for each doubling. Unpacking on CPU looks up all codes of a byte as one word, elsewhere it
+shifts.
 """
 
 import functools
@@ -34,6 +35,10 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """
     if bits == 8:
         return codes
+    if codes.device.type != "cpu":
+        packed = codes.new_empty(*codes.shape[:-1], packed_bytes(codes.shape[-1], bits))
+        pack_into(packed, codes, bits)
+        return packed
     if bits == 3:
         return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], dim=-1)
     per_byte = 8 // bits
@@ -48,6 +53,29 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
         words = words | (words >> (shift * gap))
         gap //= 2
     return words.to(torch.uint8).view(*codes.shape[:-1], codes.shape[-1] // per_byte)
+
+
+def pack_into(packed: torch.Tensor, codes: torch.Tensor, bits: int) -> None:
+    """Pack codes along the last dimension, neighbours added until they fill bytes.
+
+    Args:
+        packed: uint8, of shape ``[..., packed_bytes(n, bits)]``; overwritten.
+        codes: small numbers, each below ``2 ** bits``: uint8 or int32, ``[..., n]``.
+        bits: bits per code: 1, 2, 3 or 4.
+    """
+    if bits == 3:
+        low = packed_bytes(codes.shape[-1], 2)
+        pack_into(packed[..., :low], codes & 3, 2)
+        pack_into(packed[..., low:], codes >> 2, 1)
+        return
+    surplus = -codes.shape[-1] % (8 // bits)
+    if surplus:
+        codes = torch.nn.functional.pad(codes, (0, surplus))
+    while bits < 8:
+        first, second = codes[..., ::2], codes[..., 1::2]
+        into = packed if bits == 4 else torch.empty(first.shape, dtype=torch.uint8, device=codes.device)
+        codes = torch.add(first, second, alpha=1 << bits, out=into)
+        bits *= 2
 
 
 def unpack(packed: torch.Tensor, bits: int, codes: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.codebook import SCALE
 from gravac.compressors.draws import Draws
 from gravac.compressors.levels import Kind
-from gravac.compressors.messages import Messages, encode, padded
+from gravac.compressors.messages import Messages, encode, encode_decoded, encode_folded, folds, padded
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 
@@ -124,9 +124,14 @@ class Quantize(Compressor):
         Where ranks just swap their codes (``gathers``), one all-gather of all codes takes the place of steps 2 to 4.
         """
         bits = self.bits_at(cf)
-        turned = self._turned(x, ctx)
-        message, error = encode(turned, bits, self.levels, self.block, 1 if self.gathers(ctx.world) else ctx.world)
-        sent, aside = self._messages(message.unsqueeze(1), bits), None
+        shards = 1 if self.gathers(ctx.world) else ctx.world
+        if ctx.fold is None:
+            message, error = encode(self._turned(x, ctx), bits, self.levels, self.block, shards)
+            sent = self._messages(message.unsqueeze(1), bits)
+        else:
+            message, error = encode_folded(x, ctx.fold, bits, self.levels, self.block, shards)
+            sent = self._messages(message[:0].unsqueeze(1), bits)
+        aside: torch.Tensor | None = None
         if self.gathers(ctx.world):
             (messages,) = yield AllGather(message[0])
             average = self._messages(messages.unsqueeze(0), bits)
@@ -136,15 +141,18 @@ class Quantize(Compressor):
             kept = ctx.state.get("second") if ctx.error_feedback > 0 else None
             wanted = exact if kept is None or kept.numel() != exact.numel() else exact + kept.view(-1)
             back = self.back_bits or bits
-            rounded = torch.empty_like(exact)
-            again, _ = encode(wanted, back, self.levels, self.block, decoded=rounded)
+            again, rounded = encode_decoded(wanted, back, self.levels, self.block)
             (messages,) = yield AllGather(again[0])
             average = self._messages(messages.unsqueeze(1), back)
             more = (rounded - exact).mul_(ctx.world)
             error += energy(more).to(error.dtype) / ctx.world
             if ctx.error_feedback:
-                ctx.state["second"] = (wanted - rounded).mul_(ctx.error_feedback).view(-1, self.block)
-                aside = self._from_own_shard(-more, x.numel(), ctx).to(x.dtype)
+                lost = wanted - rounded
+                if ctx.fold is not None and kept is None:
+                    lost.nan_to_num_(0.0, 0.0, 0.0)  # there is no older one to go back to
+                kept = lost if ctx.error_feedback == 1 else lost.mul_(ctx.error_feedback)
+                ctx.state["second"] = kept.view(-1, self.block)
+                aside = self._from_own_shard(more, -1.0, x.numel(), ctx)
             sent = replace(sent, more=(ctx.rank * more.numel(), more))
         return Reduced(self._back(average, x, ctx), self._back(sent, x, ctx), 32 / bits, aside=aside, error=error)
 
@@ -157,10 +165,14 @@ class Quantize(Compressor):
         lost = [encode(some.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
         return [whole * (one / looked_at).to(x.dtype) for one in lost]
 
+    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
+        """Whether kernels can take it, flat, and it need not be rotated before."""
+        return not self.rotate and folds(gradient, self.block)
+
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """The second coding's error times the ranks, so that its mean is the one kept: flat, ``[elements]``."""
         second = ctx.state.get("second")
-        return None if second is None else self._from_own_shard(second * ctx.world, elements, ctx)
+        return None if second is None else self._from_own_shard(second, ctx.world, elements, ctx)
 
     def gathers(self, world: int) -> bool:
         """Whether ``world`` ranks just swap their codes, by one all-gather."""
@@ -190,10 +202,10 @@ class Quantize(Compressor):
         turned = decoded.add_to(x.new_zeros(rotation.length(x.numel()), dtype=torch.float32))
         return self._turned_back(turned, x.numel(), ctx).to(x.dtype)
 
-    def _from_own_shard(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:
-        """As coordinates of x: zeros, but for this rank's shard; turned back. Flat, ``[elements]``."""
+    def _from_own_shard(self, numbers: torch.Tensor, factor: float, elements: int, ctx: Context) -> torch.Tensor:
+        """As coordinates of x: numbers times a factor in this rank's shard, else zeros; turned back. ``[elements]``."""
         shards = numbers.new_zeros(ctx.world, numbers.numel())
-        shards[ctx.rank] = numbers.view(-1)
+        torch.mul(numbers.view(-1), factor, out=shards[ctx.rank])
         return self._turned_back(shards.view(-1), elements, ctx)
 
     def _turned_back(self, numbers: torch.Tensor, elements: int, ctx: Context) -> torch.Tensor:

@@ -17,7 +17,15 @@ from pydantic import Field
 
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for, laid_out
-from gravac.compressors.chunks import Chosen, chunk_energies, gather, scatter, whole_but_one
+from gravac.compressors.chunks import (
+    Chosen,
+    chunk_energies,
+    folded_energies,
+    folds,
+    gather,
+    scatter,
+    whole_but_one,
+)
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.quantize import Quantize
@@ -70,7 +78,13 @@ class TopKC(Compressor):
         """
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
-        total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(NORMS))
+        if ctx.fold is None:
+            energies = chunk_energies(x, chunk)
+        else:
+            x, energies = folded_energies(x, chunk, ctx.fold)
+        total = yield AllReduce((energies / ctx.world).to(NORMS))
+        if ctx.fold is not None:
+            total = total.nan_to_num()  # choosing must not depend on what comes of numbers that are none
         chosen = choose(total, k, chunk, x.numel())
         mine = gather(x, chosen, chunk, k)
         if isinstance(self.values, Quantize):
@@ -82,6 +96,10 @@ class TopKC(Compressor):
             sent = travels.to(x.dtype).mul_(ctx.world)
         n = x.numel()
         return Reduced(scatter(mean, chosen, chunk, n), scatter(sent, chosen, chunk, n), n / max(1, k))
+
+    def folds(self, gradient: torch.Tensor, cf: float) -> bool:
+        """Whether the kernel of the chunks' energies can take it."""
+        return folds(gradient)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Squared errors of flat x with the chunks that are best on this rank: optimistic where ranks differ."""

@@ -44,7 +44,7 @@ FLAG = -1
 
 def fuse(
     rounds: Sequence[Generator[Collective, Any, T]],
-    finite: Verdict,
+    finite: Verdict | Callable[[], Verdict],
     judge: Callable[[torch.Tensor], Verdict] = bool,
 ) -> Fused[T]:
     """Run several tensors' rounds together.
@@ -56,7 +56,8 @@ def fuse(
 
     Args:
         rounds: rounds of each tensor, or of several together; the same number, in the same order, on every rank.
-        finite: whether this rank's gradients are finite; where not, the flag is raised on all ranks.
+        finite: whether this rank's gradients are finite; where not, the flag is raised on all ranks. Or what tells it,
+            called when all rounds were advanced for the first time.
         judge: looks at a bool scalar (0-d tensor), where the host may; where it may not, all rounds run, flag or not.
 
     Returns:
@@ -91,7 +92,7 @@ def fuse(
     for position in range(len(rounds)):
         advance(position, None)
     if asked:
-        asked[FLAG] = _flag(list(asked.values()), finite, judge)
+        asked[FLAG] = _flag(list(asked.values()), finite() if callable(finite) else finite, judge)
     while asked:
         batches = _batches(asked)
         asked.clear()

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
-from gravac.kernels.layout import GRADIENTS, on_device_of, require_flat
+from gravac.kernels.layout import GRADIENTS, RESIDUALS, on_device_of, require_flat
 
 TILE = 2048
 """Numbers that a program holds at once."""
@@ -37,7 +37,7 @@ def _energies(
         there = (column < chunk)[None, :] & (at < within)
         x = tl.load(gradient + first * chunk + at, mask=there, other=0).to(tl.float32)
         if residual is not None:
-            x = tl.load(residual + first * chunk + at, mask=there, other=0) + x
+            x = tl.load(residual + first * chunk + at, mask=there, other=0).to(tl.float32) + x
         if folded is not None:
             tl.store(folded + first * chunk + at, x, mask=there)
         squares += x * x
@@ -56,8 +56,8 @@ def chunk_energies(
     Args:
         gradient: flat, ``[elements]``, contiguous: float32, float16 or bfloat16.
         chunk: numbers per chunk; the last may have fewer.
-        residual: float32, flat, ``[elements]``, contiguous; ``None``: zeros.
-        folded: like residual, and may be it; overwritten with the sum. ``None``: that is not kept.
+        residual: float32 or bfloat16, flat, ``[elements]``, contiguous; ``None``: zeros.
+        folded: float32, likewise, and may be the residual; overwritten with the sum. ``None``: that is not kept.
 
     Returns:
         float32, ``[ceil(elements / chunk)]``; not finite where a number of the chunk is not.
@@ -66,7 +66,8 @@ def chunk_energies(
         ValueError: a tensor is not as described.
     """
     require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
-    require_flat(gradient.numel(), residual=residual, folded=folded)
+    require_flat(gradient.numel(), RESIDUALS, residual=residual)
+    require_flat(gradient.numel(), folded=folded)
     energies: torch.Tensor = _energies_op(gradient, residual, folded, chunk)
     return energies
 

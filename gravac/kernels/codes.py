@@ -9,11 +9,10 @@ rows), the groups of as many numbers as have codes that fill whole bytes.
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
-from gravac.compressors.levels import FITTED, GRID
+from gravac.compressors.levels import FITTED, points_between
 
 TILE = 2048
 """Numbers that a program takes, where a block is not longer."""
@@ -42,9 +41,8 @@ def code_for(bits: int, kind: str) -> CodeTable:
         return CodeTable((1.0,), (), 0, together)
     if kind == "uniform" or bits == 8:
         return CodeTable((), (), (1 << (bits - 1)) - 1, together)
-    positive = torch.tensor(FITTED[bits]).double()
-    points = ((positive[1:] + positive[:-1]) / 2 * GRID).round()
-    return CodeTable(FITTED[bits], tuple(points.tolist()), 0, together)
+    points = (float(point) for point in points_between(bits, "fitted") if point > 0)
+    return CodeTable(FITTED[bits], tuple(points), 0, together)
 
 
 def tiling(block: int, together: int) -> dict[str, int]:

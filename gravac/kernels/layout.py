@@ -10,6 +10,9 @@ import torch
 GRADIENTS = (torch.float32, torch.float16, torch.bfloat16)
 """Number formats of gradients that kernels take, and of what they write means into."""
 
+RESIDUALS = (torch.float32, torch.bfloat16)
+"""Number formats of what they add to gradients."""
+
 
 def require_flat(
     elements: int, dtypes: tuple[torch.dtype, ...] = (torch.float32,), **tensors: torch.Tensor | None

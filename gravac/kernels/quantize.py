@@ -28,7 +28,7 @@ from gravac.kernels.codes import (
     unpack,
     widened,
 )
-from gravac.kernels.layout import GRADIENTS, on_device_of, require_flat
+from gravac.kernels.layout import GRADIENTS, RESIDUALS, on_device_of, require_flat
 
 LONGEST = 1 << 14
 """Longest block, in numbers, that a program can hold."""
@@ -67,7 +67,7 @@ def _encode(
     row, group, first, at, there, inside = places(numbers, blocks, block, rows, groups, together)
     x = tl.load(gradient + first + at, mask=inside, other=0).to(tl.float32)
     if residual is not None:
-        x = tl.load(residual + first + at, mask=inside, other=0) + x
+        x = tl.load(residual + first + at, mask=inside, other=0).to(tl.float32) + x
     # 1. codes, on a grid made by the block's norm, or its largest magnitude
     narrow = narrowed(tl.max(tl.max(tl.abs(x), axis=2), axis=1), up=True)
     if most > 0:
@@ -136,6 +136,8 @@ def _decode(
         mean = mean * share
     if add:
         mean = tl.load(dense + first + at, mask=inside, other=0).to(tl.float32) + mean * alpha
+    else:
+        mean = tl.zeros_like(mean) + mean  # what is added to zeros has no negative ones
     tl.store(dense + first + at, mean.to(dense.dtype.element_ty), mask=inside)
 
 
@@ -159,10 +161,10 @@ def encode(
         kind: how the levels lie; 8 bits are always uniform.
         block: numbers per scale, a multiple of 8, at most ``LONGEST``.
         shards: messages to make, each of consecutive blocks.
-        residual: float32, flat, ``[elements]``, contiguous; ``None``: zeros.
-        decoded: like residual; overwritten with what the codes stand for. ``None``: that is not kept.
-        left: like residual, and may be it; overwritten with what was coded minus what the codes stand for. ``None``:
-            that is not kept.
+        residual: float32 or bfloat16, flat, ``[elements]``, contiguous; ``None``: zeros.
+        decoded: float32, likewise; overwritten with what the codes stand for. ``None``: that is not kept.
+        left: float32, likewise, and may be the residual; overwritten with what was coded minus what the codes stand
+            for. ``None``: that is not kept.
 
     Returns:
         The messages: uint8, ``[shards, bytes]``. The squared error, the energy of what was coded, and how many of its
@@ -174,7 +176,8 @@ def encode(
     if not fits(gradient.dtype, block):
         raise ValueError(f"block: {block} numbers of {gradient.dtype}; kernels take multiples of 8 up to {LONGEST}")
     require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
-    require_flat(gradient.numel(), residual=residual, decoded=decoded, left=left)
+    require_flat(gradient.numel(), RESIDUALS, residual=residual)
+    require_flat(gradient.numel(), decoded=decoded, left=left)
     per = -(-gradient.numel() // (block * shards))
     message, sums = _encode_op(gradient, residual, decoded, left, shards, per, block, bits, kind)
     return message, sums.sum(0)

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Side by side, each tensor comes out as it would alone."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -121,3 +124,34 @@ def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
     assert [[piece.name for piece in bundle.pieces] for bundle in found] == [["0", "3"], ["1"], ["2"]]
     assert found[0].length == 16 + 32
     assert found[0].elements == 40
+
+
+@given(sizes=st.lists(st.integers(0, 200), max_size=30), multiple=st.sampled_from([1, 8, 48]), most=st.integers(1, 500))
+def test_where_launches_cost_most_all_go_together_up_to_a_limit(sizes: list[int], multiple: int, most: int) -> None:
+    pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
+    choice = Choice(quantize(4), 8.0, quantize(4).profile(8.0))
+    found = fuse_small(pieces, lambda _: choice, lambda _: multiple, most)
+    assert [piece for one in found for piece in one.pieces] == pieces
+    assert all(one.length <= most or len(one.pieces) == 1 for one in found)
+    for one, after in pairwise(found):  # and no set could have taken the next one's first
+        padded = sum(-(-piece.flat.numel() // multiple) * multiple for piece in (*one.pieces, after.pieces[0]))
+        assert padded > most
+
+
+@pytest.mark.parametrize("bits", [8, 4, 1])
+def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gravac.averaging.fused_tensors.LARGEST", 100)
+    monkeypatch.setattr("gravac.averaging.average.TOGETHER", 3000)
+    masked = SimpleNamespace(judge=lambda finite: finite, masked=True)
+    shapes: list[Shape] = [(7, 33), (5,), (40, 30), (129, 3), (60, 60)]
+    outs: dict[bool, list[torch.Tensor]] = {}
+    for look in (True, False):
+        draw, averager = torch.Generator().manual_seed(0), Averager(quantize(bits), dense, None, 16, Feedback())
+        outs[look] = [torch.randn(shape, generator=draw) for shape in shapes]
+        pieces = [Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(outs[look])]
+        averager.begin(None if look else masked)  # type: ignore[arg-type]
+        ledger = Ledger(1)
+        memory.run([averager.average(pieces, averager.plan(0, 32 / bits))], [ledger])
+    assert all(torch.equal(*both) for both in zip(*outs.values(), strict=True))

@@ -54,6 +54,13 @@ def test_ten_thousand_steps_lose_nothing_on_average() -> None:
     assert torch.equal(piled("float32", 500), torch.full((256,), 500.0, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_it_is_added_to_gradients_in_float32(dtype: torch.dtype) -> None:
+    feedback = Feedback(dtype="bfloat16")
+    feedback.residual["w"] = torch.full((8,), 256.0, dtype=torch.bfloat16)
+    assert torch.equal(feedback.fold("w", torch.ones(8, dtype=dtype), keep=True), torch.full((8,), 257.0))
+
+
 def test_to_the_nearest_it_would_stand_still() -> None:
     kept = torch.zeros(8, dtype=torch.bfloat16)
     for _ in range(1000):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import Compressor, dense, dgc, ladder, powersgd, quantize, randomk, thc, topk, topkc
+from gravac import Compressor, dense, dgc, kernels, ladder, powersgd, quantize, randomk, thc, topk, topkc
 from gravac.collectives import AllReduce
 from gravac.compressors.ladder import wire_ratio
 from gravac.controllers import Accordion, Goodput, GraVAC
@@ -97,3 +97,19 @@ def test_what_strays_to_the_host_fails() -> None:
 
     with pytest.raises(RuntimeError, match="cpu and npy"):
         steps(Stray(), SHAPES, cf=8.0)
+
+
+@pytest.mark.parametrize(("world", "operators", "own"), [(2, 64, 40), (8, 92, 52)])
+def test_a_group_of_matrices_is_coded_as_one(
+    world: int, operators: int, own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrices = {f"{number}": (256, 256) for number in range(24)}  # as much as goes together at most
+    seen, executor = steps(quantize(4), matrices, world, cf=8.0, apart=False)
+    quiet(seen, executor, 1)
+    assert sum(seen.kernels.values()) <= operators, seen.kernels
+    pytest.importorskip("triton")
+    monkeypatch.setattr(kernels, "usable", lambda device_type: True)
+    seen, executor = steps(quantize(4), matrices, world, cf=8.0, apart=False)
+    quiet(seen, executor, 1)
+    assert sum(seen.kernels.values()) <= own, seen.kernels
+    assert seen.kernels["quantize_encode"] == (1 if world == 2 else 2)

@@ -70,7 +70,8 @@ def codec(monkeypatch: pytest.MonkeyPatch, by: Callable[[bool], None]) -> list[s
     what is decoded has the same bits.
     """
     module, called = sys.modules["gravac.compressors.quantize"], list[str]()
-    encode, add_to, decode = messages.encode, Messages.add_to, Messages.decoded
+    encode, encode_decoded = messages.encode, messages.encode_decoded
+    add_to, decode = Messages.add_to, Messages.decoded
 
     def by_operators(function: Callable[[], Any]) -> Any:
         by(False)
@@ -79,16 +80,22 @@ def codec(monkeypatch: pytest.MonkeyPatch, by: Callable[[bool], None]) -> list[s
         return came
 
     def both_encode(
-        x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1, decoded: torch.Tensor | None = None
+        x: torch.Tensor, bits: int, kind: Kind, block: int, shards: int = 1
     ) -> tuple[torch.Tensor, torch.Tensor]:
         called.append("encode")
-        message, error = encode(x, bits, kind, block, shards, decoded)
+        message, error = encode(x, bits, kind, block, shards)
         want, lost = by_operators(lambda: encode(x, bits, kind, block, shards))
         assert_same(split(message.cpu(), bits, block), split(want.cpu(), bits, block), bits, block)
         assert torch.allclose(error, lost, rtol=1e-4)
-        if decoded is not None:
-            assert torch.equal(decoded, by_operators(lambda: decode(Messages(message.unsqueeze(1), bits, kind, block))))
         return message, error
+
+    def both_encode_decoded(x: torch.Tensor, bits: int, kind: Kind, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        called.append("encode")
+        message, decoded = encode_decoded(x, bits, kind, block)
+        want, _ = by_operators(lambda: encode_decoded(x, bits, kind, block))
+        assert_same(split(message.cpu(), bits, block), split(want.cpu(), bits, block), bits, block)
+        assert torch.equal(decoded, by_operators(lambda: decode(Messages(message.unsqueeze(1), bits, kind, block))))
+        return message, decoded
 
     def both_add_to(self: Messages, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
         called.append("add")
@@ -103,6 +110,7 @@ def codec(monkeypatch: pytest.MonkeyPatch, by: Callable[[bool], None]) -> list[s
         return came
 
     monkeypatch.setattr(module, "encode", both_encode)
+    monkeypatch.setattr(module, "encode_decoded", both_encode_decoded)
     monkeypatch.setattr(Messages, "add_to", both_add_to)
     monkeypatch.setattr(Messages, "decoded", both_decoded)
     return called

@@ -4,7 +4,8 @@
 
     python -m tests.measure.cuda_audit [--json FILE]
 
-One tensor, or a group of several, goes through the door by plain torch operators, as fake tensors on a made-up device.
+One tensor goes through the door, by plain torch operators, with fake tensors on a made-up device (``tests.device``);
+so do 24 matrices as one group, and both once more by gravac's own kernels, whose operators count as one each.
 ``carried`` are the copies from and to pinned memory of what the ranks agree on, for which nobody waits before a step is
 over. A kernel is an operator: what a library launches within one (a sort, a QR) counts once.
 """
@@ -12,8 +13,23 @@ over. A kernel is an operator: what a library launches within one (a sort, a QR)
 import argparse
 import logging
 from typing import Any
+from unittest.mock import patch
 
-from gravac import Compressor, dense, dgc, powersgd, quantize, randomk, redsync, sidco, signsgd, thc, topk, topkc
+from gravac import (
+    Compressor,
+    dense,
+    dgc,
+    kernels,
+    powersgd,
+    quantize,
+    randomk,
+    redsync,
+    sidco,
+    signsgd,
+    thc,
+    topk,
+    topkc,
+)
 from tests.device.steps import steps
 from tests.measure.results import write
 
@@ -30,17 +46,29 @@ CASES: tuple[tuple[str, Compressor, float], ...] = (
 WORLDS = (2, 8)
 ELEMENTS = (1 << 17, 1 << 20, 1 << 24)
 
+GROUPS: tuple[tuple[str, Compressor, float], ...] = (
+    ("quantize(4)", quantize(4), 8.0),
+    ("topkc", topkc, 100.0),
+    ("topkc(values=quantize(1))", topkc(values=quantize(1)), 100.0),
+    ("powersgd(4)", powersgd(4), 128.0),
+)
+"""What groups are counted of, and what has kernels."""
 
-TOGETHER = 24
-"""Equal tensors of a group, for compressors that take several at once."""
+TENSORS = 24
+"""Matrices of a group, of 2^18 elements each."""
 
 
-def row(label: str, base: Compressor, cf: float, world: int, elements: int, tensors: int = 1) -> dict[str, Any]:
-    """Count one step of some equal tensors in one group."""
+def row(
+    label: str, base: Compressor, cf: float, world: int, elements: int, tensors: int = 1, by: str = "operators"
+) -> dict[str, Any]:
+    """Count one step of a group of tensors, each of so many elements."""
     shapes = {f"w{number}": (256, elements // 256) for number in range(tensors)}
-    seen, executor = steps(base, shapes, world, cf=cf, apart=False)
+    with patch.object(kernels, "usable", lambda device_type: by == "kernels"):
+        seen, executor = steps(base, shapes, world, cf=cf, apart=False)
     return {
         "compressor": label,
+        "by": by,
+        "tensors": tensors,
         "cf": cf,
         "world": world,
         "elements": elements,
@@ -57,10 +85,12 @@ def main() -> None:
     parser.add_argument("--json")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    rows = [row(*case, world, elements) for case in CASES for world in WORLDS for elements in ELEMENTS]
-    many = (f"{TOGETHER} x powersgd(4)", powersgd(4), 128.0)
-    rows += [row(*many, world, elements, TOGETHER) for world in WORLDS for elements in ELEMENTS]
-    write(rows, arguments.json)
+    found = [row(*case, world, elements) for case in CASES for world in WORLDS for elements in ELEMENTS]
+    for by in ("operators", "kernels"):
+        for tensors, elements in ((1, 1 << 20), (TENSORS, 1 << 18)):
+            if (by, tensors) != ("operators", 1):
+                found += [row(*case, world, elements, tensors, by) for case in GROUPS for world in WORLDS]
+    write(found, arguments.json)
 
 
 if __name__ == "__main__":

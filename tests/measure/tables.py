@@ -44,6 +44,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     GPU: {
         "cuda_audit": ("cuda_audit", tables_of_rows.cuda_audit),
         "memory": ("memory", tables_of_rows.memory),
+        "cuda_audit_groups": ("cuda_audit", tables_of_rows.cuda_audit_groups),
     },
     MEASUREMENTS: {
         "soak": ("soak", tables_of_rows.soak),

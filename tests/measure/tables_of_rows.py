@@ -244,7 +244,7 @@ def telemetry() -> str:
 def cuda_audit() -> str:
     """Of 2^20 elements; of others where they differ."""
     lines = head("compressor", "CF", "host reads", "copies", "kernels, 2 ranks", "8 ranks", "2^17 and 2^24 elements")
-    found = rows("cuda_audit")
+    found = [row for row in rows("cuda_audit") if (row["tensors"], row["by"]) == (1, "operators")]
     for row in found:
         if row["world"] != 2 or row["elements"] != 1 << 20:
             continue
@@ -289,6 +289,19 @@ def memory() -> str:
         groups = (f"{max(row['group'] for row in of):.1f}" for of in (two, eight))
         name, _, how = label.partition(", ")
         lines.append(line(f"`{name}`{', ' * bool(how)}{how}", f"{own[0]['cf']:.4g}", *cells, *groups))
+
+
+def cuda_audit_groups() -> str:
+    """Of one tensor of 2^20 elements, and of 24 of 2^18 as one group; by operators and by kernels."""
+    lines = head("compressor", "ranks", "one, by operators", "one, by kernels", "24, by operators", "24, by kernels")
+    counts = {
+        (row["compressor"], row["world"], row["tensors"], row["by"]): row["kernels"]
+        for row in rows("cuda_audit")
+        if row["tensors"] > 1 or row["elements"] == 1 << 20
+    }
+    for compressor, world in dict.fromkeys(key[:2] for key in counts if key[2] > 1):
+        cells = [str(counts[compressor, world, tensors, by]) for tensors in (1, 24) for by in ("operators", "kernels")]
+        lines.append(line(f"`{compressor}`", str(world), *cells))
     return "\n".join(lines)
 
 

@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The codebook where a launch costs more than a pass: a tensor in one piece, by as few operators as will do.
+
+Codes and scales are those of ``codebook``, made by the same arithmetic in the same order; numbers are compared with the
+thresholds instead of being looked up, and parts are decoded all at once. How many kernels that takes does not depend on
+a tensor's size, nor on how many ranks sent.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from gravac.compressors.codebook import SCALE, Coded, inverse_of, rounded_up
+from gravac.compressors.levels import (
+    GRID,
+    Kind,
+    levels,
+    levels_of_bytes,
+    levels_of_twelve_bits,
+    shifts_of_nibbles,
+    thresholds,
+)
+from gravac.compressors.packing import pack_into, packed_bytes
+
+
+class _Fit(NamedTuple):
+    """Coded blocks, and what finding their error needs.
+
+    Attributes:
+        coded: codes ``[blocks, bytes]`` and scales ``[blocks]``.
+        values: the codes' levels: float32, ``[blocks, block]``.
+        along: sum of number times level of each block, ``[blocks]``; ``None`` of 8 bits.
+        size: sum of squared levels of each block, likewise.
+        norms: norm of each block, likewise, where it is known.
+    """
+
+    coded: Coded
+    values: torch.Tensor
+    along: torch.Tensor | None = None
+    size: torch.Tensor | None = None
+    norms: torch.Tensor | None = None
+
+
+def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]:
+    """Round each number of each block to a level, and fit a scale to each block; see ``codebook.encode``.
+
+    Args:
+        x: numbers to code: float32, of shape ``[blocks, block]``, contiguous, finite; ``block`` a multiple of 8.
+        bits: bits per code: 1, 2, 3, 4 or 8.
+        kind: how the levels lie; 8 bits are always uniform.
+
+    Returns:
+        The codes, and ``‖x - decoded‖²``, 0-d.
+    """
+    coded, values, along, size, norms = _fit(x, bits, kind)
+    if along is None or size is None:
+        left = torch.sub(x, _scaled(values, coded.scales), out=values).view(-1)
+        return coded, torch.dot(left, left)
+    whole = torch.linalg.vecdot(x, x) if norms is None else norms.square_()
+    less = (size * coded.scales).sub_(along, alpha=2).mul_(coded.scales)
+    return coded, less.add_(whole).clamp_(min=0).sum()
+
+
+def encode_decoded(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]:
+    """Code blocks as ``encode`` does; return the codes, and what they stand for: float32, shape ``[blocks, block]``."""
+    coded, values, *_ = _fit(x, bits, kind)
+    return coded, _scaled(values, coded.scales)
+
+
+def decode(packed: torch.Tensor, scales: torch.Tensor, bits: int, kind: Kind, block: int) -> torch.Tensor:
+    """What codes stand for.
+
+    Args:
+        packed: packed codes: uint8, ``[..., packed_bytes(block, bits)]``.
+        scales: scale of each block: ``SCALE``, ``[...]``.
+        bits: bits per code, as encoded.
+        kind: how the levels lie, as encoded.
+        block: numbers per block.
+
+    Returns:
+        float32, of shape ``[..., block]``, contiguous.
+    """
+    if bits == 8:
+        numbers = packed.view(torch.int8).to(torch.float32, memory_format=torch.contiguous_format).mul_(1 / 127)
+        return _scaled(numbers, scales)
+    if bits == 3:
+        low, high = packed[..., : block // 4], packed[..., block // 4 :]
+        above = (high.unsqueeze(-1) << shifts_of_nibbles(packed.device)).bitwise_and_(0xF00)
+        table, keys = levels_of_twelve_bits(kind, packed.device), above.flatten(-2).bitwise_or_(low)
+    else:
+        table = levels_of_bytes(bits, kind, packed.device)
+        keys = packed.to(torch.int32, memory_format=torch.contiguous_format)
+    numbers = table.index_select(0, keys.reshape(-1)).view(*scales.shape, block)
+    return _scaled(numbers, scales)
+
+
+def _fit(x: torch.Tensor, bits: int, kind: Kind) -> _Fit:
+    packed = torch.empty(len(x), packed_bytes(x.shape[1], bits), dtype=torch.uint8, device=x.device)
+    scales, fine = torch.empty(len(x), dtype=SCALE, device=x.device), x
+    norms: torch.Tensor | None = None
+    if kind == "uniform" or bits == 8:
+        most = (1 << (bits - 1)) - 1
+        if bits > 1:
+            scales = rounded_up(x.abs().amax(1))
+            fine = (x * inverse_of(scales.float(), most).unsqueeze(1)).round_()
+    elif bits > 1:
+        norms = torch.linalg.vector_norm(x, dim=1)
+        fine = x * inverse_of(norms, GRID * x.shape[1] ** 0.5).unsqueeze(1)
+    if bits == 8:
+        packed.view(torch.int8).copy_(fine.clamp_(-127, 127))
+        return _Fit(Coded(packed, scales), fine.mul_(1 / 127))
+    codes = torch.bucketize(fine, thresholds(bits, kind, x.device), right=True, out_int32=True)
+    pack_into(packed, codes, bits)
+    values = levels(bits, kind, x.device).index_select(0, codes.view(-1)).view_as(x)
+    along = (x * values).sum(1)
+    size = torch.full_like(along, x.shape[1]) if bits == 1 else (values * values).sum(1)
+    # only even levels may all be 0, and then their sum with x is, too
+    torch.div(along, size.clamp(min=1e-30) if kind == "uniform" else size, out=scales)
+    return _Fit(Coded(packed, scales), values, along, size, norms)
+
+
+def _scaled(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return values.mul_(scales.unsqueeze(-1))
