@@ -1,14 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
 # Every target sets up what it needs, once: .venv from constraints.txt, and again only when that or pyproject.toml changed.
+# Frameworks that gravac has integrations of are in an environment of their own, .venv-integrations.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
+CONSTRAINTS := constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help demo test test-long test-loaded test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
+.PHONY: help demo test test-long test-loaded test-integrations test-integrations-short test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -33,6 +35,15 @@ test-loaded: $(VENV)/.test  ## all tests in random order (SEED=...) beside two b
 	@for one in 1 2; do $(BIN)/python -c 'while True: pass' & busy="$$busy $$!"; done; \
 	trap 'kill $$busy' EXIT; trap 'exit 130' INT TERM; \
 	$(PYTEST) --shuffle $(SEED) $(ARGS)
+
+INTEGRATIONS := .venv-integrations
+
+test-integrations:  ## with Lightning, Accelerate and Hugging Face's Trainer themselves, in a .venv-integrations (minutes)
+	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt $(INTEGRATIONS)/.integrations
+	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework tests/integrations $(ARGS)
+
+test-integrations-short:  ## the same without examples, and with one of the two packages that Lightning comes as
+	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not pytorch_lightning" $(ARGS)'
 
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
@@ -160,7 +171,7 @@ measure-gpu: $(VENV)/.test  ## bits, waits, codecs, overlap, ranks on one GPU (1
 
 # One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
 # that the pinned build is there before anything else asks for one.
-$(VENV)/.base: pyproject.toml constraints.txt
+$(VENV)/.base: pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gravac needs Python 3.10 or newer: make PYTHON=...")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing gravac into $(VENV)... (once, a few minutes)"
@@ -175,4 +186,4 @@ $(VENV)/.%: $(VENV)/.base
 
 # targets share .venv: never two installations at once
 .NOTPARALLEL:
-.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs
+.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs $(VENV)/.integrations

@@ -1,0 +1,60 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face Accelerate with two processes, and gravac in one call after ``prepare``.
+
+    pip install "gravac[accelerate]"
+    torchrun --nproc-per-node 2 examples/accelerate_ddp.py
+
+then look: tensorboard --logdir runs
+"""
+
+import argparse
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader, TensorDataset
+
+from gravac import topk
+from gravac.integrations.accelerate import attach, metrics
+
+
+def samples(number: int) -> TensorDataset:
+    """A task that can be learned: which of eight fixed random directions a noisy vector points along."""
+    g = torch.Generator().manual_seed(0)
+    directions, labels = torch.randn(8, 256, generator=g), torch.randint(8, (number,), generator=g)
+    return TensorDataset(directions[labels] + 4 * torch.randn(number, 256, generator=g), labels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300)
+    steps = parser.parse_args().steps
+    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir="runs")
+    accelerator.init_trackers("accelerate")
+    set_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    batches = DataLoader(samples(64 * 2 * steps), batch_size=64)
+    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+
+    compressor = attach(accelerator, model, optimizer, base=topk, cf_range=(10, 1000), log_dir="runs/accelerate")
+
+    for step, (inputs, labels) in enumerate(batches, 1):
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 10 == 0:
+            logged = {"loss": loss.item(), **metrics(compressor)}
+            accelerator.log(logged, step)
+            if step % 50 == 0 or step == steps:
+                accelerator.print(f"step {step}: " + ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
+
+    accelerator.save_state("runs/accelerate/last")  # every rank's residuals are in it
+    compressor.close()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What the integrations of training frameworks share. None of them knows more of gravac than a user does."""
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac.adaptive import AdaptiveCompressor
+from gravac.checkpoint.resize import OnResize, check_on_resize
+
+FOLDER = "gravac"
+"""Name of the folder in a framework's checkpoint, or of the key in its one file, that holds all ranks' states."""
+
+Recipe = Callable[[], AdaptiveCompressor]
+
+
+def recipe(settings: Mapping[str, Any], on_resize: OnResize) -> Recipe:
+    """Return what makes compressors of these settings, as often as training starts; it can be pickled if they can.
+
+    Args:
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.
+        on_resize: what becomes of residuals at another number of ranks; see ``gravac.checkpoint.load``.
+
+    Raises:
+        SettingsError: a setting, or ``on_resize``, is wrong. It is refused now, and not when training starts.
+    """
+    check_on_resize(on_resize)
+    make: Recipe = functools.partial(AdaptiveCompressor, **settings)
+    if "policy" in settings:
+        make = functools.partial(AdaptiveCompressor.from_policy, **settings)
+    make()
+    return make
+
+
+def data_parallel(model: object, setting: str) -> DistributedDataParallel:
+    """Return the DistributedDataParallel module that a framework trains, also where it is compiled.
+
+    Args:
+        model: what the framework trains.
+        setting: what the framework was told to do, for the message.
+
+    Raises:
+        TypeError: the framework trains in another way.
+    """
+    inner = getattr(model, "_orig_mod", model)
+    if isinstance(inner, DistributedDataParallel):
+        return inner
+    raise TypeError(
+        f"{setting}: gravac compresses what DistributedDataParallel exchanges, and the model that is trained is a "
+        f"{type(inner).__name__}; train with DDP, or without gravac"
+    )
+
+
+def tell_of_one_process(framework: str) -> None:
+    """Warn that nothing is exchanged, so that nothing is compressed; training goes on without gravac."""
+    warnings.warn(
+        f"gravac: {framework} trains in one process, which exchanges nothing: training goes on without gravac",
+        stacklevel=3,
+    )
+
+
+def tell_of_no_state(where: str) -> None:
+    """Warn that training goes on from a checkpoint of a run without gravac: no rank has a residual yet."""
+    warnings.warn(f"gravac: {where} holds no state of gravac's: residuals and the search begin anew", stacklevel=3)
+
+
+def metrics(compressor: AdaptiveCompressor) -> dict[str, float]:
+    """Return what a framework's loggers show of the last step, without what is not known yet.
+
+    ``gravac/cf`` is the compression factor in force, ``gravac/gain`` the share of the gradient's energy that was sent,
+    ``gravac/wire_ratio`` dense float32 bytes over bytes sent. They are the same on all ranks.
+    """
+    known = {"cf": compressor.cf, "gain": compressor.gain, "wire_ratio": compressor.wire_ratio}
+    return {f"gravac/{name}": value for name, value in known.items() if value is not None}

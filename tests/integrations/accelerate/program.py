@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of a run with Accelerate."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import cross_entropy
+
+from gravac.integrations.accelerate import attach
+from tests.distributed.training import batch
+from tests.integrations.by_hand import SETTINGS, Trained, as_torchrun_says, by_hand, model, trained
+
+BATCHES, SAVED_AT = 12, 6
+
+
+def train(
+    rank: int, world: int, folder: Path, accumulate: int = 1, resume: bool = False, killed_at: int | None = None
+) -> Trained:
+    """Train on all batches, saving after some; or on those that come after the checkpoint."""
+    as_torchrun_says(rank, world)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    module = model()
+    ddp, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9))
+    losses = []
+    with attach(accelerator, ddp, optimizer, **SETTINGS) as compressor:
+        if resume:
+            accelerator.load_state(str(folder))
+        for position in range(SAVED_AT if resume else 0, BATCHES):
+            if position == killed_at:
+                torch.distributed.barrier()
+                os.kill(os.getpid(), signal.SIGKILL)
+            x, y = batch(rank, position)
+            with accelerator.accumulate(ddp):
+                loss = cross_entropy(ddp(x), y)
+                accelerator.backward(loss)
+                losses.append(float(loss.detach()))
+                optimizer.step()
+                optimizer.zero_grad()
+            if position + 1 == SAVED_AT:
+                accelerator.save_state(str(folder))
+        return trained(losses, module, compressor)
+
+
+def train_and_by_hand(rank: int, world: int, folder: Path, accumulate: int) -> tuple[Trained, Trained]:
+    batches = [batch(rank, position) for position in range(BATCHES)]
+    return train(rank, world, folder, accumulate), by_hand(batches, accumulate)
+
+
+def two_models(rank: int, world: int, folder: Path) -> list[str]:
+    """The folders that two models' states are in; the second accelerator has let go of its model."""
+    as_torchrun_says(rank, world)
+    accelerator = Accelerator(cpu=True)
+    for _ in range(2):
+        module = model()
+        ddp, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.05))
+        attach(accelerator, ddp, optimizer, **SETTINGS)
+        accelerator.backward(ddp(batch(rank, 0)[0]).mean())
+    accelerator.save_state(str(folder / "both"))
+    accelerator.free_memory()
+    accelerator.save_state(str(folder / "none"))
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("gravac*") if path.suffix == "")

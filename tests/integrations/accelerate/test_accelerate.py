@@ -1,0 +1,33 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Accelerate itself with two processes, against plain DDP by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.by_hand import assert_resumed, assert_same, ranks
+
+pytestmark = pytest.mark.framework
+
+program = pytest.importorskip("tests.integrations.accelerate.program")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_losses_weights_and_residuals_are_those_of_plain_ddp(accumulate: int, tmp_path: Path) -> None:
+    for accelerate, by_hand in ranks(program.train_and_by_hand, tmp_path, accumulate):
+        assert accelerate.exchanged == program.BATCHES / accumulate
+        assert_same(accelerate, by_hand)
+
+
+def test_a_killed_run_goes_on_bit_for_bit_with_every_ranks_own_residuals(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"-9|Connection"):
+        ranks(program.train, tmp_path, 1, False, program.SAVED_AT + 2)
+    resumed = ranks(program.train, tmp_path, 1, True)
+    straight = ranks(program.train, tmp_path)
+    assert_resumed(straight, resumed)
+
+
+def test_each_models_states_have_a_folder_as_long_as_the_accelerator_holds_it(tmp_path: Path) -> None:
+    for folders in ranks(program.two_models, tmp_path):
+        assert [name for name in folders if name.count("/") == 1] == ["both/gravac", "both/gravac_1"]

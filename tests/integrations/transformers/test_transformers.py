@@ -1,0 +1,64 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's Trainer itself with two processes, against plain DDP by hand on the batches that it took."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.by_hand import assert_resumed, assert_same, ranks
+
+pytestmark = pytest.mark.framework
+
+program = pytest.importorskip("tests.integrations.transformers.program")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_losses_weights_and_residuals_are_those_of_plain_ddp(accumulate: int, tmp_path: Path) -> None:
+    for trainer, by_hand in ranks(program.train_and_by_hand, tmp_path, accumulate):
+        assert trainer.exchanged == program.STEPS
+        assert len(trainer.losses) == program.STEPS * accumulate
+        assert_same(trainer, by_hand)
+
+
+def test_a_killed_run_goes_on_bit_for_bit_with_every_ranks_own_residuals(tmp_path: Path) -> None:
+    killed, straight = tmp_path / "killed", tmp_path / "straight"
+    with pytest.raises(AssertionError, match=r"-9|Connection"):
+        ranks(program.train, killed, 1, None, 2 * program.SAVED_EVERY + 1)
+    resumed = ranks(program.train, killed, 1, True)
+    assert_resumed(ranks(program.train, straight), resumed)
+
+
+def test_a_run_goes_on_from_a_checkpoint_that_is_named_and_was_moved(tmp_path: Path) -> None:
+    straight = ranks(program.train, tmp_path / "first")
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "first" / f"checkpoint-{program.STEPS - program.SAVED_EVERY}").rename(moved)
+    assert_resumed(straight, ranks(program.train, tmp_path / "second", 1, str(moved)))
+
+
+def test_states_go_with_their_checkpoint(tmp_path: Path) -> None:
+    ranks(program.train, tmp_path)
+    kept = [f"checkpoint-{program.STEPS - program.SAVED_EVERY}", f"checkpoint-{program.STEPS}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    assert all((tmp_path / name / "gravac" / "gravac.json").exists() for name in kept)
+
+
+def test_the_trainer_logs_cf_gain_and_wire_ratio_with_its_loss(tmp_path: Path) -> None:
+    for history in ranks(program.logged, tmp_path):
+        told = {entry["step"]: entry for entry in history if "gravac/cf" in entry}
+        assert (
+            list(told) == [entry["step"] for entry in history if "loss" in entry] == [*range(2, program.STEPS + 1, 2)]
+        )
+        last = told[program.STEPS]
+        assert last["gravac/cf"] == 10
+        assert 0 < last["gravac/gain"] < 1 < last["gravac/wire_ratio"]
+
+
+def test_train_may_be_called_again(tmp_path: Path) -> None:
+    assert ranks(program.twice, tmp_path) == [[program.STEPS] * 2] * 2
+
+
+def test_the_trainer_may_find_a_smaller_batch_size(tmp_path: Path) -> None:
+    for exchanged, batch in ranks(program.smaller_batches, tmp_path):
+        assert exchanged == program.STEPS
+        assert 0 < batch < 4
