@@ -289,6 +289,7 @@ def memory() -> str:
         groups = (f"{max(row['group'] for row in of):.1f}" for of in (two, eight))
         name, _, how = label.partition(", ")
         lines.append(line(f"`{name}`{', ' * bool(how)}{how}", f"{own[0]['cf']:.4g}", *cells, *groups))
+    return "\n".join(lines)
 
 
 def cuda_audit_groups() -> str:
