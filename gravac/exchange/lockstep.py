@@ -33,8 +33,8 @@ class Lockstep:
         seconds: what each step takes: added to the clock with each round of collectives.
 
     Example:
-        >>> [executor.world for executor in Lockstep(3).executors]
-        [3, 3, 3]
+        >>> {executor.world for executor in Lockstep(3).executors}
+        {3}
     """
 
     def __init__(self, ranks: int, latency: int = 2, masked: bool = False, seconds: float = 0.0) -> None:
