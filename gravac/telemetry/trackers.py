@@ -14,7 +14,7 @@ from gravac.telemetry import page
 from gravac.telemetry.jsonl import plain_settings
 from gravac.telemetry.points import Points, Write
 from gravac.telemetry.quiet import Quiet
-from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, EndRecord, Record, StepRecord
 
 Settings = Callable[[dict[str, Any]], object]
 """Takes a run's settings, by dotted name, as plain values."""
@@ -140,7 +140,7 @@ class CSVSink:
 
     def __call__(self, record: Record) -> None:
         """Hand one record on; of a run only its steps are written."""
-        if isinstance(record, StepRecord | RunRecord):
+        if isinstance(record, StepRecord):
             self._sink(record)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What integrations refuse and say before any framework's own code matters: none needs to be installed here."""
 
-import pickle
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +39,8 @@ def test_wrong_settings_are_refused_when_they_are_given() -> None:
 
 
 def test_a_recipe_takes_a_policy_and_can_be_pickled() -> None:
-    made = pickle.loads(pickle.dumps(recipe({"policy": "gravac"}, "mean")))()  # noqa: S301
+    sent = ForkingPickler.dumps(recipe({"policy": "gravac"}, "mean"))  # as to a process that is spawned
+    made = ForkingPickler.loads(sent)()
     assert made.policy.controller.name == "gravac"
     assert recipe({"base": topk}, "mean")() is not recipe({"base": topk}, "mean")()
 
