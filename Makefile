@@ -40,10 +40,11 @@ INTEGRATIONS := .venv-integrations
 
 test-integrations:  ## with Lightning, Accelerate and Hugging Face's Trainer themselves, in a .venv-integrations (minutes)
 	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt $(INTEGRATIONS)/.integrations
-	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework tests/integrations $(ARGS)
+	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework \
+		tests/integrations tests/packaging/test_docs_run.py $(ARGS)
 
-test-integrations-short:  ## the same without examples, and with one of the two packages that Lightning comes as
-	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not pytorch_lightning" $(ARGS)'
+test-integrations-short:  ## the same without examples and scripts of the docs, and with one of the two packages that Lightning comes as
+	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not script_runs and not pytorch_lightning" $(ARGS)'
 
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
@@ -68,7 +69,7 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-docs: $(VENV)/.docs  ## the documentation as a site, in site/
+docs: $(VENV)/.docs  ## the documentation as a site, in site/; a link between pages that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it

@@ -164,7 +164,7 @@ def published_comparisons() -> str:
 
 
 def efficiency() -> str:
-    lines = head("task", "gain", "worth on the other tasks")
+    lines = head("task", "gain", "efficiency on the other tasks")
     return "\n".join(
         [
             *lines,
@@ -174,7 +174,7 @@ def efficiency() -> str:
 
 
 def probe_ranks() -> dict[str, float]:
-    """Rank correlation of what a short probe says with the worth in the matrix, by task."""
+    """Rank correlation of what a short probe says with the efficiency in the matrix, by task."""
     worths = {one["task"]: one["worth"] for one in rows("efficiency")}
     return {
         one["task"]: spearman(list(one["probed"].values()), [worths[one["task"]][name] for name in one["probed"]])
