@@ -7,10 +7,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-CONSTRAINTS := constraints.txt
-INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c $(CONSTRAINTS)
+PIP = -m pip install --quiet --no-input --disable-pip-version-check
+INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help demo test test-long test-loaded test-integrations test-integrations-short test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -38,8 +38,7 @@ test-loaded: $(VENV)/.test  ## all tests in random order (SEED=...) beside two b
 
 INTEGRATIONS := .venv-integrations
 
-test-integrations:  ## with Lightning, Accelerate and Hugging Face's Trainer themselves, in a .venv-integrations (minutes)
-	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt $(INTEGRATIONS)/.integrations
+test-integrations: environment-integrations  ## with Lightning, Accelerate and Hugging Face's Trainer themselves, in a .venv-integrations (minutes)
 	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework \
 		tests/integrations tests/packaging/test_docs_run.py $(ARGS)
 
@@ -171,8 +170,8 @@ measure-gpu: $(VENV)/.test  ## bits, waits, codecs, overlap, ranks on one GPU (1
 	$(BIN)/python -m tests.measure.gpu --json docs/measurements/gpu.json $(ARGS)
 
 # One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
-# that the pinned build is there before anything else asks for one.
-$(VENV)/.base: pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
+# that the pinned build is there before anything else asks for one. gravac itself is built once; its extras are then known.
+$(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gravac needs Python 3.10 or newer: make PYTHON=...")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing gravac into $(VENV)... (once, a few minutes)"
@@ -182,9 +181,28 @@ $(VENV)/.base: pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
 
 $(VENV)/.%: $(VENV)/.base
 	@echo "installing gravac[$*] into $(VENV)... (once)"
-	@$(INSTALL) -e '.[$*]'
+	@$(INSTALL) 'gravac[$*]'
+	@touch $@
+
+environment: $(VENV)/.environment  ## all that lint, tests, kernels and docs need, in .venv
+
+$(VENV)/.environment: $(VENV)/.base
+	@echo "installing gravac[dev,docs,triton] into $(VENV)... (once)"
+	@$(INSTALL) 'gravac[dev,docs,triton]'
+	@touch $(addprefix $(VENV)/.,dev docs lab test triton environment)  # lab and test are parts of dev
+
+environment-integrations: $(INTEGRATIONS)/.integrations  ## what integrations' tests need, in .venv-integrations
+
+# It sees .venv's packages beside its own, pinned alike, so that torch is not installed twice; .venv does not see its.
+PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+$(INTEGRATIONS)/.integrations: $(VENV)/.test constraints-integrations.txt
+	@echo "installing gravac[integrations] into $(INTEGRATIONS)... (once, a minute)"
+	@$(BIN)/python -m venv --clear $(INTEGRATIONS)
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
+		>"$$($(INTEGRATIONS)/bin/python $(PACKAGES))/packages_of_venv.pth"
+	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[integrations]'
 	@touch $@
 
 # targets share .venv: never two installations at once
 .NOTPARALLEL:
-.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs $(VENV)/.integrations
+.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs
