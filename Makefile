@@ -10,7 +10,7 @@ ARGS ?=
 PIP = -m pip install --quiet --no-input --disable-pip-version-check
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -45,6 +45,9 @@ test-integrations: environment-integrations  ## with Lightning, Accelerate and H
 test-integrations-short:  ## the same without examples and scripts of the docs, and with one of the two packages that Lightning comes as
 	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not script_runs and not pytorch_lightning" $(ARGS)'
 
+test-trackers: $(INTEGRATIONS)/.trackers  ## with Weights & Biases and MLflow themselves, in the same environment (2 minutes more)
+	$(INTEGRATIONS)/bin/python -m pytest tests/telemetry/test_trackers.py $(ARGS)
+
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
 test-cuda-fake: $(VENV)/.test $(VENV)/.triton  ## what is tested of GPUs without one: waits, launches, streams, order, kernels (2 minutes)
@@ -71,8 +74,21 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
 docs: $(VENV)/.docs  ## the documentation as a site, in site/; a link between pages that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it
+check-wheel: $(VENV)/.dev  ## sdist and wheel of HEAD: what is in them, each in an empty environment, the demo (3 minutes)
 	bash tests/packaging/check_wheel.sh $(BIN)/python
+
+check-examples: $(VENV)/.dev  ## every example in an environment with the extra that it names, no more (5 minutes)
+	$(BIN)/python -m tests.packaging.check_examples $(ARGS)
+
+check-bounds: $(VENV)/.dev  ## tests with the oldest versions that pyproject.toml allows, torch aside (5 minutes)
+	$(BIN)/python -m tests.packaging.check_bounds
+
+NEWCOMER = $(BIN)/python -m tests.packaging.newcomer.measure --environments .venv-newcomer
+
+measure-newcomer: $(VENV)/.dev  ## from pip install to the first decision, with torchrun and three frameworks (8 minutes)
+	$(NEWCOMER) --prepare
+	$(NEWCOMER) --json docs/measurements/newcomer.json
+	rm -rf .venv-newcomer
 
 tables: $(VENV)/.lab $(VENV)/.test  ## what measurements came to, into README and docs (ARGS=--mixed for several commits)
 	$(BIN)/python -m tests.measure.tables $(ARGS)
@@ -201,6 +217,11 @@ $(INTEGRATIONS)/.integrations: $(VENV)/.test constraints-integrations.txt
 	@echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
 		>"$$($(INTEGRATIONS)/bin/python $(PACKAGES))/packages_of_venv.pth"
 	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[integrations]'
+	@touch $@
+
+$(INTEGRATIONS)/.trackers: $(INTEGRATIONS)/.integrations
+	@echo "installing gravac[trackers] into $(INTEGRATIONS)... (once, a minute)"
+	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[trackers]'
 	@touch $@
 
 # targets share .venv: never two installations at once
