@@ -166,9 +166,7 @@ LANGUAGE = $(INTEGRATIONS)/bin/gravac bench tta --link 20mbit 100mbit --factored
 	'quantize(8)' 'quantize(4)' 'quantize(2)' 'quantize(1)' goodput:ladder@2-1000 \
 	--json docs/measurements/language.json --seeds 1 --first-seed
 
-measure-language:  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
-	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt \
-		$(INTEGRATIONS)/.lab $(INTEGRATIONS)/.integrations
+measure-language: $(VENV)/.lab environment-integrations  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
 	set -e; for seed in $(SEEDS); do $(LANGUAGE) $$seed --task gpt2 modernbert $(ARGS); done
 
 measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)
