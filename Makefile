@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -127,6 +127,9 @@ measure-chunks: $(VENV)/.test  ## chunked against plain top-k at equal bits (1 m
 
 measure-worth: $(VENV)/.test  ## what a compressed step is worth, every compressor (45 minutes)
 	$(BIN)/python -m tests.measure.worth --json docs/measurements/worth.json
+
+measure-outer-efficiency: $(VENV)/.lab $(VENV)/.test  ## what a step is worth where ranks exchange every H steps, in memory; resumable (3 hours)
+	$(BIN)/python -m tests.measure.outer_efficiency $(ARGS)
 
 measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json

@@ -23,7 +23,7 @@ def energy_of(flat: torch.Tensor) -> torch.Tensor:
 
 
 def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same of each of several, of one dtype; of many by one launch."""
+    """Return the same, 0-d, of each of several flat tensors of one dtype; of many by one launch."""
     if len(flats) == 1:
         return [energy_of(flats[0])]
     dtype = torch.float32 if flats[0].element_size() < 4 else None

@@ -28,7 +28,7 @@ def rounded(x: torch.Tensor, *draws: Draws) -> torch.Tensor:
 def unsent(
     x: torch.Tensor, sent: torch.Tensor | Addend, strength: float, aside: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """``strength * (x - sent - aside)``, which x is overwritten with; ``None`` where nothing is to be kept."""
+    """Return ``strength * (x - sent - aside)``, which flat x is overwritten with; ``None``: nothing is to be kept."""
     if strength <= 0 or sent is x:
         return None
     rest = x.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(x, alpha=-1.0)
@@ -52,7 +52,7 @@ def masked(finite: Verdict, kept: torch.Tensor, old: torch.Tensor | None) -> tor
 
 
 def put(old: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
-    """Overwrite what is kept, where ``finite``; with zeros where nothing new is."""
+    """Overwrite what is kept with what is new, of the same shape, where ``finite``; with zeros where nothing new is."""
     new = old.new_zeros(()) if new is None else new
     if isinstance(finite, bool):
         old.copy_(new)

@@ -29,7 +29,7 @@ def kept_of(averager: Averager, elements: int) -> torch.Tensor:
 
 
 def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:
-    """Run one step of the core operation on all ranks; return what each gets."""
+    """Run one step of the core operation on all ranks; return what each gets, of the shape it gave."""
     outs = [x.clone() for x in xs]
     plan = ranks[0].plan(step, cf)
     pieces = [Piece("w", out.view(-1), tuple(out.shape)) for out in outs]

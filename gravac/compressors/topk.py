@@ -84,7 +84,7 @@ class TopK(Compressor):
         return self.name if kind.select is TopK.select and kind.rounds is TopK.rounds else None
 
     def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
-        """Average the rows of x, each by its own k coordinates, by one all-gather for all of them."""
+        """Average the rows of x, a matrix, each by its own k coordinates, by one all-gather for all of them."""
         (count, elements), ctx = x.shape, contexts[0]
         indices = largest(x, k_for(elements, cf))
         values = x.gather(1, indices).to(dtype_of(self.values, ctx.dtype))

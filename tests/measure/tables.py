@@ -23,7 +23,7 @@ REPORT = "gravac report"
 
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 MEASUREMENTS, ADVISE = Path("docs/measurements.md"), Path("docs/advise.md")
-GPU = Path("docs/gpu.md")
+GPU, OUTER = Path("docs/gpu.md"), Path("docs/outer.md")
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
@@ -68,6 +68,9 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "telemetry": ("telemetry", tables_of_rows.telemetry),
         "newcomer": ("newcomer", tables_of_rows.newcomer),
         "before_after": ("before_after", lambda: before_after.table(published.rows("before_after"))),
+    },
+    OUTER: {
+        "outer_efficiency": ("outer_efficiency", tables_of_rows.outer_efficiency),
     },
     ADVISE: {
         "predictions": ("predictions", tables_of_rows.predictions),
