@@ -111,7 +111,7 @@ class Draws:
 
 
 def words_each(draws: Sequence[Draws], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return what ``Draws.words`` gives by each of several keys, by few launches: int32, of shape ``[draws, count]``."""
+    """Return what ``Draws.words`` gives by each of several keys, by few launches: int32, shape ``[draws, count]``."""
     # numbers that the host knows reach a device with a launch, where there are as many tensors
     keys = torch.zeros(2, len(draws), 1, dtype=torch.int32, device=device)
     torch._foreach_add_([*keys.flatten().unbind()], [one.key[which] for which in (0, 1) for one in draws])
