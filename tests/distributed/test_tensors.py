@@ -67,7 +67,7 @@ def surveyed(rank: int, world: int) -> tuple[Any, ...]:
         parameter.register_hook(add)
     with accordion() as compressor:
         compressor.attach(ddp, optimizer)
-        watched = compressor._steps.controller = Watched(compressor.policy.controller)
+        watched = compressor._steps._deciding._controller = Watched(compressor.policy.controller)
         for step in range(5 * EPOCH):  # which the hooks read
             if step == 3 * EPOCH:
                 optimizer.param_groups[0]["lr"] /= 10
