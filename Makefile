@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -37,10 +37,11 @@ test-loaded: $(VENV)/.test  ## all tests in random order (SEED=...) beside two b
 	$(PYTEST) --shuffle $(SEED) $(ARGS)
 
 INTEGRATIONS := .venv-integrations
+LANGUAGE_TESTS := tests/lab/test_tasks.py tests/lab/test_language.py
 
 test-integrations:  ## with Lightning, Accelerate and Hugging Face's Trainer themselves, in a .venv-integrations (minutes)
 	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt $(INTEGRATIONS)/.integrations
-	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework tests/integrations $(ARGS)
+	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework tests/integrations $(LANGUAGE_TESTS) $(ARGS)
 
 test-integrations-short:  ## the same without examples, and with one of the two packages that Lightning comes as
 	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not pytorch_lightning" $(ARGS)'
@@ -142,6 +143,17 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 		$(TTA) $$seed --task denoise --scale 1 --budget 300 --limit 8; \
 	done
 	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/results.md
+
+SEEDS := 0 1 2
+LANGUAGE = $(INTEGRATIONS)/bin/gravac bench tta --link 20mbit 100mbit --factored --times-each-seed \
+	--methods fp16 'torch-powersgd(4)' 'torch-powersgd(8)' 'powersgd(4)@128' \
+	'quantize(8)' 'quantize(4)' 'quantize(2)' 'quantize(1)' goodput:ladder@2-1000 \
+	--json docs/measurements/language.json --seeds 1 --first-seed
+
+measure-language:  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
+	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt \
+		$(INTEGRATIONS)/.lab $(INTEGRATIONS)/.integrations
+	set -e; for seed in $(SEEDS); do $(LANGUAGE) $$seed --task gpt2 modernbert $(ARGS); done
 
 measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)
 	$(BIN)/python -m tests.measure.judgement

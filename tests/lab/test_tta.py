@@ -38,6 +38,7 @@ class Notes:
         self.plan = (0, 0)
         self.failures: list[str] = []
         self.started: list[str] = []
+        self.labels: list[str] = []
         self.codes: tuple[str, Sequence[str]] = ("", ())
 
     def planned(self, records: int, there: int) -> None:
@@ -48,6 +49,7 @@ class Notes:
 
     def starting(self, cell: str, leg: Leg) -> None:
         self.started.append(leg.method)
+        self.labels.append(leg.label)
 
     def event(self, cell: str, leg: Leg, event: dict[str, object]) -> None:
         pass
@@ -89,6 +91,7 @@ class Scripted:
     def events(self) -> Iterator[dict[str, object]]:
         split = {"compute": 0.1, "compress": None, "exchange": None, "exposed": 0.0, "input_wait": 0.0}
         said = {"wire_bytes": 1, "interface_bytes": None, "cpu_seconds": 1.0, "gain": None, "turns": [], "split": split}
+        said["steps_s"] = [0.1]
         for at, leg in enumerate(self.legs):
             yield {"event": "start", "leg": at, "parameters": 9, "samples_per_step": 8, "batch_size": 4}
             for step in range(0, 21, 5):
@@ -141,6 +144,29 @@ def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monk
     assert after[: len(told)] == told  # none dropped
     assert {(run.method, run.seed) for run in after[len(told) :]} >= {("fp32", 2), ("topk@10", 2)}
     assert not any(run.method == "fp16" for run in notes.made)
+
+
+def test_times_of_steps_are_taken_once_or_for_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gravac.lab.tta.runner.TrainingRun", Scripted)
+    for each_seed, sessions in ((False, 1), (True, 2)):
+        folder = tmp_path / str(each_seed)
+        folder.mkdir()
+        asked = matrix(
+            folder,
+            methods=("fp16", "topk@10"),
+            links=("1gbit",),
+            seeds=(0, 1),
+            paced=True,
+            budget=20,
+            factored=True,
+            times_each_seed=each_seed,
+        )
+        notes = Notes()
+        runs = run_matrix(asked, notes)
+        assert {(run.method, run.seed) for run in runs if run.factored} == {
+            (method, seed) for method in asked.methods for seed in asked.seeds
+        }
+        assert sum(label.endswith("step time") for label in notes.labels) == sessions
 
 
 def test_without_rights_a_matrix_is_paced_and_says_so(tmp_path: Path) -> None:
@@ -212,6 +238,7 @@ def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypa
         ({"links": ("fast",)}, "rate: 'fast'"),
         ({"links": ("1gbit,5s:20mbit",), "factored": True}, "cannot be factored"),
         ({"links": ("1gbit,5s:20mbit",), "paced": True}, "cannot be paced"),
+        ({"times_each_seed": True}, "times_each_seed: without factored"),
         ({"methods": ("topq@3",)}, "there is no compressor 'topq'"),
         ({"methods": ("torch-powersgd(4)",), "paced": True}, "cannot be paced"),
         ({"methods": ()}, "at least one of each"),
