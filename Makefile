@@ -10,7 +10,7 @@ ARGS ?=
 CONSTRAINTS := constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help demo test test-long test-loaded test-integrations test-integrations-short test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
+.PHONY: help demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -45,6 +45,11 @@ test-integrations:  ## with Lightning, Accelerate and Hugging Face's Trainer the
 test-integrations-short:  ## the same without examples, and with one of the two packages that Lightning comes as
 	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not pytorch_lightning" $(ARGS)'
 
+test-trackers:  ## with Weights & Biases and MLflow themselves, in the same environment (2 minutes, of which 1 installs)
+	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt \
+		$(INTEGRATIONS)/.test $(INTEGRATIONS)/.trackers
+	$(INTEGRATIONS)/bin/python -m pytest tests/telemetry/test_trackers.py $(ARGS)
+
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
 test-cuda-fake: $(VENV)/.test $(VENV)/.triton  ## what is tested of GPUs without one: waits, launches, streams, order, kernels (2 minutes)
@@ -71,8 +76,21 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
 docs: $(VENV)/.docs  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it
+check-wheel: $(VENV)/.dev  ## sdist and wheel of HEAD: what is in them, each in an empty environment, the demo (3 minutes)
 	bash tests/packaging/check_wheel.sh $(BIN)/python
+
+check-examples: $(VENV)/.dev  ## every example in an environment with the extra that it names, no more (5 minutes)
+	$(BIN)/python -m tests.packaging.check_examples $(ARGS)
+
+check-bounds: $(VENV)/.dev  ## tests with the oldest versions that pyproject.toml allows, torch aside (5 minutes)
+	$(BIN)/python -m tests.packaging.check_bounds
+
+NEWCOMER = $(BIN)/python -m tests.packaging.newcomer.measure --environments .venv-newcomer
+
+measure-newcomer: $(VENV)/.dev  ## from pip install to the first decision, with torchrun and three frameworks (8 minutes)
+	$(NEWCOMER) --prepare
+	$(NEWCOMER) --json docs/measurements/newcomer.json
+	rm -rf .venv-newcomer
 
 tables: $(VENV)/.lab $(VENV)/.test  ## what measurements came to, into README and docs (ARGS=--mixed for several commits)
 	$(BIN)/python -m tests.measure.tables $(ARGS)
@@ -186,4 +204,4 @@ $(VENV)/.%: $(VENV)/.base
 
 # targets share .venv: never two installations at once
 .NOTPARALLEL:
-.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs $(VENV)/.integrations
+.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs $(VENV)/.integrations $(VENV)/.trackers

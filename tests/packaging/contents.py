@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a source distribution and a wheel must hold, and nothing else: what git tracks, and what the format adds.
 
-    python tests/packaging/contents.py CHECKOUT SDIST WHEEL
+python tests/packaging/contents.py CHECKOUT SDIST WHEEL
 """
 
 import subprocess
@@ -25,7 +25,7 @@ def expected_sdist(tracked: set[str]) -> set[str]:
 
 
 def expected_wheel(tracked: set[str], info: str) -> set[str]:
-    """Return the files of a wheel, of which ``info`` is the folder with the metadata: the package, with its policies."""
+    """Return the files of a wheel, whose metadata are in the folder ``info``: the package and its policies."""
     policies = {f"gravac/_{name}" for name in tracked if name.startswith("policies/")}
     return {name for name in tracked if name.startswith("gravac/")} | policies | {f"{info}/{name}" for name in METADATA}
 
@@ -51,8 +51,7 @@ def main(checkout: str, sdist: str, wheel: str) -> int:
     size = Path(wheel).stat().st_size
     if size >= LIMIT:
         faults.append(f"wheel: {size} bytes are not below {LIMIT}")
-    said = f"sdist: {len(in_sdist)} files, {Path(sdist).stat().st_size} bytes; wheel: {len(in_wheel)} files, {size} bytes"
-    print("\n".join([*faults, said]))
+    print("\n".join([*faults, f"sdist: {len(in_sdist)} files; wheel: {len(in_wheel)} files, {size} bytes"]))
     return 1 if faults else 0
 
 

@@ -13,7 +13,6 @@ CONSTRAINTS = {
     "lightning": "constraints-integrations.txt",
     "accelerate": "constraints-integrations.txt",
     "transformers": "constraints-integrations.txt",
-    "trackers": "constraints-trackers.txt",
 }
 """Which file has the tested set of an extra; the others are in ``constraints.txt``."""
 
@@ -24,10 +23,12 @@ class Environment:
     Args:
         folder: where it is made.
         constraints: file of the repository whose versions pip keeps to.
+        new: whether it is made; else it is one that was made before.
     """
 
-    def __init__(self, folder: Path, constraints: str = "constraints.txt") -> None:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    def __init__(self, folder: Path, constraints: str = "constraints.txt", new: bool = True) -> None:
+        if new:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         self.bin, self._constraints = folder / "bin", ROOT / constraints
 
     def install(self, *requirements: str) -> None:

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times a newcomer's path: from ``pip install`` of gravac until TensorBoard's files hold a decision on the CF.
 
-    python -m tests.packaging.newcomer.measure [--json FILE] [NAME ...]
+    python -m tests.packaging.newcomer.measure --environments FOLDER --prepare [NAME ...]
+    python -m tests.packaging.newcomer.measure --environments FOLDER [--json FILE] [NAME ...]
 
-For each script here: an environment with torch and the framework, which such a user has; then the clock starts, gravac
-is installed as its page says, and the changed script is started. Reading and typing are not in it.
+The first makes an environment for each script, with torch and the framework, which such a user has. The second installs
+gravac there as its page says, and starts the changed script; that is what the clock counts, without reading and typing.
 """
 
 import argparse
@@ -58,32 +59,37 @@ def decided(folder: Path) -> bool:
     return any(tag in file.read_bytes() for file in folder.rglob("events.out.tfevents.*"))
 
 
-def path(name: str) -> dict[str, Any]:
-    """Go a path; return its row.
+def prepare(name: str, folder: Path) -> None:
+    """Make the environment that such a user has."""
+    framework, _ = PATHS[name]
+    environment = Environment(folder / name, CONSTRAINTS.get(framework or "", "constraints.txt"))
+    environment.install("torch")
+    if framework is not None:
+        environment.install(framework)
+
+
+def path(name: str, folder: Path) -> dict[str, Any]:
+    """Go a path in its prepared environment; return its row.
 
     Raises:
         RuntimeError: the script ended, or the time was over, without a decision.
     """
-    framework, page_of_it = PATHS[name]
+    framework, told = PATHS[name]
+    environment = Environment(folder / name, CONSTRAINTS.get(framework or "", "constraints.txt"), new=False)
+    began = time.monotonic()
+    environment.install(f"{ROOT}[{framework}]" if framework else str(ROOT))
+    installed = time.monotonic() - began
     with tempfile.TemporaryDirectory() as at:
-        folder = Path(at)
-        environment = Environment(folder / "venv", CONSTRAINTS.get(framework or "", "constraints.txt"))
-        environment.install("torch")
-        if framework is not None:
-            environment.install(framework)
-        began = time.monotonic()
-        environment.install(f"{ROOT}[{framework}]" if framework else str(ROOT))
-        installed = time.monotonic() - began
-        trained = first_decision(environment, launch(name), folder)
-        record = next(one for one in read_jsonl(folder / "runs/mine/gravac.jsonl") if isinstance(one, DecisionRecord))
-        return {
-            "path": name,
-            "page": page_of_it,
-            "lines": len(changed(name)),
-            "install_seconds": round(installed, 1),
-            "start_to_decision_seconds": round(trained, 1),
-            "decision_step": record.step,
-        }
+        trained = first_decision(environment, launch(name), Path(at))
+        records = read_jsonl(Path(at) / "runs/mine/gravac.jsonl")
+    return {
+        "path": name,
+        "page": told,
+        "lines": len(changed(name)),
+        "install_seconds": round(installed, 1),
+        "start_to_decision_seconds": round(trained, 1),
+        "decision_step": next(one.step for one in records if isinstance(one, DecisionRecord)),
+    }
 
 
 def first_decision(environment: Environment, command: list[str], folder: Path) -> float:
@@ -113,9 +119,16 @@ def main() -> None:
     """Go the paths named, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *PATHS], metavar="NAME")
+    parser.add_argument("--environments", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--prepare", action="store_true", help="make the environments, and measure nothing")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    write([path(name) for name in arguments.names or PATHS], arguments.json)
+    names, folder = arguments.names or list(PATHS), arguments.environments.absolute()
+    if arguments.prepare:
+        for name in names:
+            prepare(name, folder)
+    else:
+        write([path(name, folder) for name in names], arguments.json)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from gravac import AdaptiveCompressor
@@ -18,7 +18,8 @@ def main() -> None:
     data = TensorDataset(x, (x @ torch.randn(128, 10)).argmax(1))
     sampler: DistributedSampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=32, sampler=sampler)
-    net = DDP(nn.Sequential(nn.Linear(128, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)))
+    net = nn.Sequential(nn.Linear(128, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    net = DistributedDataParallel(net)
     opt = torch.optim.AdamW(net.parameters(), lr=1e-3)
     compressor = AdaptiveCompressor(log_dir="runs/mine")
     compressor.attach(net, opt)
