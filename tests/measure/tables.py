@@ -64,6 +64,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "aims": ("compressors", tables_of_rows.aims),
         "chunks": ("chunks", tables_of_rows.chunks),
         "telemetry": ("telemetry", tables_of_rows.telemetry),
+        "newcomer": ("newcomer", tables_of_rows.newcomer),
         "before_after": ("before_after", lambda: before_after.table(published.rows("before_after"))),
     },
     ADVISE: {

@@ -80,8 +80,8 @@ def _of_ranks(check: Check) -> list[str]:
         return ["one rank exchanges nothing, so there is nothing to compress: launch two or more"]
     if check.loopback:
         return [
-            "gravac works on this machine. Of your network this says nothing: run it the way you train for that, "
-            "such as torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gravac doctor"
+            "gravac works on this machine. Of your network this says nothing: run it the way you train, such as "
+            "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gravac doctor"
         ]
     if check.link is None:
         return []
