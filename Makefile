@@ -45,9 +45,9 @@ test-integrations:  ## with Lightning, Accelerate and Hugging Face's Trainer the
 test-integrations-short:  ## the same without examples, and with one of the two packages that Lightning comes as
 	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not pytorch_lightning" $(ARGS)'
 
-test-trackers:  ## with Weights & Biases and MLflow themselves, in the same environment (2 minutes, of which 1 installs)
+test-trackers:  ## with Weights & Biases and MLflow themselves, in the same environment (2 minutes more)
 	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt \
-		$(INTEGRATIONS)/.test $(INTEGRATIONS)/.trackers
+		$(INTEGRATIONS)/.integrations $(INTEGRATIONS)/.trackers
 	$(INTEGRATIONS)/bin/python -m pytest tests/telemetry/test_trackers.py $(ARGS)
 
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
