@@ -27,7 +27,7 @@ def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if len(flats) == 1:
         return [energy_of(flats[0])]
     dtype = torch.float32 if flats[0].element_size() < 4 else None
-    norms = torch._foreach_norm(flats, 2, dtype)
+    norms = torch._foreach_norm([*flats], 2, dtype)
     return [*torch._foreach_mul(norms, norms)]
 
 

@@ -92,7 +92,7 @@ class TopKC(Compressor):
             part = yield from self.values.rounds(mine, self.values.finest, ctx.part(k))
             mean, sent = laid_out(part.mean, mine), laid_out(part.sent, mine)
         else:
-            mean, sent = yield from self._values(mine, ctx)
+            mean, sent = yield from _averaged(mine, dtype_of(self.values, ctx.dtype), ctx.world)
         n = x.numel()
         return Reduced(scatter(mean, chosen, chunk, n), scatter(sent, chosen, chunk, n), n / max(1, k))
 
@@ -118,16 +118,8 @@ class TopKC(Compressor):
             part = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.part(rows.numel()))
             mean, sent = (laid_out(one, rows).view_as(rows)[:, :k].reshape(-1) for one in (part.mean, part.sent))
         else:
-            mean, sent = yield from self._values(mine, ctx)
+            mean, sent = yield from _averaged(mine, dtype_of(self.values, ctx.dtype), ctx.world)
         return Reduced(Sparse(((positions, mean),)), Sparse(((positions, sent),)), elements / k)
-
-    def _values(
-        self, mine: torch.Tensor, ctx: Context
-    ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
-        """All-reduce values, flat, overwritten, in their number format on the wire; the mean, and what was sent."""
-        travels = narrow(mine.div_(ctx.world), dtype_of(self.values, ctx.dtype))
-        mean = (yield AllReduce(travels)).to(mine.dtype)
-        return mean, travels.to(mine.dtype).mul_(ctx.world)
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
         """Whether the kernel of the chunks' energies can take it."""
@@ -163,6 +155,15 @@ class TopKC(Compressor):
         if isinstance(self.values, Quantize):
             return self.values.rounding
         return unit_roundoff(dtype_of(self.values, torch.float32))
+
+
+def _averaged(
+    mine: torch.Tensor, wire: torch.dtype, world: int
+) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
+    """All-reduce values, flat, overwritten, in a number format of the wire: their mean, and what was sent."""
+    travels = narrow(mine.div_(world), wire)
+    mean = (yield AllReduce(travels)).to(mine.dtype)
+    return mean, travels.to(mine.dtype).mul_(world)
 
 
 def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> Chosen:

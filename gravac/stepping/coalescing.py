@@ -79,7 +79,7 @@ class Waiting:
             on_cpu: whether the gradients lie where calls cost little, and a part is coded while others travel.
         """
         self.enough = enough(total, exchange_s)
-        self.most = LARGEST + LEAST if on_cpu else TEMPORARIES // coding_bytes
+        self.most = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
         """Return what goes now that a group has come, perhaps ``at_once``: all there are, or none.
