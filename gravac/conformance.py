@@ -13,6 +13,7 @@ Each law raises ``AssertionError`` with what it saw.
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -21,7 +22,7 @@ from gravac.averaging.trial import average, averagers, kept_of
 from gravac.candidate import Span
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced
-from gravac.compressors.base import energy, laid_out
+from gravac.compressors.base import Addend, energy, laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 
@@ -190,32 +191,34 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
 
 
 def together_each_comes_out_as_alone(compressor: Compressor) -> None:
-    """Check that tensors of one ``batch_key`` get together what each gets by itself, to rounding, and keep as much."""
-    count, shape = 3, SHAPES[0]
+    """Check that tensors of one ``batch_key`` have together the mean that each has by itself, to rounding, over steps.
+
+    What ranks sent of them adds up to as much; which rank sent what may differ. As many things are remembered.
+    """
+    shape, ways = SHAPES[0], ("together", "alone")
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):
         if compressor.batch_key(cf, Context(world=world, shape=shape)) is None:
             continue
-        together, alone = (
-            [[Context(str(i), 0, rank, world, shape=shape) for i in range(count)] for rank in range(world)]
-            for _ in range(2)
-        )
+        kept: dict[tuple[str, int, int], dict[str, torch.Tensor]] = defaultdict(dict)
         for step in range(2):
-            for context in itertools.chain(*together, *alone):
-                context.step = step
-            xs = [torch.stack(_gradients(count, shape, seed=8 * step + rank)).flatten(1) for rank in range(world)]
-            both = zip(xs, together, strict=True), zip(xs, alone, strict=True)
-            ours = memory.run([fuse([compressor.rounds_together(x, cf, own)], True) for x, own in both[0]])
-            theirs = memory.run([fuse([*map(compressor.rounds, x, [cf] * count, own)], True) for x, own in both[1]])
-            for x, one, each in zip(xs, ours, theirs, strict=True):
-                assert one is not None
-                assert each is not None
-                for got in ("mean", "sent"):
-                    rows = laid_out(getattr(one.reduced[0], got), x.view(-1)).view_as(x)
-                    by_itself = torch.stack([laid_out(getattr(r, got), x[0]) for r in each.reduced])
-                    off = float((rows - by_itself).abs().max())
-                    assert off <= 1e-3 * float(x.abs().max()), f"{world} ranks, {cf}x: {got} is off by {off:.3g}"
-            for mine, own in zip(itertools.chain(*together), itertools.chain(*alone), strict=True):
-                assert mine.state.keys() == own.state.keys(), f"{cf}x: {[*mine.state]} kept, not {[*own.state]}"
+            xs = [torch.stack(_gradients(3, shape, seed=8 * step + rank)).flatten(1) for rank in range(world)]
+            got = []
+            for way in ways:
+                ranks = []
+                for rank, x in enumerate(xs):
+                    own = [Context(str(i), step, rank, world, 0, shape, state=kept[way, rank, i]) for i in range(3)]
+                    if way == "together":
+                        ranks.append(fuse([compressor.rounds_together(x, cf, own)], True))
+                    else:
+                        ranks.append(fuse([compressor.rounds(x[i], cf, own[i]) for i in range(3)], True))
+                came = [one.reduced for one in memory.run(ranks) if one is not None]
+                sent = torch.stack([_laid_side_by_side([r.sent for r in mine], xs[0]) for mine in came])
+                got.append((_laid_side_by_side([r.mean for r in came[-1]], xs[0]), sent.sum(0)))
+            for together, alone, what in zip(*got, ("mean", "sent"), strict=True):
+                off, most = float((together - alone).abs().max()), 1e-3 * world * float(xs[0].abs().max())
+                assert off <= most, f"{world} ranks, {cf}x: {what} is off by {off:.3g}"
+            for (_, rank, i), mine in kept.items():
+                assert mine.keys() == kept["alone", rank, i].keys(), f"{cf}x: together they keep {[*mine]}"
 
 
 def cf_is_what_was_asked_for(compressor: Compressor) -> None:
@@ -339,3 +342,8 @@ def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ..
 def _lost(reduced: Reduced, x: torch.Tensor) -> float:
     error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
     return float(error)
+
+
+def _laid_side_by_side(numbers: Sequence[torch.Tensor | Addend], rows: torch.Tensor) -> torch.Tensor:
+    """Return what is as long as some rows of ``[count, elements]`` together, flat, one after another."""
+    return torch.cat([laid_out(one, rows.view(len(numbers), -1)[0]) for one in numbers])
