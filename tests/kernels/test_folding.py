@@ -95,8 +95,7 @@ def assert_same(got: Any, want: Any) -> None:
     ("world", "settings", "dtype"),
     [
         (2, {}, torch.float32),
-        (3, {}, torch.float32),
-        (2, {"dtype": "bfloat16"}, torch.float32),
+        (3, {"dtype": "bfloat16"}, torch.float32),
         (3, {"safe": True}, torch.float32),
         (2, {"dtype": "bfloat16"}, torch.bfloat16),
     ],
