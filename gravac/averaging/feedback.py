@@ -167,7 +167,7 @@ class Feedback:
         if self._narrows(kept):
             kept = rounded(kept, *map(Draws, keys))
         if self.safe:
-            into = [torch.empty_like(row) for row in kept]
+            into = [self._buffer(name, row, row.dtype) for name, row in zip(names, kept, strict=True)]
             torch._foreach_copy_(into, [*kept])
             self._pending.update(zip(names, into, strict=True))
             return

@@ -74,6 +74,8 @@ def test_memories_of_a_compressor_are_there_once() -> None:
     assert (most - kept) * MANY * LARGEST < TEMPORARIES
 
 
-def test_a_second_copy_of_residuals_is_kept_under_overflow_safety_alone() -> None:
-    kept, _ = taken(topk, 100, overflow_safety=True)
+@pytest.mark.parametrize("small", [1, SMALL])
+def test_a_second_copy_of_residuals_is_kept_under_overflow_safety_alone(small: int) -> None:
+    kept, most = taken(topk, 100, small, overflow_safety=True)
     assert kept == pytest.approx(8, abs=0.01)
+    assert (most - kept) * MANY * LARGEST < TEMPORARIES
