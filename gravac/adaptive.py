@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.averaging.allocation import Curve
+from gravac.averaging.plan import Form
 from gravac.checkpoint.state import check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
@@ -22,13 +23,16 @@ from gravac.exchange.opening import Opened, open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
 from gravac.policy import Policy, RunSettings, beside, load_policy
-from gravac.stepping.admission import admit, averager_of
+from gravac.stepping.admission import Admission, admit, averager_of
 from gravac.stepping.codec_timing import time_codecs
 from gravac.stepping.door import Door
 from gravac.stepping.step_records import totals
 from gravac.stepping.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
+
+Widen = Callable[[Admission, float | None], Admission]
+"""Takes candidates, and the seconds that a step takes without exchange, where they are known."""
 
 CLOSING_SECONDS = 20.0  # that ``close`` waits for the exchange at most: after a failure, a peer may never answer
 
@@ -150,7 +154,7 @@ class AdaptiveCompressor:
         self._averager = averager_of(policy)
         told = {**policy.plain(), **run.plain()}
         mine = self._averager
-        runs = (mine, policy.controller, lambda forms: admit(policy, mine, forms, self._link, self._coding))
+        runs = (mine, policy.controller, self._admit)
         self._steps = Steps(
             *runs, self._sinks, run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every, told
         )
@@ -160,6 +164,7 @@ class AdaptiveCompressor:
         self._restored: dict[str, Any] | None = None
         self._link: LinkProbe | None = None
         self._coding: dict[float, float] = {}
+        self._widen: Widen = lambda admission, compute_s: admission
 
     def attach(
         self,
@@ -222,6 +227,7 @@ class AdaptiveCompressor:
         group: dist.ProcessGroup | None = None,
         agree_group: dist.ProcessGroup | None = None,
         executor: Executor | None = None,
+        widen: Widen | None = None,
     ) -> Door:
         """Open the door for gradients of anything but DDP: see ``gravac.stepping.door``. Called on every rank.
 
@@ -230,8 +236,10 @@ class AdaptiveCompressor:
             group: ranks that average; ``None``: the default group.
             agree_group: ranks that agree on decisions, where these are more (HSDP); ``None``: the same.
             executor: runs the steps, instead of what ``group`` asks for: of ranks in memory, ``exchange.lockstep``.
+            widen: makes other candidates of those admitted, see ``Widen``; ``None``: they are what may be chosen.
         """
         self._check_free()
+        self._widen = widen or self._widen
         self._attached = True
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
         self._door.know(parameters)
@@ -333,6 +341,11 @@ class AdaptiveCompressor:
         raise TypeError("AdaptiveCompressor: cannot be copied or pickled; save state_dict() and load it into a new one")
 
     # behind the scenes
+
+    def _admit(self, forms: Sequence[Form]) -> Admission:
+        """The candidates of this run."""
+        admission = admit(self.policy, self._averager, forms, self._link, self._coding)
+        return self._widen(admission, self._steps.compute_s)
 
     def _open(self) -> None:
         """Make what runs the steps, unless an executor was given."""

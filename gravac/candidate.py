@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller may choose, a compressor at a compression factor (CF); and what it may not, with the cause."""
+"""What a controller may choose: a compressor at a compression factor (CF), and of outer steps how often; and what it may
+not, with the cause."""
 
 import bisect
 import math
@@ -15,10 +16,14 @@ DENSE = "dense"
 class Candidate:
     """A compressor, by name, at a compression factor.
 
+    Of outer steps (``gravac.outer``), which exchange every so many steps, all numbers are those of one of these steps: its
+    share of the bytes and the seconds.
+
     Attributes:
         compressor: name of the compressor; ``"dense"`` for no compression.
         cf: compression factor: dense elements / sent elements where sparse, 2 for 16 bit, 1 for dense float32.
-        wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model over those of this candidate.
+        wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in every step over those of this
+            candidate.
         efficiency: statistical efficiency: the share of a dense step's progress that one of its steps makes, expected
             before training.
         family: name of its family; candidates of one family differ in what they send and not in how they code.
@@ -26,6 +31,8 @@ class Candidate:
             empty where gain does not tell.
         coding_s: seconds that coding of a step was expected to take by itself, before the first; ``None``: not known.
         exchange_s: seconds that the exchange of a step was expected to take; ``None``: not known.
+        every: number of steps from one exchange to the next.
+        step_s: seconds that a whole step was expected to take, its compute measured; ``None``: not known.
 
     Example:
         >>> str(Candidate("topk", 10.0, 6.4))
@@ -40,6 +47,8 @@ class Candidate:
     by_gain: tuple[tuple[float, float], ...] = ()
     coding_s: float | None = field(default=None, compare=False)
     exchange_s: float | None = field(default=None, compare=False)
+    every: int = 1
+    step_s: float | None = field(default=None, compare=False)
 
     @property
     def dense(self) -> bool:
@@ -65,7 +74,7 @@ class Candidate:
         return least + share * (most - least)
 
     def __str__(self) -> str:
-        return f"{self.compressor} {self.cf:g}x"
+        return f"{self.compressor} {self.cf:g}x" + (f" every {self.every} steps" if self.every > 1 else "")
 
 
 Cause = Literal["same_bytes", "not_fewer_bytes"]

@@ -30,6 +30,9 @@ Sums = Literal["none", "add", "report"]
 class Measurement:
     """One step as all ranks agreed on it: every field has the same value on every rank.
 
+    Of outer steps it is a round, from one exchange to the next, and ``candidate.every`` says how many steps that has;
+    seconds and samples are then those of one of them, a round's in equal shares.
+
     Attributes:
         step: number of the step that was measured, counted from 0.
         candidate: candidate that ran in it.
@@ -49,6 +52,8 @@ class Measurement:
             not known (no optimizer was given to ``attach``).
         norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, where the decision said
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
+        drift: of outer steps, the norm of the mean of all ranks' pseudo-gradients over the mean of their norms, in
+            [0, 1]: 1 where all ranks went the same way; nan when not known.
     """
 
     step: int
@@ -63,6 +68,7 @@ class Measurement:
     exchanged: float = math.nan
     learning_rate: float = math.nan
     norms: tuple[tuple[str, float], ...] = ()
+    drift: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,9 @@ class Controller(Protocol[StateT]):
 
     One that counts epochs may also offer ``for_run(steps_per_epoch: int)``: itself as a run of such epochs has it. It
     is called once, before ``propose``, where the user says how long an epoch is.
+
+    One that also decides how often is exchanged, from candidates that differ in ``every``, says so by a true
+    ``chooses_every``.
 
     One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
     many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.

@@ -47,6 +47,9 @@ SOON = 3
 """Number of steps after which a trial may be given up at little cost; one more runs before that takes effect. As many
 steps on end, all far too slow, end the window of the candidate that is held."""
 
+ROUNDS = 3
+"""Number of rounds that a trial of outer steps lasts at least, until what the first showed takes effect."""
+
 FAR = 3.0
 """Largest ratio of the first step of a trial to the time that a step may take: a longer first step ends the trial."""
 
@@ -65,12 +68,13 @@ BROKEN = 2.0
 the window ends."""
 
 
-def cost(slowest: float, best: float) -> float:
+def cost(slowest: float, best: float, every: int = 1) -> float:
     """Return the most that a trial may cost, in seconds: one that is far too slow runs two steps, any other a few.
 
     Args:
         slowest: longest time that a step of the trial may take, in seconds.
         best: time of a step of the best candidate so far, in seconds.
+        every: number of steps of a round, of which a trial lasts ``ROUNDS``.
 
     Example:
         >>> cost(slowest=0.2, best=0.1)  # four steps, each 0.1 s too long
@@ -78,6 +82,8 @@ def cost(slowest: float, best: float) -> float:
         >>> cost(slowest=2.0, best=0.1)  # two steps, each 1.9 s too long
         3.8
     """
+    if every > 1:
+        return max(SOON + 1, ROUNDS * every) * (slowest - best)
     return min((SOON + 1) * (slowest - best), max(2 * (slowest - best), (SOON + 1) * (FAR - 1) * best))
 
 
@@ -100,6 +106,7 @@ class Goodput(Settings):
     name: ClassVar[str] = "goodput"
     keeps_all: ClassVar[bool] = False
     sixteen_bit: ClassVar[bool] = True
+    chooses_every: ClassVar[bool] = True
 
     window: int = Field(default=12, ge=5)
     trial: int = Field(default=8, ge=5)
@@ -126,7 +133,9 @@ class Goodput(Settings):
         at = self._first(candidates)
         state = GoodputState(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
         reason = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].efficiency:.2f}"
-        if (ahead := _ahead(candidates[at])) is not None:
+        if (step := candidates[at].step_s) is not None:
+            reason = f"start at {candidates[at]}: best by a step's expected {1000 * step:.3g} ms"
+        elif (ahead := _ahead(candidates[at])) is not None:
             reason = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
         if len(candidates) == 1:
             reason = "no candidate sends less than dense: dense for good"
@@ -166,7 +175,12 @@ class Goodput(Settings):
         return state, Decision(state.running)
 
     def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:
-        """Return the position where a search starts; once the link has changed, that of the highest wire ratio."""
+        """Return the position where a search starts; once the link has changed, that of the highest wire ratio.
+
+        Where all that a step takes was expected, it is that of the best goodput by that.
+        """
+        if not moved and candidates[0].step_s is not None:
+            return max(range(len(candidates)), key=lambda at: _expected(candidates[at]))
         least = self.near * candidates[0].efficiency
         good = [at for at, candidate in enumerate(candidates) if candidate.efficiency >= least]
         ahead = [(seconds, at) for at in good if (seconds := _ahead(candidates[at])) is not None]
@@ -241,7 +255,7 @@ class Goodput(Settings):
         promising = [
             (state.efficiency(at) / state.fastest(at, self.expire), at)
             for at in range(len(state.candidates))
-            if at != best.position and cost(state.slowest(at), best.seconds) <= left
+            if at != best.position and cost(state.slowest(at), best.seconds, state.candidates[at].every) <= left
         ]
         better = [one for one in promising if one[0] > self._to_beat(state, best, one[1])]
         if better:
@@ -279,6 +293,11 @@ def _broken(state: GoodputState) -> bool:
 def _all_beyond(most: float, seconds: Sequence[float]) -> bool:
     """Tell whether each of the last ``SOON`` steps took longer than ``most`` seconds."""
     return len(seconds) >= SOON and min(seconds[-SOON:]) > most
+
+
+def _expected(candidate: Candidate) -> float:
+    """Return the goodput expected before the first step; 0 where its time is not known."""
+    return candidate.efficiency / candidate.step_s if candidate.step_s else 0.0
 
 
 def _ahead(candidate: Candidate) -> float | None:

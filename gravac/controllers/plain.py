@@ -17,8 +17,8 @@ CANDIDATES: dict[str, Any] = {"candidate": True, "candidates": True, "low": True
 
 
 def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
-    """Return compressor and CF of each candidate as plain values: what positions in a dumped state refer to."""
-    return [[candidate.compressor, candidate.cf] for candidate in candidates]
+    """Return compressor, CF and, where it is not 1, ``every`` of each candidate: what positions in a state refer to."""
+    return [[one.compressor, one.cf, *([one.every] if one.every > 1 else [])] for one in candidates]
 
 
 def to_plain(state: Any) -> dict[str, Any]:

@@ -26,6 +26,8 @@ GAP = 5.0
 class Window:
     """Steps of one candidate; steps of another, and steps with a non-finite gradient, do not count.
 
+    A round of outer steps counts as the steps it has, and gives one time: that of a step in it.
+
     Attributes:
         candidate: the candidate whose steps count.
         settling: number of steps still to be left out of gain and time (when there are others).
@@ -61,19 +63,20 @@ class Window:
                 before = shadow.get(cf, (0.0, 0.0))
                 shadow[cf] = (before[0] + error, before[1] + measured.energy)
         timed = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
-        clean = not self.settling and not measured.shadow
+        settled = self.settling < measured.candidate.every
+        clean = settled and not measured.shadow
         times = (measured.waited, measured.coded, measured.exchanged)
         return replace(
             self,
-            settling=max(0, self.settling - 1),
+            settling=max(0, self.settling - measured.candidate.every),
             seconds=(*self.seconds, *timed) if clean else self.seconds,
             rough=self.rough if clean else (*self.rough, *timed),
             saved=(*self.saved, times) if clean and math.isfinite(sum(times)) else self.saved,
             samples=measured.samples,
-            gains=self.gains if self.settling else (*self.gains, pair),
-            early=(*self.early, pair) if self.settling else self.early,
+            gains=(*self.gains, pair) if settled else self.gains,
+            early=self.early if settled else (*self.early, pair),
             shadow=tuple((cf, error, energy) for cf, (error, energy) in sorted(shadow.items())),
-            steps=self.steps + 1,
+            steps=self.steps + measured.candidate.every,
         )
 
     def following(self, candidate: Candidate) -> "Window":

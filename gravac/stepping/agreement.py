@@ -26,9 +26,13 @@ LAST = {
     "coded": "coded_seconds",
     "learning_rate": "learning_rate",
     "exchanged": "exchanged_seconds",
+    "drift": "drift",
 }
 """Names, as in ``Measurement``, of the slots that come after those of shadow CFs, each with the name of the field of
 ``StepRecord`` that tells what was agreed."""
+
+TIMES = ("seconds", "waited", "coded", "exchanged")
+"""Names of the slots that a round of several steps is measured in as a whole, and told of by the step."""
 
 SUMS = ("error", "energy")
 """Names of the slots that hold sums over ranks, as every shadow's error does; the others hold means."""
@@ -93,8 +97,9 @@ class StepReport:
         stats: StepStats,
         learning_rate: float = math.nan,
         left: Number = 0.0,
+        spread: Number = math.nan,
     ) -> "StepReport":
-        """A step's numbers from its clock and its stats."""
+        """A step's numbers from its clock and its stats; of ``spread`` see ``Door.end``."""
         errors = stats.shadow or [0.0] * len(shadow)
         numbers: dict[str, Number] = {
             "seconds": costs.seconds,
@@ -106,6 +111,7 @@ class StepReport:
             "coded": costs.compress,
             "learning_rate": learning_rate,
             "exchanged": costs.exchange,
+            "drift": spread,
         }
         return cls(step, candidate, tuple(shadow), numbers)
 
@@ -125,17 +131,21 @@ class StepReport:
         Args:
             total: sum of the vectors over ranks.
             world: number of ranks.
-            samples: number of samples processed in the step, over all ranks.
+            samples: number of samples processed in a step, over all ranks.
             norms: norms of single tensors in the step, where there was a survey.
         """
         sums = Layout(self.shadow).numbers(total)
+        numbers = {slot: sums[slot] if slot in SUMS else sums[slot] / world for slot in (*FIRST, *LAST)}
+        numbers |= {slot: numbers[slot] / self.candidate.every for slot in TIMES}
+        # what a rank tells is its norm over the mean's, so that the mean over ranks is the inverse of what is asked for
+        numbers["drift"] = 1 / numbers["drift"] if numbers["drift"] else math.nan
         return Measurement(
             step=self.step,
             candidate=self.candidate,
             samples=samples,
             shadow=tuple((cf, sums[_error_at(cf)]) for cf in self.shadow),
             norms=norms,
-            **{slot: sums[slot] if slot in SUMS else sums[slot] / world for slot in (*FIRST, *LAST)},
+            **numbers,
         )
 
 

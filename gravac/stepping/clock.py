@@ -18,11 +18,14 @@ class Timestamps:
         inputs: forward started: the inputs were there.
         optimized: the optimizer's step before that forward ended.
         backward: backward ended, but for waiting for the exchange.
+        waited: seconds for which training stood still for the exchange since the last step, where what trains knows by
+            itself; ``None``: from ``backward`` on.
     """
 
     inputs: Mark | None = None
     optimized: Mark | None = None
     backward: Mark | None = None
+    waited: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class ClockedStep:
         inputs, backward = self.timestamps.inputs, self.timestamps.backward
         seconds = float("nan") if self.before is None else between(self.before, self.ended)
         exposed = 0.0 if backward is None else between(backward, self.ended)
+        exposed = exposed if self.timestamps.waited is None else self.timestamps.waited
         free_since = [mark for mark in (self.timestamps.optimized, self.before) if mark is not None]
         waited = 0.0 if inputs is None else max(0.0, min((between(mark, inputs) for mark in free_since), default=0.0))
         return StepCosts(
@@ -88,7 +92,7 @@ class ClockedStep:
             compress=compress,
             exchange=exchange,
             input_wait=waited,
-            waited=min(exposed, exchange) if backward is not None else float("nan"),
+            waited=min(exposed, exchange) if backward is not None or self.timestamps.waited is not None else float("nan"),
         )
 
 
@@ -98,9 +102,11 @@ class StepClock:
     def __init__(self) -> None:
         self._ended: Mark | None = None
         self._payload = self._wire = 0
+        self._every = 1
 
-    def begin(self, executor: Executor) -> None:
-        """A step's exchange starts."""
+    def begin(self, executor: Executor, every: int = 1) -> None:
+        """A step's exchange starts; it stands for ``every`` of the model's own steps."""
+        self._every = every
         self._payload, self._wire = executor.ledger.payload_bytes, executor.ledger.wire_bytes
         executor.spent()
 
@@ -111,7 +117,7 @@ class StepClock:
             achieved_cf=stats.achieved_cf,
             payload_bytes=executor.ledger.payload_bytes - self._payload,
             wire_bytes=executor.ledger.wire_bytes - self._wire,
-            dense_wire_bytes=AllReduce.wire_bytes(4 * stats.elements, executor.world),
+            dense_wire_bytes=self._every * AllReduce.wire_bytes(4 * stats.elements, executor.world),
             before=before,
             ended=self._ended,
             timestamps=timestamps,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from gravac.averaging.plan import Form, Piece
+from gravac.candidate import Candidate
 from gravac.exchange.executor import Mark, Number
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
@@ -121,6 +122,8 @@ class Door:
         learning_rate: float = math.nan,
         takes_part: bool | None = None,
         forms: Sequence[Form] = (),
+        every: int = 1,
+        begun: Callable[[Candidate], None] = lambda candidate: None,
         fail: Callable[[BaseException], None] = lambda failure: None,
     ) -> None:
         """A step begins: its first gradients are about to be ready.
@@ -131,12 +134,14 @@ class Door:
             learning_rate: that they will be applied with; nan when not known.
             takes_part: divide by the number of ranks for which this is true; ``None``, on every rank, divides by all.
             forms: shapes and dtypes of the gradients, where ``know`` was told of none.
+            every: number of the model's own steps that these stand for, where it does not exchange in each.
+            begun: told, by the executor, what runs in this step.
             fail: told of an exception of an earlier step, or of this beginning.
         """
         if not self._steps.ready:
             self._open()
         self._steps.device = self.device
-        self._steps.begin(self.forms or forms, loss_scale, fail, learning_rate, takes_part)
+        self._steps.begin(self.forms or forms, loss_scale, fail, learning_rate, takes_part, every, begun)
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
         """Have tensors averaged over the ranks, in place, together.
@@ -170,6 +175,23 @@ class Door:
         self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends), last)
         return handle
 
+    def prepare(self, seconds: float, chosen: Callable[[Candidate], None], fail: Callable[[BaseException], None]) -> None:
+        """Have the first decision made, by what a step takes without exchange. Called on every rank, before ``begin``.
+
+        Args:
+            seconds: that time on this rank; the ranks go by the mean.
+            chosen: told, by the executor, what was decided.
+            fail: told of an exception instead.
+        """
+        self._steps.device = self.device
+        self._steps.prepare(self.forms, seconds, chosen, fail)
+
+    def decided(self) -> Candidate | None:
+        """Wait for all that was handed over, and return what was decided last; ``None`` before the first step."""
+        self._steps.drain()
+        decision = self._steps.decision
+        return None if decision is None else decision.candidate
+
     def mark(self) -> Mark | None:
         """Return the present moment, for ``Timestamps``; ``None`` where nothing runs the steps yet."""
         return self._steps.executor.mark() if self._steps.ready else None
@@ -178,13 +200,15 @@ class Door:
         """Have what a handle calls come after all tensors that hold their mean by then, on whatever stream."""
         self._steps.executor.join()
 
-    def end(self, timestamps: Timestamps | None = None) -> None:
+    def end(self, timestamps: Timestamps | None = None, spread: Callable[[], Number] = lambda: math.nan) -> None:
         """The step's gradients were all handed over.
 
         Args:
             timestamps: when its stages happened, as far as known.
+            spread: gives, once the tensors hold their means, the norm of what this rank handed over in this step over
+                the norm of the means; nan where nobody asks.
         """
-        self._steps.end(timestamps or Timestamps(), lambda _: None)
+        self._steps.end(timestamps or Timestamps(), lambda _: None, spread)
 
     def _shape(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
         return self.shapes.get(name) or memory_shape(tensor)

@@ -6,6 +6,7 @@ What only a device knows (sums over a step's gradients, moments on its streams) 
 between these stages lie steps; how many, the executor's latency says. At the same points on all ranks.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ class Measured(NamedTuple):
         learning_rate: rate that its gradients were applied with; nan when not known.
         leftover: squared norms, 0-d, of what was still kept at its end although it is to be sent, by name; empty where
             the host looks by itself.
+        spread: see ``Door.end``.
     """
 
     step: int
@@ -44,6 +46,7 @@ class Measured(NamedTuple):
     loss_scale: Number
     learning_rate: float
     leftover: dict[str, torch.Tensor]
+    spread: Number = math.nan
 
 
 class Measurements:
@@ -73,7 +76,7 @@ class Measurements:
             stats = one.stats if executor.masked else one.stats.looked_at(executor.read)
             costs = one.clocked.costs(executor.between)
             left = summed([*one.leftover.values()])
-            report = StepReport.of(one.step, one.ran, one.plan.shadow, costs, stats, one.learning_rate, left)
+            report = StepReport.of(one.step, one.ran, one.plan.shadow, costs, stats, one.learning_rate, left, one.spread)
             errors = TensorErrors.of(stats, one.plan.survey, one.loss_scale, self._wire_bytes)
             state.unobserved.append(Unobserved(report, errors, costs, frozenset(one.leftover)))
 

@@ -34,6 +34,7 @@ def decided(
         cf=decision.candidate.cf,
         changed=changed,
         reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
+        every=decision.candidate.every,
         **asdict(summary),
     )
 
@@ -61,6 +62,7 @@ def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
         t_compression=None if kept is None else t_system * max(kept, 0.0),
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
         energy=measured.energy,
+        every=measured.candidate.every,
         **{told: getattr(measured, slot) for slot, told in LAST.items()},
     )
 

@@ -12,6 +12,7 @@ looked at in the next step's beginning.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,18 +21,17 @@ from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Ledger
-from gravac.controllers.base import Controller, Decision, at_latency
+from gravac.controllers.base import Controller, Decision
 from gravac.exchange.executor import Executor, Fail, Number
 from gravac.exchange.group import ExchangeError
 from gravac.stepping.admission import Admission
-from gravac.stepping.agreement import gain
 from gravac.stepping.clock import StepClock, Timestamps
 from gravac.stepping.coalescing import ReadyGroup, Waiting, cut, exchanged
+from gravac.stepping.deciding import Deciding
 from gravac.stepping.measuring import Measured, Measurements
 from gravac.stepping.planning import Planner
 from gravac.stepping.state import StepState, Unobserved
-from gravac.stepping.step_records import decided, measured_step
-from gravac.telemetry.records import Record, RunRecord
+from gravac.telemetry.records import Record
 
 AGREEMENT = "the ranks' agreement on an earlier step"
 
@@ -41,21 +41,20 @@ class Steps:
 
     Args:
         averager: what averages tensors over the ranks.
-        controller: decides which candidate runs.
-        admit: gives the candidates for forms, and those dropped.
-        emit: takes records; called by the executor.
-        samples_per_step: number of samples over all ranks; ``None`` counts a step of a rank as one sample.
-        steps_per_epoch: number of steps that names the epoch in reasons; ``None``: it is not named.
+        controller: see ``Deciding``, as the next four, and ``settings``.
+        admit: gives the candidates.
+        emit: takes records.
+        samples_per_step: number of samples.
+        steps_per_epoch: number of steps.
         levels: CFs that a single tensor may get, beside the candidates', when what a CF would send is spent over the
             tensors by their curves; none leaves all tensors at the CF decided.
         survey_every: steps between two surveys of the curves.
-        settings: told in the run's record; see ``RunRecord``.
+        settings: told in the run's record.
 
     Attributes:
         state: what the steps so far leave behind.
-        decision: decision in force; ``None`` before the first step.
-        candidates: candidates admitted; none before the first step.
         device: where the gradients lie.
+        compute_s: seconds that a step takes without exchange, mean over ranks; ``None``: nobody was told.
     """
 
     def __init__(
@@ -71,15 +70,8 @@ class Steps:
         settings: Mapping[str, str | int | float | bool] | None = None,
     ) -> None:
         self.averager = averager
-        self.controller = controller
         self.state = StepState()
-        self.decision: Decision | None = None
-        self.candidates: tuple[Candidate, ...] = ()
-        self._admit = admit
-        self._emit = emit
-        self._settings = dict(settings or {})
-        self._samples = samples_per_step
-        self._steps_per_epoch = steps_per_epoch
+        self._deciding = Deciding(controller, admit, emit, samples_per_step, steps_per_epoch, settings or {})
         self._planner = Planner(averager, levels, survey_every)
         self._executor: Executor | None = None
         self._measurements = Measurements(self._planner.wire_bytes)
@@ -89,12 +81,22 @@ class Steps:
         self._plan = averager.plan(0, None)
         self._clock = StepClock()
         self.device = torch.device("cpu")
+        self.compute_s: float | None = None
         self._waiting = Waiting()
         self._elements = 0
         self._one_round = False
-        self._restored: dict[str, Any] | None = None
 
     # handing over
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision in force; ``None`` before the first step."""
+        return self._deciding.decision
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The candidates admitted; none before the first step."""
+        return self._deciding.candidates
 
     @property
     def ready(self) -> bool:
@@ -109,8 +111,8 @@ class Steps:
     def open(self, executor: Executor, timed: Iterable[float] = ()) -> None:
         """Have an executor run the steps to come; of ``timed`` tells ``RunRecord``."""
         self.averager.rank, self.averager.world = executor.rank, executor.world
-        self.controller = at_latency(self.controller, executor.latency)
-        self._executor, self._timed = executor, tuple(timed)
+        self._deciding.open(executor.latency, timed)
+        self._executor = executor
 
     def begin(
         self,
@@ -119,6 +121,8 @@ class Steps:
         fail: Fail,
         learning_rate: float = math.nan,
         takes_part: bool | None = None,
+        every: int = 1,
+        begun: Callable[[Candidate], None] = lambda candidate: None,
     ) -> None:
         """Hand over that a backward started.
 
@@ -128,10 +132,28 @@ class Steps:
             fail: told of an exception.
             learning_rate: rate that this step's gradients will be applied with; nan when not known.
             takes_part: divide sums by the number of ranks for which this is true; ``None``, on every rank, by all.
+            every: number of the model's steps that this one stands for.
+            begun: told what was decided for this step.
         """
         if self.executor.masked:
             self.executor.call(self._catch_up, fail)
-        self.executor.call(lambda: self._begin(forms, loss_scale, learning_rate, takes_part), fail)
+        self.executor.call(lambda: self._begin(forms, loss_scale, learning_rate, takes_part, every, begun), fail)
+
+    def prepare(
+        self, forms: Sequence[Form], seconds: float, chosen: Callable[[Candidate], None], fail: Fail
+    ) -> None:
+        """Hand over what a step's compute takes on this rank, before the first step, so that its choice may go by that.
+
+        Args:
+            forms: see ``begin``.
+            seconds: time that a step took without exchange.
+            chosen: told what was decided for the first step.
+            fail: told of an exception.
+        """
+        started: list[Any] = []
+        self.executor.call(lambda: started.append(self.executor.agree([[seconds]])), fail)
+        self.executor.drain()
+        self.executor.call(lambda: self._prepare(forms, started[0], chosen), fail)
 
     def exchange(self, group: ReadyGroup, last: bool = False) -> None:
         """Hand a group over to be averaged, perhaps together with those that follow.
@@ -149,10 +171,12 @@ class Steps:
         """Have what was handed over so far averaged without waiting for more; called alike on all ranks."""
         self._hand_over(None, None, last=True)
 
-    def end(self, timestamps: Timestamps, fail: Fail) -> None:
+    def end(
+        self, timestamps: Timestamps, fail: Fail, spread: Callable[[], Number] = lambda: math.nan
+    ) -> None:
         """Hand over that the backward ended, as all its groups were."""
         self.flush()
-        self.executor.call(lambda: self._end(timestamps), fail)
+        self.executor.call(lambda: self._end(timestamps, spread), fail)
 
     def _hand_over(self, part: ReadyGroup | None, group: ReadyGroup | None, last: bool = False) -> None:
         """Hand over what goes if this step compresses, and what goes if it does not."""
@@ -183,9 +207,8 @@ class Steps:
         """Go on from a state, and a dumped controller state, at the next ``begin``."""
         self.state = state
         self._measurements.clear()
-        self._restored = controller_state
+        self._deciding.restore(controller_state)
         self._planner.forget()
-        self.decision = None
 
     @property
     def settled(self) -> StepState:
@@ -234,12 +257,23 @@ class Steps:
         with self._naming(lambda: AGREEMENT):
             self._measurements.agree(self.executor, self.state, self.state.step - self.executor.latency)
 
+    def _prepare(self, forms: Sequence[Form], started: Any, chosen: Callable[[Candidate], None]) -> None:
+        with self._naming(lambda: "what a step's compute takes"):
+            ((seconds,),) = self.executor.agreed(started)
+        self.compute_s = seconds / self.executor.agree_world
+        chosen(self._start(forms).candidate)
+
     def _begin(
-        self, forms: Sequence[Form], loss_scale: Number | None, learning_rate: float, takes_part: bool | None
+        self,
+        forms: Sequence[Form],
+        loss_scale: Number | None,
+        learning_rate: float,
+        takes_part: bool | None,
+        every: int,
+        begun: Callable[[Candidate], None],
     ) -> None:
         state = self.state
         if self.decision is None:
-            self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
             self._start(forms)
         if self.executor.masked:
             self._observe_until(state.step - self.executor.latency)
@@ -250,7 +284,8 @@ class Steps:
             self._counting = None if count is None else self.executor.start([AllReduce(count)])
         self._scale(loss_scale)
         assert self.decision is not None
-        before, state.ran = state.ran, self.decision.candidate
+        chosen = self.decision.candidate
+        before, state.ran = state.ran, chosen if every == chosen.every else replace(chosen, every=every)
         old, state.factors = state.factors, self._planner.factors(self.decision, state.curves)
         if before is not None and old != state.factors:
             self.averager.feedback.hold(lambda name: state.factors.fell(old, name))
@@ -260,7 +295,8 @@ class Steps:
         self._waiting.begin(self._plan, self._elements, state.ran.exchange_s or 0.0 if self._one_round else 0.0)
         self._learning_rate = learning_rate
         self.averager.begin(self.executor)
-        self._clock.begin(self.executor)
+        self._clock.begin(self.executor, every)
+        begun(chosen)
 
     def _scale(self, loss_scale: Number | None) -> None:
         """The gradients to come are multiplied with something else than what is kept: let that follow."""
@@ -282,19 +318,15 @@ class Steps:
         self._counting = count[0] if self.executor.masked else self.executor.read([count[0]])[0]
         return self._counted()
 
-    def _start(self, forms: Sequence[Form]) -> None:
-        """The world and the model are known now: admit candidates and ask the controller for its first decision."""
+    def _start(self, forms: Sequence[Form]) -> Decision:
+        """The world and the model are known now: return the first decision."""
+        self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
         self.averager.place(self.device)
         if any(dtype == torch.float16 for _, dtype in forms):
             self.averager.feedback.guard()
-        self.candidates, dropped = self._admit(forms)
-        if self._restored is not None:
-            self.state.controller, self.decision = self.controller.restore(self._restored, self.candidates)
-        else:
-            self.state.controller, self.decision = self.controller.start(self.candidates)
-        self._emit(RunRecord(self._settings, self.averager.world, self.candidates, dropped, self._timed))
+        return self._deciding.start(self.state, forms, self.averager.world)
 
-    def _end(self, timestamps: Timestamps) -> None:
+    def _end(self, timestamps: Timestamps, spread: Callable[[], Number]) -> None:
         state, stats = self.state, self.averager.stats
         assert state.ran is not None
         self.averager.commit()
@@ -304,8 +336,8 @@ class Steps:
         state.steps_at[state.ran] = state.steps_at.get(state.ran, 0) + 1
         scale = 1.0 if state.loss_scale is None else state.loss_scale
         leftover = self.averager.feedback.leftover(self._plan.sends_whole) if self.executor.masked else {}
-        measured = Measured(state.step, state.ran, self._plan, stats, clocked, scale, self._learning_rate, leftover)
-        self._measurements.add(measured)
+        one = (state.step, state.ran, self._plan, stats, clocked, scale, self._learning_rate, leftover, spread())
+        self._measurements.add(Measured(*one))
         if not self.executor.masked:
             self._measurements.report(self.executor, state, state.step)
             self._observe_until(state.step + 1 - self.executor.latency)
@@ -322,29 +354,14 @@ class Steps:
 
     def _observe(self, one: Unobserved, total: Sequence[float], surveyed: Sequence[float] | None = None) -> None:
         """The ranks agreed on a step: decide, and tell."""
-        assert self.decision is not None
         state, world = self.state, self.executor.agree_world
-        samples = self._samples if self._samples is not None else float(world)
         norms: tuple[tuple[str, float], ...] = ()
         if one.tensor_errors is not None and surveyed is not None:
             norms = one.tensor_errors.norms(surveyed, world)
             if curves := one.tensor_errors.curves(surveyed):
                 state.curves.update(curves)
                 self._planner.forget()
-        measured = one.report.agreed(total, world, samples, norms)
+        measured = one.report.agreed(total, world, self._deciding.samples(world), norms)
         if one.leftover and one.report.left(total) == 0 and one.report.step >= self._held_at:
             self.averager.feedback.drop(one.leftover, self._plan.sends_whole)
-        state.gain = gain(measured.error, measured.energy)
-        if one.costs is not None:
-            state.wire_ratio = one.costs.wire_ratio
-            self._emit(measured_step(measured, one.costs))
-        before = self.decision.runs
-        state.controller, self.decision = self.controller.observe(state.controller, measured)
-        changed = self.decision.runs != before
-        if self.decision.summary is None and not changed:
-            return
-        # a decision holds from the first step that has not begun
-        first = one.report.step + self.executor.latency
-        record = decided(first, self.decision, changed, state.gain, self._steps_per_epoch)
-        state.history.append(record)
-        self._emit(record)
+        self._deciding.observe(state, measured, one.costs)

@@ -59,6 +59,8 @@ class StepRecord:
         exchanged_seconds: ``exchange_seconds``, mean over ranks; nan when not known.
         learning_rate: highest learning rate of the optimizer's parameter groups, mean over ranks; nan when no optimizer
             was given.
+        drift: of outer steps, see ``Measurement``; nan when not known.
+        every: number of the model's own steps that this one stands for: 1, but for a round of outer steps.
     """
 
     step: int
@@ -83,6 +85,8 @@ class StepRecord:
     coded_seconds: float = math.nan
     exchanged_seconds: float = math.nan
     learning_rate: float = math.nan
+    drift: float = math.nan
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class DecisionRecord:
         t_compression: ``t_system * max(gain, 0)``.
         phase: the controller's state while the window was measured.
         reason: why it was decided, in words.
+        every: number of the model's own steps from one exchange to the next, as decided.
     """
 
     step: int
@@ -116,6 +121,7 @@ class DecisionRecord:
     t_compression: float | None
     phase: str
     reason: str
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)

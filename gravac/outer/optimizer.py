@@ -1,0 +1,346 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""OuterOptimizer: ranks train on their own, and exchange every so many steps how far they came."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from pydantic import Field, field_validator
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac.adaptive import AdaptiveCompressor
+from gravac.collectives import Ledger
+from gravac.compressors import Compressor, ladder
+from gravac.controllers.base import Controller
+from gravac.exchange.executor import Executor
+from gravac.integrations.ddp import canonical, learning_rate
+from gravac.outer.buffers import Buffers
+from gravac.outer.candidates import choices, widened
+from gravac.outer.fragments import in_fragments
+from gravac.outer.rounds import Rounds
+from gravac.settings import Settings, SettingsError
+from gravac.stepping.admission import Admission
+from gravac.telemetry.records import DecisionRecord
+
+Outer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+"""Makes the outer optimizer of its parameters, the anchors."""
+
+plain_sgd: Outer = partial(torch.optim.SGD, lr=1.0)
+"""Moves the anchor to the mean of the ranks' weights."""
+
+
+class OuterSettings(Settings):
+    """When ranks exchange; explained at :class:`gravac.OuterOptimizer`."""
+
+    every: tuple[int, int] = (1, 100)
+    fragments: int = Field(default=1, ge=1)
+    delay: int = Field(default=0, ge=0)
+    mixing: float = Field(default=0.0, ge=0, lt=1)
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _range(cls, value: Any) -> tuple[int, int]:
+        both = (value, value) if isinstance(value, int) else value
+        try:
+            low, high = both
+            right = all(type(bound) is int and bound >= 1 for bound in (low, high)) and low <= high
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
+        return low, high
+
+
+class OuterOptimizer:
+    """Trains ranks apart for some steps, exchanges how far they came, and decides how often, how much and how.
+
+    It takes the place of DistributedDataParallel. Every rank makes one, with the same settings, and all start from rank
+    0's weights. How far a rank came, the weights that all ranks shared (the anchor) less its own, is its pseudo-gradient;
+    the mean over the ranks is what the outer optimizer moves the anchor by (DiLoCo, arXiv:2311.08105, algorithm 1).
+
+    Args:
+        module: trained on this rank, not wrapped; its trainable parameters are exchanged.
+        inner: optimizer that trains it; its state stays this rank's own.
+        base: compressor of pseudo-gradients, see ``AdaptiveCompressor``.
+        cf_range: lowest and highest compression factor to choose from.
+        every: number of steps from one exchange to the next, or the lowest and the highest to choose from.
+        controller: decides: ``"goodput"``, or a controller object such as ``Static(cf=16)``.
+        outer: makes the optimizer of the anchors, given their parameters.
+        fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
+            arXiv:2501.18512).
+        delay: number of steps behind which an exchange travels before it is taken up; 0 waits for it.
+        mixing: share of its own weights that a rank keeps where it takes up the anchor, in [0, 1) (α of Streaming
+            DiLoCo).
+        local_buffers: names of floating-point buffers, or of modules, that stay each rank's own; others are averaged.
+        process_group: ranks that exchange; ``None``: the default group.
+        log_dir: folder for TensorBoard and JSONL logs; ``None`` writes nothing.
+        executor: runs the exchange, in place of what the group asks for: of ranks in memory, ``exchange.lockstep``.
+        settings: any other of ``AdaptiveCompressor``'s but ``allocation`` and what is DDP's: ``error_feedback``,
+            ``dense``, ``seed``, ``sinks`` ...
+
+    Raises:
+        SettingsError: a setting is wrong; the message names it, its value and what is allowed.
+        TypeError: ``module`` is wrapped in DistributedDataParallel.
+        ValueError: ``module`` has nothing to train, fewer parameters than ``fragments``, or no such buffer.
+
+    Example:
+        >>> import torch
+        >>> from gravac import OuterOptimizer, Static, quantize
+        >>> from gravac.exchange.lockstep import Lockstep
+        >>> model, one_rank = torch.nn.Linear(64, 64), Lockstep(1).executors[0]
+        >>> inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> outer = OuterOptimizer(
+        ...     model, inner, base=quantize(bits=4), controller=Static(cf=8), every=10, executor=one_rank
+        ... )
+        >>> for _ in range(20):
+        ...     inner.zero_grad()
+        ...     model(torch.randn(8, 64)).square().mean().backward()
+        ...     inner.step()
+        ...     outer.step()
+        >>> outer.rounds, outer.every, outer.cf
+        (2, 10, 8.0)
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        *,
+        base: Compressor | str = ladder,
+        cf_range: tuple[float, float] = (2, 1000),
+        every: int | tuple[int, int] = (1, 100),
+        controller: Controller[Any] | str = "goodput",
+        outer: Outer = plain_sgd,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float = 0.0,
+        local_buffers: Iterable[str] = (),
+        process_group: dist.ProcessGroup | None = None,
+        log_dir: str | Path | None = None,
+        executor: Executor | None = None,
+        **settings: Any,
+    ) -> None:
+        given: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
+        self.settings = OuterSettings(**given)
+        made: dict[str, Any] = {"controller": controller, "process_group": process_group, "log_dir": log_dir, **settings}
+        self._compressor = AdaptiveCompressor(base, cf_range, **made)
+        self._controller = self._compressor.policy.controller
+        low, high = self.settings.every
+        if low < high and not getattr(self._controller, "chooses_every", False):
+            raise SettingsError(
+                f"every: {self._controller.name} decides between compression factors alone, and not between {low} and "
+                f'{high} steps; give one number, such as every=10, or controller="goodput"'
+            )
+        parameters = _trained(module, fragments)
+        if executor is None:
+            _share(module, process_group)
+        self.inner = inner
+        self._fragments = in_fragments(parameters, fragments)
+        self._buffers = Buffers(module, tuple(local_buffers))
+        anchors = {name: anchor for fragment in self._fragments for name, anchor in fragment.anchors.items()}
+        self.outer = outer(anchors.values())
+        travelling = {**anchors, **self._buffers.parameters}
+        self._door = self._compressor.door(travelling, executor=executor, widen=self._widened)
+        between = (self.settings.every, delay, mixing)
+        self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, *between)
+        self._closed = False
+
+    def step(self) -> None:
+        """Tell that the inner optimizer made a step; exchange, where a round is over. Called on every rank.
+
+        Raises:
+            ExchangeError: a rank did not answer.
+            RuntimeError: this is closed.
+        """
+        self.leave()
+        self.arrive()
+
+    def leave(self) -> None:
+        """Do the first half of ``step``: hand over what is to leave. Ranks in memory all do it before the other half."""
+        if self._closed:
+            raise RuntimeError("this OuterOptimizer is closed; make a new one")
+        self._rounds.leave(learning_rate(self.inner))
+
+    def arrive(self) -> None:
+        """Do the second half of ``step``: take up what has come."""
+        self._rounds.arrive()
+
+    def synchronize(self) -> None:
+        """End the round here: exchange what it has so far, and take it up. Called on every rank, as after the last step."""
+        self._rounds.leave_now(learning_rate(self.inner), whole=True)
+        self._rounds.finish()
+
+    @contextmanager
+    def synced(self) -> Iterator[None]:
+        """Have the module hold the anchor, to evaluate or save: bit for bit the same on every rank.
+
+        What a rank learned since the last exchange is not in it, and there again afterwards. No collective is started, so
+        that one rank may do it alone.
+        """
+        self._rounds.settle()
+        held = [(p, p.detach().clone()) for fragment in self._fragments for p in fragment.parameters.values()]
+        with torch.no_grad():
+            for fragment in self._fragments:
+                for name, parameter in fragment.parameters.items():
+                    parameter.copy_(fragment.anchors[name])
+            self._buffers.swap()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, own in held:
+                    parameter.copy_(own)
+                self._buffers.swap()
+
+    # what runs, and what came of it
+
+    @property
+    def every(self) -> int:
+        """Number of steps from one exchange to the next, as decided last."""
+        candidate = self._door.decided()
+        return self.settings.every[0] if candidate is None else candidate.every
+
+    @property
+    def cf(self) -> float:
+        """The compression factor in force; see ``AdaptiveCompressor``, as for the next few."""
+        return self._compressor.cf
+
+    @property
+    def gain(self) -> float | None:
+        """Gain of the last pseudo-gradient that all ranks agreed on; ``None`` before."""
+        return self._compressor.gain
+
+    @property
+    def wire_ratio(self) -> float | None:
+        """Wire bytes of dense float32 all-reduces in every step / bytes really sent, in the last agreed round."""
+        return self._compressor.wire_ratio
+
+    @property
+    def history(self) -> list[DecisionRecord]:
+        """One record per window end or trigger, the same on every rank; its steps are rounds."""
+        return self._compressor.history
+
+    @property
+    def ledger(self) -> Ledger:
+        """What this rank handed to collectives so far."""
+        return self._compressor.ledger
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds so far."""
+        return self._rounds.ended
+
+    @property
+    def late(self) -> int:
+        """Number of fragments, on this rank, that had not come when they were due and were taken up later."""
+        return self._rounds.late
+
+    # checkpoints, and the end
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that exchange, whose states make one checkpoint; ``None``: the default group."""
+        return self._compressor.process_group
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state: anchors, all optimizers', its own weights, residuals, controller. Called on every rank.
+
+        What is under way is waited for and saved unapplied; a round that only some fragments have left in is ended. Tensors
+        and plain values only; ``gravac.checkpoint`` saves those of all ranks.
+        """
+        self._rounds.leave_now(learning_rate(self.inner))
+        self._rounds.settle()
+        mine = {
+            "rounds": self._rounds.state_dict(),
+            "fragments": [fragment.state_dict() for fragment in self._fragments],
+            "buffers": self._buffers.state_dict(),
+            "optimizer": self.outer.state_dict(),
+            "inner": self.inner.state_dict(),
+        }
+        return {**self._compressor.state_dict(), "outer": mine}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken, bit for bit; called before the first step.
+
+        The module's weights and the inner optimizer's state are this rank's own, and part of it.
+
+        Raises:
+            SettingsError: the state is of another model, rank, world size, compressor or number of fragments.
+        """
+        mine = state.get("outer")
+        if mine is None:
+            raise SettingsError("outer: the state is an AdaptiveCompressor's, not an OuterOptimizer's")
+        then, now = ([[*one] for one in names] for names in (_anchored(mine["fragments"]), _anchored(self._fragments)))
+        if then != now:
+            raise SettingsError(
+                f"fragments: the state has {len(then)} with {sum(map(len, then))} parameters, and this one {len(now)} "
+                f"with {sum(map(len, now))}, or they have other names"
+            )
+        self._compressor.load_state_dict({key: value for key, value in state.items() if key != "outer"})
+        for fragment, one in zip(self._fragments, mine["fragments"], strict=True):
+            fragment.load_state_dict(one)
+        self._buffers.load_state_dict(mine["buffers"])
+        self.outer.load_state_dict(mine["optimizer"])
+        self.inner.load_state_dict(mine["inner"])
+        self._rounds.load_state_dict(mine["rounds"])
+
+    def close(self) -> None:
+        """Finish what is under way, tell the sinks, end the executor. May be called again."""
+        self._closed = True
+        self._compressor.close()
+
+    def __enter__(self) -> "OuterOptimizer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("OuterOptimizer: cannot be copied or pickled; save state_dict() and load it into a new one")
+
+    def _widened(self, admission: Admission, compute_s: float | None) -> Admission:
+        """Let the controller choose how often, too."""
+        numbers = choices(*self.settings.every)
+        return widened(admission, numbers, compute_s, self.settings.delay, self._controller.keeps_all)
+
+
+def _trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters to train, by name.
+
+    Raises:
+        TypeError: the module is wrapped in DistributedDataParallel.
+        ValueError: there are none, or fewer than fragments.
+    """
+    if isinstance(module, DistributedDataParallel):
+        raise TypeError(
+            "module: it is wrapped in DistributedDataParallel, which averages gradients in every step; give the module "
+            "itself, ddp.module, and train that, or use AdaptiveCompressor with the wrapped one"
+        )
+    parameters = {canonical(name): p for name, p in module.named_parameters() if p.requires_grad}
+    if len(parameters) < fragments:
+        raise ValueError(
+            f"module: it has {len(parameters)} parameters to train, which do not make {fragments} fragments"
+        )
+    return parameters
+
+
+def _share(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give all ranks the weights and buffers of their first.
+
+    Raises:
+        RuntimeError: there is no process group.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("no process group: call torch.distributed.init_process_group first")
+    first = 0 if group is None else dist.get_global_rank(group, 0)
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach(), first, group=group)
+
+
+def _anchored(fragments: Iterable[Any]) -> list[Iterable[str]]:
+    return [one["anchors"] if isinstance(one, dict) else one.anchors for one in fragments]

@@ -1,0 +1,240 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a round: a rank's steps from one exchange to the next, in which each fragment leaves once.
+
+A round is one step of the controller, so its number of steps is decided like the compressor: by what earlier rounds
+showed, alike on all ranks. Where training waits for the exchange, the decision that the round before led to is known
+when the next one begins. Where fragments travel behind steps it is not yet, and the round takes what was decided when
+the round before set out.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gravac.candidate import Candidate
+from gravac.outer.buffers import Buffers
+from gravac.outer.fragments import Fragment, Journey
+from gravac.stepping.clock import Timestamps
+from gravac.stepping.door import Door, Handle
+
+WARM = 5
+"""Number of steps that are timed before the first choice; the first of them does not count."""
+
+
+class Rounds:
+    """Counts a rank's steps, and has fragments leave and arrive.
+
+    Args:
+        door: takes pseudo-gradients in.
+        fragments: parts of the model, in the order in which they leave.
+        buffers: travel with the last fragment.
+        outer: optimizer of the anchors.
+        every: lowest and highest number of steps of a round.
+        delay: number of steps behind which a fragment travels; 0: training waits for it.
+        own: share of its own weights that a rank keeps where it takes up the anchors.
+
+    Attributes:
+        ended: number of rounds whose last fragment has left.
+        late: number of fragments that had not come when they were due; each was taken up later.
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        fragments: Sequence[Fragment],
+        buffers: Buffers,
+        outer: torch.optim.Optimizer,
+        every: tuple[int, int],
+        delay: int,
+        own: float,
+    ) -> None:
+        self.ended = self.late = 0
+        self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
+        self._every, self._delay, self._own = every, delay, own
+        self._waits = delay == 0 and len(fragments) == 1
+        self._steps = self._in_round = 0
+        self._length: int | None = None
+        self._journeys: list[Journey] = []
+        self._handle: Handle | None = None
+        self._chosen = _Chosen()
+        self._began: list[float] = []
+        self._waited = 0.0
+
+    def leave(self, learning_rate: float) -> None:
+        """Count a step, and hand over the fragments whose turn it is.
+
+        Args:
+            learning_rate: of the inner optimizer; nan when not known.
+
+        Raises:
+            ExchangeError: a rank did not answer.
+        """
+        self._steps += 1
+        self._in_round += 1
+        self._length = self._length or self._known()
+        if self._length is not None:
+            self._leave(max(self._length, self._in_round), learning_rate)
+
+    def arrive(self) -> None:
+        """Take up fragments that are due and have come; one that is late has time until it is to leave again."""
+        for fragment in self._fragments:
+            if fragment.due is None or fragment.due > self._steps:
+                continue
+            if self._delay and fragment.journey is not None and not fragment.journey.here:
+                self.late += fragment.due == self._steps
+                continue
+            self._finish(fragment)
+
+    def leave_now(self, learning_rate: float, whole: bool = False) -> None:
+        """End the round: have all fragments leave that have not.
+
+        Args:
+            learning_rate: of the inner optimizer.
+            whole: whether also a round is ended that no fragment has left in.
+        """
+        if self._journeys or (whole and self._in_round):
+            self._leave(self._in_round, learning_rate)
+
+    def finish(self) -> None:
+        """Wait until nothing is under way, and take up all of it."""
+        for fragment in self._fragments:
+            self._finish(fragment)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way; what has come is taken up when it is due."""
+        for fragment in self._fragments:
+            self._arrive(fragment)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters, and how many steps the round has; nothing is under way."""
+        self._length = self._length or (self._known() if self.ended else None)
+        return {"ended": self.ended, "steps": self._steps, "in_round": self._in_round, "length": self._length}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from counters."""
+        self.ended, self._steps, self._in_round = state["ended"], state["steps"], state["in_round"]
+        self._length = state["length"]
+
+    def _known(self) -> int | None:
+        """Return how many steps the present round has; ``None``: that is not known yet."""
+        low, high = self._every
+        if low == high:
+            return low
+        if self.ended == 0 and len(self._began) < min(WARM, high):
+            self._began.append(self._now())
+            if len(self._began) == min(WARM, high):
+                took = [after - before for before, after in zip(self._began, self._began[1:], strict=False)]
+                self._chosen.forget()
+                self._door.prepare(statistics.median(took[1:] or took), self._chosen.take, self._chosen.fail)
+            return None
+        if self.ended and self._waits:
+            candidate = self._door.decided()
+            return None if candidate is None else candidate.every
+        return self._chosen.wait().every
+
+    def _leave(self, length: int, learning_rate: float) -> None:
+        number = len(self._fragments)
+        ready = sum(step <= self._in_round for step in leaves_at(length, number))
+        for at in range(len(self._journeys), ready):
+            fragment, last = self._fragments[at], at == number - 1
+            self._finish(fragment)
+            if at == 0:
+                self._chosen.forget()
+                self._door.begin(
+                    learning_rate=learning_rate, every=length, begun=self._chosen.take, fail=self._chosen.fail
+                )
+            journey = fragment.leave(self._steps + self._delay)
+            self._journeys.append(journey)
+            buffers = self._buffers.leave() if last else ()
+            whole = None if buffers else journey.whole
+            self._handle = self._door.pieces((*journey.pieces, *buffers), whole, True, journey.came)
+        if ready == number:
+            self._end()
+
+    def _end(self) -> None:
+        sent, self._journeys = tuple(self._journeys), []
+        waited = None if self._waits else self._waited
+        self._door.end(Timestamps(backward=self._door.mark(), waited=waited), lambda: spread(sent))
+        self.ended += 1
+        self._in_round, self._length, self._waited = 0, None, 0.0
+
+    def _finish(self, fragment: Fragment) -> None:
+        self._arrive(fragment)
+        if fragment.due is not None:
+            fragment.take_up(self._own)
+            if fragment is self._fragments[-1]:
+                self._buffers.take_up(self._own)
+
+    def _arrive(self, fragment: Fragment) -> None:
+        """Wait for a fragment that is under way, and have its anchors make their step."""
+        if fragment.journey is None:
+            return
+        since = time.perf_counter()
+        if self._waits and self._handle is not None:
+            self._handle.wait()
+        fragment.journey.wait()
+        self._waited += time.perf_counter() - since
+        self._door.join()
+        fragment.arrive(self._outer)
+        if fragment is self._fragments[-1]:
+            self._buffers.arrive()
+
+    def _now(self) -> float:
+        if self._door.device.type == "cuda":
+            torch.cuda.synchronize(self._door.device)  # a few times before the first exchange, to time a step
+        return time.perf_counter()
+
+
+class _Chosen:
+    """What the executor says was decided, once it does."""
+
+    def __init__(self) -> None:
+        self._there = threading.Event()
+        self._candidate: Candidate | None = None
+        self._failure: BaseException | None = None
+
+    def forget(self) -> None:
+        self._there.clear()
+
+    def take(self, candidate: Candidate) -> None:
+        self._candidate = candidate
+        self._there.set()
+
+    def fail(self, failure: BaseException) -> None:
+        self._failure = failure
+        self._there.set()
+
+    def wait(self) -> Candidate:
+        self._there.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._candidate is not None
+        return self._candidate
+
+
+def leaves_at(length: int, number: int) -> list[int]:
+    """Return the step of a round, counted from 1, after which each of so many fragments leaves.
+
+    Example:
+        >>> leaves_at(10, 4)
+        [3, 5, 8, 10]
+    """
+    return [-(-length * (position + 1) // number) for position in range(number)]
+
+
+def spread(journeys: Sequence[Journey]) -> torch.Tensor:
+    """Return the norm of what this rank sent over the norm of the means that came, 0-d: the inverse of drift.
+
+    Example:
+        >>> import types
+        >>> sent, mean = torch.tensor(4.0), torch.tensor(1.0)  # squared
+        >>> spread([types.SimpleNamespace(own=sent, mean=mean)])
+        tensor(2.)
+    """
+    own, mean = (sum((getattr(one, side) for one in journeys), torch.zeros(())) for side in ("own", "mean"))
+    return (own / mean).sqrt()

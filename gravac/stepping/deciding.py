@@ -1,0 +1,101 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A run's controller at work: what it may choose from, what it has decided, and what is told of that."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gravac.averaging.plan import Form
+from gravac.candidate import Candidate
+from gravac.controllers.base import Controller, Decision, Measurement, at_latency
+from gravac.stepping.admission import Admission
+from gravac.stepping.agreement import gain
+from gravac.stepping.clock import StepCosts
+from gravac.stepping.state import StepState
+from gravac.stepping.step_records import decided, measured_step
+from gravac.telemetry.records import Record, RunRecord
+
+
+class Deciding:
+    """Asks a controller, alike on all ranks, and keeps its decision.
+
+    Args:
+        controller: decides which candidate runs.
+        admit: gives the candidates for forms, and those dropped.
+        emit: takes records; called by the executor.
+        samples_per_step: number of samples over all ranks; ``None`` counts a step of a rank as one sample.
+        steps_per_epoch: number of steps that names the epoch in reasons; ``None``: it is not named.
+        settings: told in the run's record; see ``RunRecord``.
+
+    Attributes:
+        decision: decision in force; ``None`` before the first step.
+        candidates: candidates admitted; none before the first step.
+    """
+
+    def __init__(
+        self,
+        controller: Controller[Any],
+        admit: Callable[[Sequence[Form]], Admission],
+        emit: Callable[[Record], None],
+        samples_per_step: float | None,
+        steps_per_epoch: int | None,
+        settings: Mapping[str, str | int | float | bool],
+    ) -> None:
+        self.decision: Decision | None = None
+        self.candidates: tuple[Candidate, ...] = ()
+        self._controller = controller
+        self._admit = admit
+        self._emit = emit
+        self._samples = samples_per_step
+        self._steps_per_epoch = steps_per_epoch
+        self._settings = dict(settings)
+        self._restored: dict[str, Any] | None = None
+        self._timed: tuple[float, ...] = ()
+        self._latency = 0
+
+    def open(self, latency: int, timed: Iterable[float]) -> None:
+        """Learn how many steps a decision takes to hold; of ``timed`` tells ``RunRecord``."""
+        self._controller = at_latency(self._controller, latency)
+        self._latency, self._timed = latency, tuple(timed)
+
+    def restore(self, controller_state: dict[str, Any] | None) -> None:
+        """Start from a dumped state, if there is one, at the next ``start``."""
+        self._restored, self.decision = controller_state, None
+
+    def start(self, state: StepState, forms: Sequence[Form], world: int) -> Decision:
+        """Admit candidates and ask for the first decision: the ranks and the model are known now."""
+        self.candidates, dropped = self._admit(forms)
+        if self._restored is not None:
+            state.controller, self.decision = self._controller.restore(self._restored, self.candidates)
+        else:
+            state.controller, self.decision = self._controller.start(self.candidates)
+        self._emit(RunRecord(self._settings, world, self.candidates, dropped, self._timed))
+        return self.decision
+
+    def samples(self, ranks: int) -> float:
+        """Return the number of samples of a step over all ranks."""
+        return self._samples if self._samples is not None else float(ranks)
+
+    def observe(self, state: StepState, measured: Measurement, costs: StepCosts | None) -> None:
+        """Decide by a step that the ranks agree on, and tell.
+
+        Args:
+            state: of the steps; gets the controller's state, the gain, and the decision's record.
+            measured: the step, as all ranks share it.
+            costs: what it cost on this rank; ``None``: that is not known any more.
+        """
+        assert self.decision is not None
+        state.gain = gain(measured.error, measured.energy)
+        if costs is not None:
+            state.wire_ratio = costs.wire_ratio
+            self._emit(measured_step(measured, costs))
+        before = self.decision.runs
+        state.controller, self.decision = self._controller.observe(state.controller, measured)
+        changed = self.decision.runs != before
+        if self.decision.summary is None and not changed:
+            return
+        # a decision holds from the first step that has not begun
+        first = measured.step + self._latency
+        record = decided(first, self.decision, changed, state.gain, self._steps_per_epoch)
+        state.history.append(record)
+        self._emit(record)
