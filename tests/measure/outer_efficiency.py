@@ -1,0 +1,231 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a step is worth where ranks exchange every H steps: the steps to a target, by (H, compressor, CF), without a clock.
+
+Ranks are stepped in one process, with the outer steps as they run over a network. The target is the metric that dense
+gradient averaging has after 80 % of the task's budget; efficiency is its steps over those needed, both read off between
+evaluations. The outer optimizer is tuned once, dense at H = 10 on charlm and lstm, and kept; denoise is held out. An
+interrupted run goes on where it was.
+
+    python -m tests.measure.outer_efficiency [--json FILE] [--minutes N] [--seeds N] [--tasks ...] [--workers N]
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gravac import OuterOptimizer, Static
+from gravac.exchange.lockstep import Lockstep
+from gravac.lab import tasks
+from gravac.lab.training.expression import compressor
+from tests.measure.results import keep, read, todays
+
+SETUPS = {"charlm": (0.4, 200), "lstm": (1.0, 200), "denoise": (1.0, 300)}
+"""Scale and budget in steps of each task, as in ``make measure-tta``."""
+
+EVERY = (1, 2, 5, 10, 20, 50)
+"""Numbers of steps from one exchange to the next."""
+
+SENT: tuple[tuple[str, float], ...] = (
+    ("dense", 1.0),
+    ("quantize(8)", 4.0),
+    ("quantize(4)", 8.0),
+    ("quantize(2)", 16.0),
+    ("quantize(1)", 32.0),
+    ("topk", 50.0),
+    ("topkc", 50.0),
+)
+"""What is sent, and its CF."""
+
+OUTER = ((1.0, 0.0), (0.7, 0.6), (0.9, 0.3), (1.0, 0.3), (0.7, 0.9), (0.7, 0.0))
+"""Learning rate and Nesterov momentum of the outer optimizer that are tried."""
+
+LIMIT = 1.8
+"""Steps after which a run that did not reach its target ends, in times of those that gradient averaging needs."""
+
+
+class Case(NamedTuple):
+    """One run.
+
+    Attributes:
+        task: its name.
+        every: number of steps from one exchange to the next; 0: gradients are averaged in each, dense.
+        label: of the compressor, as it would be written in Python.
+        cf: compression factor; 1 for dense.
+        rate: learning rate of the outer optimizer.
+        momentum: its momentum, Nesterov's where it is not 0.
+        ranks: stepped in memory.
+        seed: of weights and batches.
+    """
+
+    task: str
+    every: int
+    label: str = "dense"
+    cf: float = 1.0
+    rate: float = 1.0
+    momentum: float = 0.0
+    ranks: int = 2
+    seed: int = 0
+
+
+def train(work: tuple[Case, float | None]) -> dict[str, Any]:
+    """Run one case, to a target if there is one; what came of it."""
+    torch.set_num_threads(1)
+    case, target = work
+    scale, budget = SETUPS[case.task]
+    task = tasks.make(case.task, scale=scale, seed=case.seed)
+    models = [task.model() for _ in range(case.ranks)]
+    inner = [task.optimizer(model) for model in models]
+    lockstep = Lockstep(case.ranks)
+    momentum: dict[str, Any] = {"momentum": case.momentum, "nesterov": True} if case.momentum else {}
+    sends: dict[str, Any] = {"base": compressor(case.label), "cf_range": (1, 1000), "controller": Static(cf=case.cf)}
+    outer = [
+        OuterOptimizer(
+            model,
+            optimizer,
+            every=max(case.every, 1),
+            outer=partial(torch.optim.SGD, lr=case.rate, **momentum),
+            executor=executor,
+            **sends,
+        )
+        for model, optimizer, executor in zip(models, inner, lockstep.executors, strict=True)
+    ]
+    curve: list[tuple[int, float]] = []
+    steps = budget if target is None else round(LIMIT * 0.8 * budget)
+    length = max(case.every, 1)
+    evaluate = length * -(-10 // length)  # when a round ends, as then all ranks have the anchor's weights
+    for step in range(steps):
+        for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
+            for group in optimizer.param_groups:
+                group["lr"] = task.learning_rate_at(step)
+            optimizer.zero_grad()
+            task.loss(model, task.batch(step, rank)).backward()  # type: ignore[no-untyped-call]
+        if case.every == 0:
+            average(models)
+        for optimizer in inner:
+            optimizer.step()
+        if case.every:
+            for one in outer:
+                one.leave()
+            for one in outer:
+                one.arrive()
+        if (step + 1) % evaluate == 0:
+            value = task.metric.value(task.validate(models[0]))
+            curve.append((step + 1, value))
+            if not math.isfinite(value) or (target is not None and task.metric.reached(value, target)):
+                break
+    gains = [record.gain for record in outer[0].history]
+    return {
+        **case._asdict(),
+        "target": target,
+        "reached": None if target is None else crossing(curve, target),
+        "curve": curve,
+        "wire_ratio": outer[0].wire_ratio,
+        "gain": sum(gains) / len(gains) if gains else None,
+    }
+
+
+def average(models: Sequence[torch.nn.Module]) -> None:
+    """Give all models the mean of their gradients."""
+    for parameters in zip(*(model.parameters() for model in models), strict=True):
+        mean = torch.stack([p.grad for p in parameters if p.grad is not None]).mean(0)
+        for parameter in parameters:
+            parameter.grad = mean.clone()
+
+
+def crossing(curve: Sequence[tuple[int, float]], target: float) -> float | None:
+    """Return the step, between evaluations, at which a curve first reaches a target; ``None``: it does not.
+
+    The last point decides which side is reached; a curve that starts there has reached it at its first point.
+    """
+    (before, was), *rest = curve
+    for step, value in rest:
+        if (was - target) * (value - target) <= 0 and was != value:
+            return before + (step - before) * (target - was) / (value - was)
+        before, was = step, value
+    return None
+
+
+def grid(names: Sequence[str], outer: dict[str, tuple[float, float]], seeds: Iterable[int]) -> Iterable[Case]:
+    """What is run, most telling first."""
+    for seed in seeds:
+        for every in (10, 20, 5, 50, 2, 1):
+            for label, cf in SENT:
+                for name in names:
+                    yield Case(name, every, label, cf, *outer[name], seed=seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", default="docs/measurements/outer_efficiency.json")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--tasks", nargs="+", default=[*SETUPS], choices=[*SETUPS])
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    until = time.monotonic() + 60 * arguments.minutes
+    file = Path(arguments.json)
+    rows: list[dict[str, Any]] = read(file) if file.exists() else []
+    todays()  # the machine's speed, before workers take it
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
+
+        def run(wanted: Iterable[tuple[Case, float | None]]) -> list[dict[str, Any]]:
+            """Rows of these cases; those that an earlier run left in the file are not run again."""
+            wanted = [*dict.fromkeys(wanted)]
+            ran = {key(row): row for row in rows}
+            missing = [work for work in wanted if work[0] not in ran]
+            if time.monotonic() < until:
+                for position, row in enumerate(pool.imap(train, missing), 1):
+                    rows.append(row)
+                    ran[key(row)] = row
+                    said = {name: value for name, value in row.items() if name != "curve"}
+                    print(f"{position} of {len(missing)}:", json.dumps(said), flush=True)
+                    keep(rows, arguments.json)
+                    if time.monotonic() > until:
+                        pool.terminate()
+                        break
+            return [ran[case] for case, _ in wanted if case in ran]
+
+        seeds = range(arguments.seeds)
+        references = run((Case(name, 0, seed=seed), None) for seed in seeds for name in arguments.tasks)
+        targets = {(row["task"], row["seed"]): at_share(row) for row in references}
+        tried = run(
+            (Case(name, 10, rate=rate, momentum=momentum), targets[name, 0])
+            for rate, momentum in OUTER
+            for name in ("charlm", "lstm")
+            if name in arguments.tasks
+        )
+        chosen = best(tried, targets)
+        print("outer optimizer:", chosen)
+        outer = dict.fromkeys(SETUPS, chosen)
+        run((case, targets[case.task, case.seed]) for case in grid(arguments.tasks, outer, seeds))
+
+
+def at_share(row: dict[str, Any]) -> float:
+    """Return the metric of a run of gradient averaging after 80 % of its budget."""
+    return dict(map(tuple, row["curve"]))[round(0.8 * SETUPS[row["task"]][1])]
+
+
+def best(tried: Sequence[dict[str, Any]], targets: dict[tuple[str, int], float]) -> tuple[float, float]:
+    """Return the outer settings of the fewest steps, by geometric mean over the tasks; what is not reached is last."""
+    by_setting: dict[tuple[float, float], list[float]] = {}
+    for row in tried:
+        by_setting.setdefault((row["rate"], row["momentum"]), []).append(row["reached"] or math.inf)
+    return min(by_setting, key=lambda setting: math.prod(by_setting[setting])) if by_setting else (1.0, 0.0)
+
+
+def key(row: dict[str, Any]) -> Case:
+    """The case of a row."""
+    return Case(**{field: row[field] for field in Case._fields})
+
+
+if __name__ == "__main__":
+    main()
