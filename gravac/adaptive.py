@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,16 +23,13 @@ from gravac.exchange.opening import Opened, open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
 from gravac.policy import Policy, RunSettings, beside, load_policy
-from gravac.stepping.admission import Admission, admit, averager_of
+from gravac.stepping.admission import Admission, Widen, admit, averager_of
 from gravac.stepping.codec_timing import time_codecs
 from gravac.stepping.door import Door
 from gravac.stepping.step_records import totals
 from gravac.stepping.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
-
-Widen = Callable[[Admission, float | None], Admission]
-"""Takes candidates, and the seconds that a step takes without exchange, where they are known."""
 
 CLOSING_SECONDS = 20.0  # that ``close`` waits for the exchange at most: after a failure, a peer may never answer
 

@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller may choose: a compressor at a compression factor (CF), and of outer steps how often; and what it may
-not, with the cause."""
+"""What a controller may choose, a compressor at a compression factor (CF); and what it may not, with the cause."""
 
 import bisect
 import math
@@ -16,8 +15,7 @@ DENSE = "dense"
 class Candidate:
     """A compressor, by name, at a compression factor.
 
-    Of outer steps (``gravac.outer``), which exchange every so many steps, all numbers are those of one of these steps: its
-    share of the bytes and the seconds.
+    Where ranks exchange every so many steps (``gravac.outer``), all numbers are of one of these: its share of a round.
 
     Attributes:
         compressor: name of the compressor; ``"dense"`` for no compression.

@@ -19,7 +19,7 @@ CHUNK_BYTES = 64 * 2**20  # that ``collect`` has under way at a time, of all ran
 
 
 class Checkpointed(Protocol):
-    """What a checkpoint is made of, and loaded into: an ``AdaptiveCompressor``."""
+    """What a checkpoint is made of, and loaded into: an ``AdaptiveCompressor``, or an ``OuterOptimizer``."""
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:

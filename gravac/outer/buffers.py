@@ -31,7 +31,9 @@ class Buffers:
         named = dict(module.named_buffers())
         for name in left_alone:
             if not any(_within(one, name) for one in named):
-                raise ValueError(f"local_buffers: {name!r} is no buffer of the module; it has {', '.join(named) or 'none'}")
+                raise ValueError(
+                    f"local_buffers: {name!r} is no buffer of the module; it has {', '.join(named) or 'none'}"
+                )
         self._live = {
             name: buffer
             for name, buffer in named.items()

@@ -28,10 +28,13 @@ def choices(least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({least, most, *(one for one in between if least <= one <= most)}))
 
 
-def widened(admission: Admission, every: Sequence[int], compute_s: float | None, delay: int, keep_all: bool) -> Admission:
+def widened(
+    admission: Admission, every: Sequence[int], compute_s: float | None, delay: int, keep_all: bool
+) -> Admission:
     """Return an admission with each candidate at each number of steps between two exchanges.
 
-    Left out is what another candidate does better or as well in all: bytes, coding and efficiency.
+    Left out is a compressed one that sends no less than another of at least its efficiency. Dense ones stay: where
+    bytes are cheap, coding is what costs.
 
     Args:
         admission: as of an exchange in every step.
@@ -40,13 +43,11 @@ def widened(admission: Admission, every: Sequence[int], compute_s: float | None,
         delay: number of steps behind which an exchange may travel.
         keep_all: whether to leave nothing out.
     """
-    all_of_them = [_every(one, number, compute_s, delay) for number in every for one in admission.candidates]
-    first, *others = all_of_them
-    kept = [one for one in others if keep_all or not any(_better(other, one) for other in all_of_them)]
-    dense = [one for one in kept if one.dense]
-    compressed = [one for one in kept if not one.dense]
-    ordered = sorted((*dense, *compressed), key=lambda one: (one.wire_ratio, one.cf))
-    return Admission((first, *ordered), admission.dropped)
+    first, *others = (_every(one, number, compute_s, delay) for number in every for one in admission.candidates)
+    kept = [
+        one for one in others if keep_all or one.dense or not any(_better(other, one) for other in (first, *others))
+    ]
+    return Admission((first, *sorted(kept, key=lambda one: (one.wire_ratio, one.cf))), admission.dropped)
 
 
 def _every(candidate: Candidate, every: int, compute_s: float | None, delay: int) -> Candidate:
@@ -68,9 +69,6 @@ def _every(candidate: Candidate, every: int, compute_s: float | None, delay: int
 
 
 def _better(one: Candidate, other: Candidate) -> bool:
-    """Tell whether one candidate is no worse than another in anything, and better in something."""
-    mine, others = (
-        (-c.wire_ratio, -c.efficiency, math.inf if c.coding_s is None and not c.dense else c.coding_s or 0.0)
-        for c in (one, other)
-    )
-    return mine != others and all(a <= b for a, b in zip(mine, others, strict=True))
+    """Tell whether one candidate is no worse than another in bytes and efficiency, and better in one."""
+    mine, others = ((c.wire_ratio, c.efficiency) for c in (one, other))
+    return mine != others and mine[0] >= others[0] and mine[1] >= others[1]

@@ -7,6 +7,7 @@
 same on all of them whenever each of them gets to 4.
 """
 
+import itertools
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +37,7 @@ class Journey:
     def __init__(self, fragment: "Fragment") -> None:
         anchors = [flat(name, anchor) for name, anchor in fragment.anchors.items()]
         self.whole = torch.cat(anchors)
-        parts = self.whole.split([anchor.numel() for anchor in anchors])
+        parts = self.whole.tensor_split(list(itertools.accumulate(anchor.numel() for anchor in anchors))[:-1])
         for part, (name, parameter) in zip(parts, fragment.parameters.items(), strict=True):
             part.sub_(flat(name, parameter))
         shaped = zip(fragment.parameters.items(), parts, strict=True)
@@ -171,4 +172,5 @@ def in_fragments(parameters: Mapping[str, torch.nn.Parameter], number: int) -> l
 
 
 def _square(whole: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(whole, dtype=torch.float64).square()
+    norm: torch.Tensor = torch.linalg.vector_norm(whole, dtype=torch.float64)
+    return norm.square()

@@ -60,8 +60,8 @@ class OuterOptimizer:
     """Trains ranks apart for some steps, exchanges how far they came, and decides how often, how much and how.
 
     It takes the place of DistributedDataParallel. Every rank makes one, with the same settings, and all start from rank
-    0's weights. How far a rank came, the weights that all ranks shared (the anchor) less its own, is its pseudo-gradient;
-    the mean over the ranks is what the outer optimizer moves the anchor by (DiLoCo, arXiv:2311.08105, algorithm 1).
+    0's weights. How far a rank came, the weights that all shared (the anchor) less its own, is its pseudo-gradient; the
+    mean over the ranks is the outer optimizer's gradient of the anchor (DiLoCo, arXiv:2311.08105, algorithm 1).
 
     Args:
         module: trained on this rank, not wrapped; its trainable parameters are exchanged.
@@ -127,8 +127,8 @@ class OuterOptimizer:
     ) -> None:
         given: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
         self.settings = OuterSettings(**given)
-        made: dict[str, Any] = {"controller": controller, "process_group": process_group, "log_dir": log_dir, **settings}
-        self._compressor = AdaptiveCompressor(base, cf_range, **made)
+        settings |= {"controller": controller, "process_group": process_group, "log_dir": log_dir}
+        self._compressor = AdaptiveCompressor(base, cf_range, **settings)
         self._controller = self._compressor.policy.controller
         low, high = self.settings.every
         if low < high and not getattr(self._controller, "chooses_every", False):
@@ -161,7 +161,7 @@ class OuterOptimizer:
         self.arrive()
 
     def leave(self) -> None:
-        """Do the first half of ``step``: hand over what is to leave. Ranks in memory all do it before the other half."""
+        """Do the first half of ``step``: hand over what leaves. Ranks in memory all do so before the other half."""
         if self._closed:
             raise RuntimeError("this OuterOptimizer is closed; make a new one")
         self._rounds.leave(learning_rate(self.inner))
@@ -171,7 +171,7 @@ class OuterOptimizer:
         self._rounds.arrive()
 
     def synchronize(self) -> None:
-        """End the round here: exchange what it has so far, and take it up. Called on every rank, as after the last step."""
+        """End the round here: exchange what it has, and take it up. Called on every rank, after the last step."""
         self._rounds.leave_now(learning_rate(self.inner), whole=True)
         self._rounds.finish()
 
@@ -179,8 +179,8 @@ class OuterOptimizer:
     def synced(self) -> Iterator[None]:
         """Have the module hold the anchor, to evaluate or save: bit for bit the same on every rank.
 
-        What a rank learned since the last exchange is not in it, and there again afterwards. No collective is started, so
-        that one rank may do it alone.
+        What a rank learned since the last exchange is not in it, and there again afterwards. No collective is started:
+        one rank may do it alone.
         """
         self._rounds.settle()
         held = [(p, p.detach().clone()) for fragment in self._fragments for p in fragment.parameters.values()]
@@ -248,10 +248,10 @@ class OuterOptimizer:
         return self._compressor.process_group
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state: anchors, all optimizers', its own weights, residuals, controller. Called on every rank.
+        """Return this rank's state: anchors, both optimizers', its own weights, residuals, controller.
 
-        What is under way is waited for and saved unapplied; a round that only some fragments have left in is ended. Tensors
-        and plain values only; ``gravac.checkpoint`` saves those of all ranks.
+        Called on every rank. What is under way is waited for, and saved as not taken up yet; a round that only some
+        fragments have left in is ended. Tensors and plain values only; ``gravac.checkpoint`` saves those of all ranks.
         """
         self._rounds.leave_now(learning_rate(self.inner))
         self._rounds.settle()
@@ -267,7 +267,8 @@ class OuterOptimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first step.
 
-        The module's weights and the inner optimizer's state are this rank's own, and part of it.
+        The module's weights and the inner optimizer's state are this rank's own, and part of it. At another number of
+        ranks (``gravac.checkpoint.load``) all begin a round at the anchor, with the first rank's inner optimizer state.
 
         Raises:
             SettingsError: the state is of another model, rank, world size, compressor or number of fragments.
@@ -282,12 +283,12 @@ class OuterOptimizer:
                 f"with {sum(map(len, now))}, or they have other names"
             )
         self._compressor.load_state_dict({key: value for key, value in state.items() if key != "outer"})
-        for fragment, one in zip(self._fragments, mine["fragments"], strict=True):
-            fragment.load_state_dict(one)
-        self._buffers.load_state_dict(mine["buffers"])
+        of_others = state["world"] is None  # merged from another number of ranks: all begin a round at the anchor
+        for part, one in zip((*self._fragments, self._buffers), (*mine["fragments"], mine["buffers"]), strict=True):
+            part.load_state_dict({**one, "own": {**one["own"], **one["anchors"]}, "due": None} if of_others else one)
         self.outer.load_state_dict(mine["optimizer"])
         self.inner.load_state_dict(mine["inner"])
-        self._rounds.load_state_dict(mine["rounds"])
+        self._rounds.load_state_dict({**mine["rounds"], "in_round": 0} if of_others else mine["rounds"])
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""

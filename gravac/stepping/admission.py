@@ -41,6 +41,10 @@ class Admission(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
 
 
+Widen = Callable[[Admission, float | None], Admission]
+"""Takes candidates, and the seconds that a step takes without exchange, where they are known."""
+
+
 def averager_of(policy: Policy) -> Averager:
     """What averages by a policy, alone so far: rank 0 of 1."""
     feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)

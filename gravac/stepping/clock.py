@@ -79,7 +79,8 @@ class ClockedStep:
         inputs, backward = self.timestamps.inputs, self.timestamps.backward
         seconds = float("nan") if self.before is None else between(self.before, self.ended)
         exposed = 0.0 if backward is None else between(backward, self.ended)
-        exposed = exposed if self.timestamps.waited is None else self.timestamps.waited
+        told = self.timestamps.waited
+        exposed = exposed if told is None else told
         free_since = [mark for mark in (self.timestamps.optimized, self.before) if mark is not None]
         waited = 0.0 if inputs is None else max(0.0, min((between(mark, inputs) for mark in free_since), default=0.0))
         return StepCosts(
@@ -92,7 +93,7 @@ class ClockedStep:
             compress=compress,
             exchange=exchange,
             input_wait=waited,
-            waited=min(exposed, exchange) if backward is not None or self.timestamps.waited is not None else float("nan"),
+            waited=float("nan") if backward is None and told is None else min(exposed, exchange),
         )
 
 

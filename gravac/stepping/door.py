@@ -14,7 +14,7 @@ import torch
 
 from gravac.averaging.plan import Form, Piece
 from gravac.candidate import Candidate
-from gravac.exchange.executor import Mark, Number
+from gravac.exchange.executor import Fail, Mark, Number
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
 from gravac.stepping.steps import Steps
@@ -124,7 +124,7 @@ class Door:
         forms: Sequence[Form] = (),
         every: int = 1,
         begun: Callable[[Candidate], None] = lambda candidate: None,
-        fail: Callable[[BaseException], None] = lambda failure: None,
+        fail: Fail = lambda failure: None,
     ) -> None:
         """A step begins: its first gradients are about to be ready.
 
@@ -175,7 +175,7 @@ class Door:
         self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends), last)
         return handle
 
-    def prepare(self, seconds: float, chosen: Callable[[Candidate], None], fail: Callable[[BaseException], None]) -> None:
+    def prepare(self, seconds: float, chosen: Callable[[Candidate], None], fail: Fail) -> None:
         """Have the first decision made, by what a step takes without exchange. Called on every rank, before ``begin``.
 
         Args:

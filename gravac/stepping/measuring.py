@@ -76,7 +76,8 @@ class Measurements:
             stats = one.stats if executor.masked else one.stats.looked_at(executor.read)
             costs = one.clocked.costs(executor.between)
             left = summed([*one.leftover.values()])
-            report = StepReport.of(one.step, one.ran, one.plan.shadow, costs, stats, one.learning_rate, left, one.spread)
+            ran = (one.step, one.ran, one.plan.shadow)
+            report = StepReport.of(*ran, costs, stats, one.learning_rate, left, one.spread)
             errors = TensorErrors.of(stats, one.plan.survey, one.loss_scale, self._wire_bytes)
             state.unobserved.append(Unobserved(report, errors, costs, frozenset(one.leftover)))
 

@@ -20,7 +20,7 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
-from gravac.collectives import AllReduce, Ledger
+from gravac.collectives import Ledger
 from gravac.controllers.base import Controller, Decision
 from gravac.exchange.executor import Executor, Fail, Number
 from gravac.exchange.group import ExchangeError
@@ -31,9 +31,11 @@ from gravac.stepping.deciding import Deciding
 from gravac.stepping.measuring import Measured, Measurements
 from gravac.stepping.planning import Planner
 from gravac.stepping.state import StepState, Unobserved
+from gravac.stepping.taking_part import TakingPart
 from gravac.telemetry.records import Record
 
 AGREEMENT = "the ranks' agreement on an earlier step"
+TAKING_PART = "the number of ranks with inputs left"
 
 
 class Steps:
@@ -75,7 +77,7 @@ class Steps:
         self._planner = Planner(averager, levels, survey_every)
         self._executor: Executor | None = None
         self._measurements = Measurements(self._planner.wire_bytes)
-        self._counting: Any = None
+        self._taking_part = TakingPart()
         self._learning_rate = math.nan
         self._held_at = 0
         self._plan = averager.plan(0, None)
@@ -139,9 +141,7 @@ class Steps:
             self.executor.call(self._catch_up, fail)
         self.executor.call(lambda: self._begin(forms, loss_scale, learning_rate, takes_part, every, begun), fail)
 
-    def prepare(
-        self, forms: Sequence[Form], seconds: float, chosen: Callable[[Candidate], None], fail: Fail
-    ) -> None:
+    def prepare(self, forms: Sequence[Form], seconds: float, chosen: Callable[[Candidate], None], fail: Fail) -> None:
         """Hand over what a step's compute takes on this rank, before the first step, so that its choice may go by that.
 
         Args:
@@ -171,9 +171,7 @@ class Steps:
         """Have what was handed over so far averaged without waiting for more; called alike on all ranks."""
         self._hand_over(None, None, last=True)
 
-    def end(
-        self, timestamps: Timestamps, fail: Fail, spread: Callable[[], Number] = lambda: math.nan
-    ) -> None:
+    def end(self, timestamps: Timestamps, fail: Fail, spread: Callable[[], Number] = lambda: math.nan) -> None:
         """Hand over that the backward ended, as all its groups were."""
         self.flush()
         self.executor.call(lambda: self._end(timestamps, spread), fail)
@@ -190,8 +188,9 @@ class Steps:
             pieces = [piece for one in taken for piece in one.pieces]
             with self._naming(lambda: exchanged(pieces)):
                 yield from self.averager.average(pieces, self._plan, taken[0].whole if len(taken) == 1 else None)
-            if self._counting is not None:
-                factor = self.averager.world / self._counted()
+            if self._taking_part.asked:
+                with self._naming(lambda: TAKING_PART):
+                    factor = self.averager.world / self._taking_part.count(self.executor)
                 for piece in pieces:
                     piece.flat.mul_(factor)
             for one in taken:
@@ -279,9 +278,8 @@ class Steps:
             self._observe_until(state.step - self.executor.latency)
         with self._naming(lambda: AGREEMENT):
             self._measurements.agree(self.executor, state, state.step + 1 - self.executor.latency)
-        with self._naming(lambda: "the number of ranks with inputs left"):
-            count = None if takes_part is None else torch.full((1,), float(takes_part), device=self.device)
-            self._counting = None if count is None else self.executor.start([AllReduce(count)])
+        with self._naming(lambda: TAKING_PART):
+            self._taking_part.begin(self.executor, takes_part, self.device)
         self._scale(loss_scale)
         assert self.decision is not None
         chosen = self.decision.candidate
@@ -308,15 +306,6 @@ class Steps:
         if before is not None:
             self.averager.rescale(loss_scale / before)
         self.state.loss_scale = loss_scale
-
-    def _counted(self) -> Number:
-        """The number of ranks with inputs left, once all have told."""
-        if isinstance(self._counting, float | torch.Tensor):
-            return self._counting
-        with self._naming(lambda: "the number of ranks with inputs left"):
-            (count,) = self.executor.finish(self._counting)
-        self._counting = count[0] if self.executor.masked else self.executor.read([count[0]])[0]
-        return self._counted()
 
     def _start(self, forms: Sequence[Form]) -> Decision:
         """The world and the model are known now: return the first decision."""

@@ -30,6 +30,12 @@ STEPS = {
 }
 """Tag of each mean over steps, by its name in ``StepRecord``."""
 
+EVERY = PREFIX + "every"
+"""Tag of the number of steps from one exchange to the next, where that is chosen."""
+
+DRIFT = PREFIX + "drift"
+"""Tag of how far ranks went the same way in a round, see ``Measurement``."""
+
 STAIRS = ("achieved_cf", "wire_ratio", "payload_bytes", "wire_bytes")
 """Fields that follow from the CF: their curves are staircases as the CF's is, so each gets a point where it changes."""
 
@@ -72,7 +78,14 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "Sent so far, GB, of one rank": _lines(WIRE_GIGABYTES, DENSE_WIRE_GIGABYTES),
     },
 }
-"""Layout for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags.
+"""Layout for ``SummaryWriter.add_custom_scalars``: category, chart title, kind of chart and tags; see ``layout``.
 
 Two categories, because TensorBoard shows a category's band charts after its line charts.
 """
+
+
+def layout(outer: bool) -> dict[str, dict[str, list[Any]]]:
+    """Return the layout of a run; where ranks exchange every so many steps, with charts of that."""
+    rounds = {"Steps from one exchange to the next": _lines(EVERY), "Drift (1: ranks go the same way)": _lines(DRIFT)}
+    first, *others = LAYOUT.items()
+    return dict([(first[0], {**first[1], **(rounds if outer else {})}), *others])

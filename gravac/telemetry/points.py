@@ -32,9 +32,9 @@ class Points:
 
     def add(self, step: StepRecord) -> None:
         """Take a step in, and write the point that it completes."""
-        if self._last is None or (self._last.compressor, self._last.cf) != (step.compressor, step.cf):
+        if self._last is None or _what(self._last) != _what(step):
             self.flush()
-            self._finite(_cf(step.cf) | {page.STEPS[name]: getattr(step, name) for name in page.STAIRS}, step.step)
+            self._finite(_runs(step) | {page.STEPS[name]: getattr(step, name) for name in page.STAIRS}, step.step)
         self._steps.append(step)
         self._last = step
         self._gigabytes[0] += step.wire_bytes / 1e9
@@ -47,7 +47,7 @@ class Points:
         if not self._steps:
             return
         steps, self._steps = self._steps, []
-        values = _cf(steps[-1].cf) | {page.STEPS[name]: value for name, value in means(steps).items()}
+        values = _runs(steps[-1]) | {page.STEPS[name]: value for name, value in means(steps).items()}
         values[page.WIRE_GIGABYTES], values[page.DENSE_WIRE_GIGABYTES] = self._gigabytes
         self._finite(values, steps[-1].step)
 
@@ -55,5 +55,11 @@ class Points:
         self._write({tag: value for tag, value in values.items() if math.isfinite(value)}, step)
 
 
-def _cf(cf: float) -> dict[str, float]:
-    return {page.CF: cf, page.CF_LOG10: math.log10(cf)}
+def _what(step: StepRecord) -> tuple[str, float, int]:
+    return step.compressor, step.cf, step.every
+
+
+def _runs(step: StepRecord) -> dict[str, float]:
+    """What runs, as numbers: how often only where ranks have rounds, which is where they tell of drift."""
+    often = {} if math.isnan(step.drift) else {page.EVERY: float(step.every), page.DRIFT: step.drift}
+    return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf), **often}

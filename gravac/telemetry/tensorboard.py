@@ -48,8 +48,6 @@ class TensorBoardSink:
         self._decisions = 0
         self._changes: list[tuple[DecisionRecord, float | None]] = []
         self._decided: float | None = None
-        with self._quiet:
-            self._writer.add_custom_scalars(page.LAYOUT)
 
     def __call__(self, record: Record) -> None:
         """Write one record. Never raises: the first failure warns, later records are then dropped."""
@@ -62,6 +60,7 @@ class TensorBoardSink:
                 self._decision(record)
             elif isinstance(record, RunRecord):
                 self._run = record
+                self._writer.add_custom_scalars(page.layout(any(one.every > 1 for one in record.candidates)))
                 self._writer.add_text(page.RUN_TEXT, words.run_words(record), 0)
             else:
                 self._end(record)

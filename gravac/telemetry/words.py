@@ -70,9 +70,10 @@ def changes_words(changes: Iterable[tuple[DecisionRecord, float | None]], decisi
 
 
 def _change(decision: DecisionRecord, before: float | None) -> str:
+    often = f", every {decision.every} steps" if decision.every > 1 else ""
     if before is None or before == decision.cf:
-        return f"CF {decision.cf:g}"
-    return f"CF {before:g} → {decision.cf:g}"
+        return f"CF {decision.cf:g}{often}"
+    return f"CF {before:g} → {decision.cf:g}{often}"
 
 
 def _measured(decision: DecisionRecord) -> str:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a step is worth where ranks exchange every H steps: the steps to a target, by (H, compressor, CF), without a clock.
+"""The efficiency of steps where ranks exchange every H of them: steps to a target by (H, compressor, CF), no clock.
 
 Ranks are stepped in one process, with the outer steps as they run over a network. The target is the metric that dense
 gradient averaging has after 80 % of the task's budget; efficiency is its steps over those needed, both read off between

@@ -1,97 +1,51 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps of ranks in memory: what they come to, whatever is late, saved or forced."""
+"""Outer steps of ranks in memory: what they come to, when exchanged, saved or taken up by other ranks."""
 
-import copy
+import io
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.parallel import DistributedDataParallel
 
-from gravac import Goodput, OuterOptimizer, SettingsError, Static, dense, quantize, topk
-from gravac.exchange.lockstep import Lockstep
+from gravac import (
+    AdaptiveCompressor,
+    Goodput,
+    GraVAC,
+    OuterOptimizer,
+    SettingsError,
+    Static,
+    merge_states,
+    quantize,
+    topk,
+)
+from gravac.outer.rounds import leaves_at
+from tests.outer.ranks import SGD, Ranks, averaged, equal, flat, inner_step, network
 
-SGD = partial(torch.optim.SGD, lr=0.05)
-
-
-def model(seed=0):
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(48, 32), torch.nn.Tanh(), torch.nn.Linear(32, 40), torch.nn.Linear(40, 8))
-
-
-def batch(step, rank):
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(16, 48, generator=generator), torch.randn(16, 8, generator=generator)
-
-
-class Ranks:
-    """N ranks that train a small model with outer steps, in one process."""
-
-    def __init__(self, ranks, inner=SGD, lockstep=None, module=model, **settings):
-        self.lockstep = lockstep or Lockstep(ranks)
-        self.modules = [module() for _ in range(ranks)]
-        self.inner = [inner(one.parameters()) for one in self.modules]
-        settings = {"base": dense, "cf_range": (1, 2), "controller": Static(cf=1), "every": 1, "dense_below": 0, **settings}
-        self.outer = [
-            OuterOptimizer(module, optimizer, executor=executor, **settings)
-            for module, optimizer, executor in zip(self.modules, self.inner, self.lockstep.executors, strict=True)
-        ]
-        self.made = 0
-
-    def train(self, steps):
-        for _ in range(steps):
-            for rank, (module, inner, outer) in enumerate(zip(self.modules, self.inner, self.outer, strict=True)):
-                x, y = batch(self.made, rank)
-                inner.zero_grad()
-                (module(x) - y).square().mean().backward()
-                inner.step()
-                outer.leave()
-            self.lockstep.run()
-            for outer in self.outer:
-                outer.arrive()
-            self.made += 1
-        return self
-
-    def synchronize(self):
-        for outer in self.outer:
-            outer._rounds.leave_now(0.05, whole=True)
-        self.lockstep.run()
-        for outer in self.outer:
-            outer.synchronize()
-
-    @property
-    def weights(self):
-        return [torch.nn.utils.parameters_to_vector(module.parameters()).detach() for module in self.modules]
-
-    @property
-    def anchors(self):
-        found = []
-        for module, outer in zip(self.modules, self.outer, strict=True):
-            with outer.synced():
-                found.append(torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone())
-        return found
-
-
-def averaged(ranks, steps):
-    """Weights after steps with all ranks' mean gradient: what DistributedDataParallel does."""
-    module = model()
-    optimizer = SGD(module.parameters())
-    for step in range(steps):
-        optimizer.zero_grad()
-        for rank in range(ranks):
-            x, y = batch(step, rank)
-            ((module(x) - y).square().mean() / ranks).backward()
-        optimizer.step()
-    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+FOUR_BITS: dict[str, Any] = {"base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100)}
+MOMENTUM = partial(torch.optim.SGD, lr=0.7, momentum=0.6, nesterov=True)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_one_step_a_round_is_gradient_averaging(ranks):
+def test_one_step_a_round_is_gradient_averaging(ranks: int) -> None:
     trained = Ranks(ranks).train(12)
     for weights in trained.weights:
         torch.testing.assert_close(weights, averaged(ranks, 12))
+
+
+def test_a_plain_outer_step_goes_to_the_mean_of_the_ranks_weights() -> None:
+    alone = [network() for _ in range(3)]
+    for rank, module in enumerate(alone):
+        optimizer = SGD(module.parameters())
+        for step in range(5):
+            inner_step(module, optimizer, step, rank)
+    mean = torch.stack([flat(module) for module in alone]).mean(0)
+    for weights in Ranks(3, every=5).train(5).weights:
+        torch.testing.assert_close(weights, mean)
 
 
 @given(
@@ -101,39 +55,215 @@ def test_one_step_a_round_is_gradient_averaging(ranks):
     delay=st.integers(0, 5),
     mixing=st.sampled_from([0.0, 0.5]),
 )
-def test_anchors_are_the_same_on_all_ranks(ranks, every, fragments, delay, mixing):
-    settings = {"base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100)}
-    trained = Ranks(ranks, every=every, fragments=fragments, delay=delay, mixing=mixing, **settings).train(16)
-    first, *others = trained.anchors
-    assert all(torch.equal(first, other) for other in others)
+def test_anchors_are_the_same_on_all_ranks(ranks: int, every: int, fragments: int, delay: int, mixing: float) -> None:
+    when = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
+    trained = Ranks(ranks, outer=MOMENTUM, **when, **FOUR_BITS).train(16)
+    assert equal(trained.anchors)
     assert trained.outer[0].rounds == 16 // every
     trained.synchronize()
-    first, *others = trained.weights
-    assert fragments > 1 or mixing or all(torch.equal(first, other) for other in others)
+    assert equal(trained.anchors)
+    assert fragments > 1 or mixing or equal(trained.weights)
 
 
-def test_the_mean_of_weights_is_what_a_plain_outer_step_gives():
-    trained = Ranks(3, every=5).train(4)
-    expected = torch.stack(trained.weights)
-    apart = [copy.deepcopy(module) for module in trained.modules]
-    trained.train(1)
-    del expected
-    for rank, module in enumerate(apart):
-        x, y = batch(4, rank)
-        optimizer = SGD(module.parameters())
-        (module(x) - y).square().mean().backward()
-        optimizer.step()
-    mean = torch.stack([torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in apart]).mean(0)
-    for weights in trained.weights:
-        torch.testing.assert_close(weights, mean)
+@given(length=st.integers(1, 200), number=st.integers(1, 12))
+def test_every_fragment_leaves_once_and_the_last_at_the_end(length: int, number: int) -> None:
+    at = leaves_at(length, number)
+    assert len(at) == number
+    assert at == sorted(at)
+    assert at[0] >= 1
+    assert at[-1] == length
 
 
-def test_a_range_of_steps_needs_a_controller_that_chooses():
-    with pytest.raises(SettingsError, match=r"every: static decides .* give one number, such as every=10"):
-        Ranks(1, every=(1, 10))
+def test_synced_puts_back_what_a_rank_has() -> None:
+    trained = Ranks(2, every=4, **FOUR_BITS).train(6)
+    before = trained.weights
+    assert not equal(before)
+    assert equal(trained.anchors)
+    assert all(map(torch.equal, before, trained.weights))
 
 
-def test_goodput_chooses():
-    ranks = Ranks(2, base="ladder", cf_range=(2, 1000), controller=Goodput(), every=(1, 20)).train(60)
-    print(ranks.outer[0].history, ranks.outer[0].every, ranks.outer[0].rounds)
-    assert [o.history for o in ranks.outer][0] == ranks.outer[1].history
+def test_what_was_not_sent_is_sent_later() -> None:
+    """Residual and mean together are what all ranks had to send: the law of error feedback, of pseudo-gradients."""
+    settings = {"base": topk, "controller": Static(cf=10), "cf_range": (10, 10), "every": 3, "release": float("inf")}
+    trained = Ranks(2, **settings).train(9)
+    start = flat(network())
+    moved = start - trained.anchors[0]  # the sum of all means that came
+    residuals = [outer._compressor._averager.feedback.residual for outer in trained.outer]
+    names = [*trained.outer[0]._fragments[0].anchors]
+    left = torch.stack(
+        [
+            torch.cat(
+                [
+                    one[name].flatten()
+                    if name in one
+                    else torch.zeros_like(trained.outer[0]._fragments[0].anchors[name]).flatten()
+                    for name in names
+                ]
+            )
+            for one in residuals
+        ]
+    ).mean(0)
+    progress = _progress(trained, 9)
+    torch.testing.assert_close(moved + left, progress, atol=1e-5, rtol=1e-4)
+
+
+def _progress(trained: Ranks, steps: int) -> torch.Tensor:
+    """The mean over ranks of all pseudo-gradients, as another run of the same ranks has them."""
+    again = Ranks(2, base=topk, controller=Static(cf=10), cf_range=(10, 10), every=3, release=float("inf"))
+    total = torch.zeros_like(flat(network()))
+    for _ in range(steps // 3):
+        before = again.weights
+        for _ in range(3):
+            for rank, (module, inner) in enumerate(zip(again.modules, again.inner, strict=True)):
+                inner_step(module, inner, again.made, rank)
+            again.made += 1
+            if again.made % 3 == 0:
+                total += torch.stack([b - w for b, w in zip(before, again.weights, strict=True)]).mean(0)
+            for outer in again.outer:
+                outer.leave()
+            again.lockstep.run()
+            for outer in again.outer:
+                outer.arrive()
+    return total
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    read: dict[str, Any] = torch.load(file, weights_only=True)
+    return read
+
+
+@given(
+    at=st.integers(1, 14),
+    every=st.integers(1, 6),
+    delay=st.integers(0, 3),
+    inner=st.sampled_from([SGD, partial(torch.optim.AdamW, lr=1e-2)]),
+)
+def test_a_run_taken_up_is_the_run_that_went_on(at: int, every: int, delay: int, inner: Any) -> None:
+    settings = {"every": every, "delay": delay, "outer": MOMENTUM, "inner": inner, **FOUR_BITS}
+    whole = Ranks(2, **settings).train(at)
+    states = [saved(outer.state_dict()) for outer in whole.outer]
+    whole.train(7)
+    again = Ranks(2, **settings)
+    for outer, state in zip(again.outer, states, strict=True):
+        outer.load_state_dict(state)
+    again.made = at
+    again.train(7)
+    assert all(map(torch.equal, whole.weights, again.weights))
+    assert all(map(torch.equal, whole.anchors, again.anchors))
+    assert whole.outer[0].history == again.outer[0].history
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_begins_a_round_at_the_anchor(ranks: int) -> None:
+    before = Ranks(2, every=4, **FOUR_BITS).train(6)
+    merged = merge_states([saved(outer.state_dict()) for outer in before.outer])
+    after = Ranks(ranks, every=4, **FOUR_BITS)
+    for outer in after.outer:
+        outer.load_state_dict(merged)
+    assert all(torch.equal(weights, before.anchors[0]) for weights in (*after.weights, *after.anchors))
+    assert equal(after.train(9).anchors)
+
+
+def with_statistics() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(48, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 8))
+
+
+def test_buffers_are_averaged_and_counters_are_not() -> None:
+    apart = Ranks(2, every=100, make=with_statistics).train(4)
+    together = Ranks(2, every=4, make=with_statistics).train(4)
+    mean = torch.stack([module[1].running_var for module in apart.modules]).mean(0)
+    for module in together.modules:
+        torch.testing.assert_close(module[1].running_var, mean)
+        assert module[1].num_batches_tracked == 4
+    assert equal(together.anchors)
+
+
+def test_buffers_may_stay_each_ranks_own() -> None:
+    trained = Ranks(2, every=4, make=with_statistics, local_buffers=["1"]).train(4)
+    assert not equal([module[1].running_mean for module in trained.modules])
+    assert equal([module[1].weight for module in trained.modules])
+
+
+def test_weights_of_sixteen_bit_have_anchors_of_thirty_two() -> None:
+    trained = Ranks(2, every=3, make=lambda: network().to(torch.bfloat16), **FOUR_BITS)
+    for rank, module in enumerate(trained.modules):
+        for _ in range(3):
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.sub_(0.25 * (rank + 1))
+            trained.outer[rank].leave()
+    trained.lockstep.run()
+    for outer in trained.outer:
+        outer.arrive()
+    assert {anchor.dtype for anchor in trained.outer[0]._fragments[0].anchors.values()} == {torch.float32}
+    assert equal(trained.weights)
+
+
+class Clocked(Ranks):
+    """Ranks whose steps take 0.1 s of a clock that the exchange's seconds are added to."""
+
+
+def test_goodput_chooses_how_often_too_and_alike_on_all_ranks() -> None:
+    trained = Ranks(2, base="ladder", cf_range=(2, 1000), controller=Goodput(), every=(1, 20), clock=0.01).train(80)
+    first, second = trained.outer
+    assert first.history == second.history
+    assert {record.every for record in first.history} <= {1, 2, 5, 10, 20}
+    assert first.rounds < 80
+    assert equal(trained.anchors)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"every": (1, 10)}, r"every: static decides between compression factors alone.* such as every=10"),
+        ({"every": (1, 10), "controller": GraVAC()}, r"every: gravac decides .* give one number"),
+        ({"every": 0}, r"every.*give a number of steps, such as 10"),
+        ({"every": (20, 10)}, r"every.*the lowest and the highest"),
+        ({"every": True}, r"every.*give a number of steps"),
+        ({"fragments": 0}, r"fragments"),
+        ({"delay": -1}, r"delay"),
+        ({"mixing": 1.0}, r"mixing"),
+        ({"error_feedback": 2.0}, r"error_feedback"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Ranks(1, **settings)
+
+
+def test_what_cannot_be_trained_so_is_refused() -> None:
+    with pytest.raises(ValueError, match="module: it has 6 parameters to train, which do not make 7 fragments"):
+        Ranks(1, fragments=7)
+    with pytest.raises(ValueError, match=r"local_buffers: .bn. is no buffer of the module; it has 1.running_mean"):
+        Ranks(1, make=with_statistics, local_buffers=["bn"])
+    with pytest.raises(TypeError, match="unknown_setting"):
+        Ranks(1, unknown_setting=1)
+    module = network()
+    with pytest.raises(RuntimeError, match="no process group: call"):
+        OuterOptimizer(module, SGD(module.parameters()), every=10)
+    with pytest.raises(TypeError, match="module: it is wrapped in DistributedDataParallel"):
+        OuterOptimizer(DistributedDataParallel.__new__(DistributedDataParallel), SGD(module.parameters()))
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    one = Ranks(1, every=2, **FOUR_BITS).train(2).outer[0]
+    state = one.state_dict()
+    with pytest.raises(SettingsError, match="outer: the state is an AdaptiveCompressor's"):
+        Ranks(1, every=2, **FOUR_BITS).outer[0].load_state_dict({k: v for k, v in state.items() if k != "outer"})
+    with pytest.raises(SettingsError, match=r"fragments: the state has 1 with 6 parameters, and this one 2 with 6"):
+        Ranks(1, every=2, fragments=2, **FOUR_BITS).outer[0].load_state_dict(state)
+    with pytest.raises(SettingsError, match="base"):
+        Ranks(1, every=2).outer[0].load_state_dict(state)
+    assert isinstance(one._compressor, AdaptiveCompressor)
+
+
+def test_a_closed_one_says_so() -> None:
+    (one,) = Ranks(1).train(1).outer
+    one.close()
+    one.close()
+    with pytest.raises(RuntimeError, match="closed; make a new one"):
+        one.step()

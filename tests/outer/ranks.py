@@ -1,0 +1,101 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A small model, its data, and N ranks in memory that train it with outer steps."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from gravac import OuterOptimizer, Static, dense
+from gravac.exchange.lockstep import Lockstep
+
+SGD = partial(torch.optim.SGD, lr=0.05)
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(48, 32), torch.nn.Tanh(), torch.nn.Linear(32, 40), torch.nn.Linear(40, 8)
+    return torch.nn.Sequential(*layers)
+
+
+def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(16, 48, generator=generator), torch.randn(16, 8, generator=generator)
+
+
+def backward(module: torch.nn.Module, step: int, rank: int, share: float = 1.0) -> None:
+    x, y = batch(step, rank)
+    (share * (module(x) - y).square().mean()).backward()
+
+
+def inner_step(module: torch.nn.Module, inner: torch.optim.Optimizer, step: int, rank: int) -> None:
+    inner.zero_grad()
+    backward(module, step, rank)
+    inner.step()
+
+
+def flat(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in module.state_dict().values()]).clone()
+
+
+def averaged(ranks: int, steps: int) -> torch.Tensor:
+    """Weights after steps with the mean of all ranks' gradients: what DistributedDataParallel comes to."""
+    module = network()
+    optimizer = SGD(module.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in range(ranks):
+            backward(module, step, rank, 1 / ranks)
+        optimizer.step()
+    return flat(module)
+
+
+class Ranks:
+    """N ranks in one process; what is not given is dense, in each step."""
+
+    def __init__(self, ranks: int, inner: Any = SGD, make: Any = network, clock: float = 0.0, **settings: Any) -> None:
+        self.lockstep = Lockstep(ranks, seconds=clock)
+        self.modules = [make() for _ in range(ranks)]
+        self.inner = [inner(module.parameters()) for module in self.modules]
+        plain = {"base": dense, "cf_range": (1, 2), "controller": Static(cf=1), "every": 1, "dense_below": 0}
+        self.outer = [
+            OuterOptimizer(module, optimizer, executor=executor, **{**plain, **settings})
+            for module, optimizer, executor in zip(self.modules, self.inner, self.lockstep.executors, strict=True)
+        ]
+        self.made = 0
+
+    def train(self, steps: int) -> "Ranks":
+        for _ in range(steps):
+            for rank, (module, inner) in enumerate(zip(self.modules, self.inner, strict=True)):
+                inner_step(module, inner, self.made, rank)
+                self.outer[rank].leave()
+            self.lockstep.run()
+            for outer in self.outer:
+                outer.arrive()
+            self.made += 1
+        return self
+
+    def synchronize(self) -> None:
+        """End the round on all ranks, which in memory takes two calls each."""
+        for outer in self.outer:
+            outer._rounds.leave_now(0.05, whole=True)
+        self.lockstep.run()
+        for outer in self.outer:
+            outer.synchronize()
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [flat(module) for module in self.modules]
+
+    @property
+    def anchors(self) -> list[torch.Tensor]:
+        found = []
+        for module, outer in zip(self.modules, self.outer, strict=True):
+            with outer.synced():
+                found.append(flat(module))
+        return found
+
+
+def equal(tensors: list[torch.Tensor]) -> bool:
+    return all(torch.equal(tensors[0], one) for one in tensors)

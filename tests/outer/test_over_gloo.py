@@ -1,0 +1,128 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Outer steps of real processes: equal anchors and decisions whatever is late, a checkpoint of all, a rank that stops."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gravac import Goodput, OuterOptimizer, Static, checkpoint, quantize
+from gravac.exchange.group import ExchangeError
+from tests.outer.ranks import SGD, Ranks, equal, flat, inner_step, network
+from tests.ranks import processes
+
+FOUR_BITS: dict[str, Any] = {"base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100)}
+
+
+def train(rank: int, steps: int, delays: int = 0, first: int = 0, **settings: Any) -> tuple[Any, torch.nn.Module]:
+    """Train this rank, now and then a little later than the others; the weights differ to begin with."""
+    module = network()
+    with torch.no_grad():
+        next(module.parameters()).add_(rank)
+    inner = SGD(module.parameters())
+    outer = OuterOptimizer(module, inner, dense_below=0, **settings)
+    pauses = torch.Generator().manual_seed(rank)
+    for step in range(first, first + steps):
+        inner_step(module, inner, step, rank)
+        outer.step()
+        if delays and int(torch.randint(3, (), generator=pauses)) == 0:
+            time.sleep(0.001 * delays)
+    return outer, module
+
+
+def anchored(rank: int, world: int, settings: dict[str, Any]) -> tuple[list[torch.Tensor], list[Any], int]:
+    outer, module = train(rank, 23, delays=20, **settings)
+    found = []
+    with outer.synced():
+        found.append(flat(module))
+    outer.synchronize()
+    with outer.synced():
+        found.append(flat(module))
+    history, rounds = outer.history, outer.rounds
+    outer.close()
+    return found, history, rounds
+
+
+@pytest.mark.parametrize("how", ["waits", "in turns, late", "decides"])
+def test_anchors_and_decisions_are_the_same_on_all_ranks(how: str) -> None:
+    settings: dict[str, Any] = {
+        "waits": {"every": 4, **FOUR_BITS},
+        "in turns, late": {"every": 5, "fragments": 3, "delay": 2, "mixing": 0.5, **FOUR_BITS},
+        "decides": {"every": (1, 10), "controller": Goodput(trial=5, window=5), "delay": 1},
+    }[how]
+    world = 2 if how == "waits" else 3
+    (first, history, rounds), *others = processes(anchored, world, settings)
+    assert rounds > 1
+    assert history or how != "decides"
+    for found, told, made in others:
+        assert all(map(torch.equal, first, found))
+        assert (told, made) == (history, rounds)
+
+
+def over_network(rank: int, world: int, settings: dict[str, Any]) -> torch.Tensor:
+    outer, module = train(rank, 12, **settings)
+    outer.close()
+    return flat(module)
+
+
+def test_over_a_network_it_is_as_in_memory() -> None:
+    settings = {"every": 4, **FOUR_BITS}
+    weights = processes(over_network, 2, settings)
+    in_memory = Ranks(2, **settings).train(12).weights
+    assert equal(weights)
+    assert torch.equal(weights[0], in_memory[0])
+
+
+def resumed(rank: int, world: int, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    settings: dict[str, Any] = {"every": 4, **FOUR_BITS}
+    outer, module = train(rank, 6, **settings)  # in the middle of a round: ranks differ
+    checkpoint.save(folder, outer)
+    later = [flat(module)]
+    for step in range(6, 13):
+        inner_step(module, outer.inner, step, rank)
+        outer.step()
+    later.append(flat(module))
+    outer.close()
+    module = network()
+    again = OuterOptimizer(module, SGD(module.parameters()), dense_below=0, **settings)
+    checkpoint.load(folder, again)
+    assert torch.equal(flat(module), later[0])
+    for step in range(6, 13):
+        inner_step(module, again.inner, step, rank)
+        again.step()
+    again.close()
+    return later[1], flat(module)
+
+
+def test_a_checkpoint_of_all_ranks_is_taken_up_bit_for_bit(tmp_path: Path) -> None:
+    ranks = processes(resumed, 2, tmp_path)
+    assert all(torch.equal(*one) for one in ranks)
+    assert not torch.equal(ranks[0][0], ranks[1][0])
+
+
+def left_alone(rank: int, world: int, folder: Path) -> str:
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    module = network()
+    inner = SGD(module.parameters())
+    outer = OuterOptimizer(module, inner, every=3, dense_below=0, process_group=group, **FOUR_BITS)
+    said = ""
+    if rank == 0:
+        with pytest.raises(ExchangeError) as failure:
+            for step in range(6):
+                inner_step(module, inner, step, rank)
+                outer.step()
+        said = str(failure.value)
+        (folder / "seen").touch()
+    while not (folder / "seen").exists():  # the other is there, and makes no step
+        time.sleep(0.05)
+    return said
+
+
+def test_a_rank_that_stops_is_named_and_ends_the_others(tmp_path: Path) -> None:
+    said, _ = processes(left_alone, 2, tmp_path)
+    assert "step 0" in said
