@@ -7,14 +7,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-CONSTRAINTS := constraints.txt
-INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c $(CONSTRAINTS)
+PIP = -m pip install --quiet --no-input --disable-pip-version-check
+INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help demo test test-long test-loaded test-integrations test-integrations-short test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel measure-multilevel measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -37,13 +37,17 @@ test-loaded: $(VENV)/.test  ## all tests in random order (SEED=...) beside two b
 	$(PYTEST) --shuffle $(SEED) $(ARGS)
 
 INTEGRATIONS := .venv-integrations
+LANGUAGE_TESTS := tests/lab/test_tasks.py tests/lab/test_language.py
 
-test-integrations:  ## with Lightning, Accelerate and Hugging Face's Trainer themselves, in a .venv-integrations (minutes)
-	@$(MAKE) --no-print-directory VENV=$(INTEGRATIONS) CONSTRAINTS=constraints-integrations.txt $(INTEGRATIONS)/.integrations
-	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework tests/integrations $(ARGS)
+test-integrations: environment-integrations  ## with Lightning, Accelerate and Hugging Face's Trainer themselves, in a .venv-integrations (minutes)
+	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework \
+		tests/integrations tests/packaging/test_docs_run.py $(LANGUAGE_TESTS) $(ARGS)
 
-test-integrations-short:  ## the same without examples, and with one of the two packages that Lightning comes as
-	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not pytorch_lightning" $(ARGS)'
+test-integrations-short:  ## the same without examples and scripts of the docs, and with one of the two packages that Lightning comes as
+	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not script_runs and not pytorch_lightning" $(ARGS)'
+
+test-trackers: $(INTEGRATIONS)/.trackers  ## with Weights & Biases and MLflow themselves, in the same environment (2 minutes more)
+	$(INTEGRATIONS)/bin/python -m pytest tests/telemetry/test_trackers.py $(ARGS)
 
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
@@ -68,11 +72,24 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
 	$(BIN)/mypy
 	$(BIN)/codespell
 
-docs: $(VENV)/.docs  ## the documentation as a site, in site/
+docs: $(VENV)/.docs  ## the documentation as a site, in site/; a link between pages that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-check-wheel: $(VENV)/.dev  ## build a wheel, install it in an empty environment, run the demo from it
+check-wheel: $(VENV)/.dev  ## sdist and wheel of HEAD: what is in them, each in an empty environment, the demo (3 minutes)
 	bash tests/packaging/check_wheel.sh $(BIN)/python
+
+check-examples: $(VENV)/.dev  ## every example in an environment with the extra that it names, no more (5 minutes)
+	$(BIN)/python -m tests.packaging.check_examples $(ARGS)
+
+check-bounds: $(VENV)/.dev  ## tests with the oldest versions that pyproject.toml allows, torch aside (5 minutes)
+	$(BIN)/python -m tests.packaging.check_bounds
+
+NEWCOMER = $(BIN)/python -m tests.packaging.newcomer.measure --environments .venv-newcomer
+
+measure-newcomer: $(VENV)/.dev  ## from pip install to the first decision, with torchrun and three frameworks (8 minutes)
+	$(NEWCOMER) --prepare
+	$(NEWCOMER) --json docs/measurements/newcomer.json
+	rm -rf .venv-newcomer
 
 tables: $(VENV)/.lab $(VENV)/.test  ## what measurements came to, into README and docs (ARGS=--mixed for several commits)
 	$(BIN)/python -m tests.measure.tables $(ARGS)
@@ -143,6 +160,15 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 	done
 	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/results.md
 
+SEEDS := 0 1 2
+LANGUAGE = $(INTEGRATIONS)/bin/gravac bench tta --link 20mbit 100mbit --factored --times-each-seed \
+	--methods fp16 'torch-powersgd(4)' 'torch-powersgd(8)' 'powersgd(4)@128' \
+	'quantize(8)' 'quantize(4)' 'quantize(2)' 'quantize(1)' goodput:ladder@2-1000 \
+	--json docs/measurements/language.json --seeds 1 --first-seed
+
+measure-language: $(VENV)/.lab environment-integrations  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
+	set -e; for seed in $(SEEDS); do $(LANGUAGE) $$seed --task gpt2 modernbert $(ARGS); done
+
 measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)
 	$(BIN)/python -m tests.measure.judgement
 
@@ -170,8 +196,8 @@ measure-gpu: $(VENV)/.test  ## bits, waits, codecs, overlap, ranks on one GPU (1
 	$(BIN)/python -m tests.measure.gpu --json docs/measurements/gpu.json $(ARGS)
 
 # One stamp per extra, all of one .venv: what is installed already is not installed again. torch goes first and alone, so
-# that the pinned build is there before anything else asks for one.
-$(VENV)/.base: pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
+# that the pinned build is there before anything else asks for one. gravac itself is built once; its extras are then known.
+$(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gravac needs Python 3.10 or newer: make PYTHON=...")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing gravac into $(VENV)... (once, a few minutes)"
@@ -181,9 +207,33 @@ $(VENV)/.base: pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
 
 $(VENV)/.%: $(VENV)/.base
 	@echo "installing gravac[$*] into $(VENV)... (once)"
-	@$(INSTALL) -e '.[$*]'
+	@$(INSTALL) 'gravac[$*]'
+	@touch $@
+
+environment: $(VENV)/.environment  ## all that lint, tests, kernels and docs need, in .venv
+
+$(VENV)/.environment: $(VENV)/.base
+	@echo "installing gravac[dev,docs,triton] into $(VENV)... (once)"
+	@$(INSTALL) 'gravac[dev,docs,triton]'
+	@touch $(addprefix $(VENV)/.,dev docs lab test triton environment)  # lab and test are parts of dev
+
+environment-integrations: $(INTEGRATIONS)/.integrations  ## what integrations' tests need, in .venv-integrations
+
+# It sees .venv's packages beside its own, pinned alike, so that torch is not installed twice; .venv does not see its.
+PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+$(INTEGRATIONS)/.integrations: $(VENV)/.test constraints-integrations.txt
+	@echo "installing gravac[integrations] into $(INTEGRATIONS)... (once, a minute)"
+	@$(BIN)/python -m venv --clear $(INTEGRATIONS)
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
+		>"$$($(INTEGRATIONS)/bin/python $(PACKAGES))/packages_of_venv.pth"
+	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[integrations]'
+	@touch $@
+
+$(INTEGRATIONS)/.trackers: $(INTEGRATIONS)/.integrations
+	@echo "installing gravac[trackers] into $(INTEGRATIONS)... (once, a minute)"
+	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[trackers]'
 	@touch $@
 
 # targets share .venv: never two installations at once
 .NOTPARALLEL:
-.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs $(VENV)/.integrations
+.PRECIOUS: $(VENV)/.base $(VENV)/.lab $(VENV)/.test $(VENV)/.triton $(VENV)/.dev $(VENV)/.docs

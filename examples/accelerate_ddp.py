@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face Accelerate with two processes, and gravac in one call after ``prepare``.
 
-    pip install "gravac[accelerate]"
+    pip install ".[accelerate]"
     torchrun --nproc-per-node 2 examples/accelerate_ddp.py
 
 then look: tensorboard --logdir runs

@@ -35,7 +35,7 @@ def main() -> None:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
 
-    compressor = AdaptiveCompressor(topk, cf_range=(10, 1000), log_dir="runs/vgg")
+    compressor = AdaptiveCompressor(topk, cf_range=(10, 1000), log_dir="runs/ddp")
     compressor.attach(ddp)
 
     for step in range(steps):
@@ -44,7 +44,7 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(ddp(inputs), labels)
         loss.backward()
         optimizer.step()
-        if dist.get_rank() == 0 and step % 50 == 49:
+        if dist.get_rank() == 0 and (step % 50 == 49 or step == steps - 1):
             print(f"step {step + 1}: loss {loss.item():.3f}, CF {compressor.cf:g}, gain {compressor.gain or 1:.2f}")
 
     history = compressor.history

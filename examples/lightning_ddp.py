@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning's Trainer with two processes, and gravac as one callback.
 
-    pip install "gravac[lightning]"
+    pip install ".[lightning]"
     python examples/lightning_ddp.py
 
 then look: tensorboard --logdir runs

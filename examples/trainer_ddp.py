@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face's Trainer with two processes, and gravac as one callback: a small GPT-2 from scratch, on bytes.
 
-    pip install "gravac[transformers]"
+    pip install ".[transformers]"
     torchrun --nproc-per-node 2 examples/trainer_ddp.py
 
 The text is the source of Python's standard library. Nothing is downloaded. Then look: tensorboard --logdir runs

@@ -158,7 +158,7 @@ def its_profile_is_possible(compressor: Compressor) -> None:
         assert 0 < known.efficiency <= 1, (
             f"{where} efficiency {known.efficiency} is no share of a dense step's progress"
         )
-        assert all(0 <= worth <= 1 for _, worth in known.efficiency_by_gain), f"{where} {known.efficiency_by_gain}"
+        assert all(0 <= one <= 1 for _, one in known.efficiency_by_gain), f"{where} {known.efficiency_by_gain}"
         assert 0 <= known.error_feedback <= 1, f"{where} error feedback {known.error_feedback} is no share"
         assert compressor.contractive or not known.error_feedback, f"{where} error feedback, and not contractive"
         assert known.pad_multiple >= 0, f"{where} padded to {known.pad_multiple}"

@@ -18,6 +18,12 @@ settings.register_profile("long", UNTIMED, max_examples=500)
 settings.load_profile("short")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: some tests wait, for a timeout, a link or a machine that is lost."""
+    return len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) + 1
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shuffle", type=int, metavar="SEED", help="modules, and tests in each, in the order of this seed"
@@ -30,7 +36,11 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A module's tests stay together, since they share what is dear to make."""
+    """Skip what a long run alone tries. Keep a module's tests together, since they share what is dear to make."""
+    if config.getoption("--hypothesis-profile") != "long":
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="make test-long runs it"))
     seed = config.getoption("--shuffle")
     if seed is None:
         return

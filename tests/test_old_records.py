@@ -56,8 +56,8 @@ SHAPES = st.lists(
 
 
 def words_of(run: RunRecord) -> dict[str, Any]:
-    """A run's line of version 1, whose words are those that people are told now."""
-    candidates = [candidate_words(one) for one in run.candidates]
+    """A run's line of version 1, whose words are those that people are told now, but for "worth"."""
+    candidates = [candidate_words(one).replace("efficiency", "worth") for one in run.candidates]
     dropped = [dropped_words(one, run.world_size) for one in run.dropped]
     return {"settings": run.settings, "world_size": run.world_size, "candidates": candidates, "dropped": dropped}
 

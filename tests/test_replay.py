@@ -59,10 +59,10 @@ def record_run(
     base = policy.base
 
     def candidate(cf: float) -> Candidate:
-        worth = round(base.profile(cf).efficiency, 4)
+        efficiency = round(base.profile(cf).efficiency, 4)
         by_gain = base.profile(cf).efficiency_by_gain
         return Candidate(
-            base.name, cf, wire_ratio(cf), worth, base.profile(cf).family, by_gain, 0.004, exchange(wire_ratio(cf))
+            base.name, cf, wire_ratio(cf), efficiency, base.profile(cf).family, by_gain, 0.004, exchange(wire_ratio(cf))
         )
 
     def exchange(ratio: float) -> float:

@@ -51,20 +51,45 @@ PAGES = {
 """Address below TensorBoard's, and width of the window in pixels."""
 
 HEIGHTS = (700, 2400)
-"""Lowest and highest window in pixels; it grows to what the page holds."""
+"""Lowest and highest window in pixels; it is as high as what the page holds."""
 
-CLICKS = """
+MARGIN = 40
+"""Pixels below the last thing that a page holds."""
+
+ALL = """
 const all = (root) => [...root.querySelectorAll("*")].flatMap((e) => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
-const outliers = (e) => e.matches("paper-checkbox") && e.checked && e.textContent.includes("Ignore outliers");
+"""
+CLICKS = (
+    ALL
+    + """
+const ticked = (e) => e.matches("mat-checkbox.mat-mdc-checkbox-checked") || (e.matches("paper-checkbox") && e.checked);
+const outliers = (e) => ticked(e) && e.textContent.includes("Ignore outliers");
 const legend = (e) => e.matches(".toggle-matches-button") && e.icon != "expand-less";
 const settings = (e) => e.matches("button[title='Close side pane'],button[aria-label='Close side pane']");
-all(document).filter((e) => outliers(e) || legend(e) || settings(e)).forEach((e) => e.click());
+for (const wanted of [outliers, legend, settings])
+  all(document).filter(wanted).forEach((e) => (e.querySelector("input") || e).click());
 """
-HEIGHT = """
-const all = (root) => [...root.querySelectorAll("*")].flatMap((e) => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
-Math.max(...all(document).map((e) => e.scrollHeight + e.getBoundingClientRect().top));
-"""
+)
 """What a reader would click first: show whole curves, open each chart's legend, close the pane of settings."""
+
+BOTTOM = (
+    ALL
+    + """
+const above = (e) => e.assignedSlot || e.parentElement || e.getRootNode().host;
+const shown = (e) => {
+  const box = e.getBoundingClientRect();
+  let bottom = box.width && box.height && box.height < innerHeight / 2 ? box.bottom : 0;
+  for (let outer = above(e); outer; outer = above(outer))
+    if (getComputedStyle(outer).overflowY != "visible") bottom = Math.min(bottom, outer.getBoundingClientRect().bottom);
+  return bottom > box.top ? bottom : 0;
+};
+const ends = (e) => e.matches("svg,canvas,input") || (!e.children.length && !e.shadowRoot && e.textContent.trim());
+const seen = (e) => e.checkVisibility({opacityProperty: true, visibilityProperty: true});
+Math.ceil(Math.max(...all(document).filter((e) => ends(e) && seen(e)).map(shown)));
+"""
+)
+"""Where the lowest text, chart or input that can be seen ends, in pixels from the window's top; what is as high as that
+is a background."""
 
 
 class Browser:
@@ -152,9 +177,11 @@ def picture(browser: Browser, address: str, width: int) -> bytes:
     browser.size(width, HEIGHTS[0])
     browser.show(address)
     settled(browser)
-    browser.run(CLICKS)
-    settled(browser)
-    browser.size(width, max(HEIGHTS[0], min(HEIGHTS[1], int(browser.run(HEIGHT)))))
+    for height in HEIGHTS:  # again where all is in the window: what comes late has not been clicked
+        browser.size(width, height)
+        browser.run(CLICKS)
+        settled(browser)
+    browser.size(width, max(HEIGHTS[0], min(HEIGHTS[1], int(browser.run(BOTTOM)) + MARGIN)))
     return settled(browser)
 
 

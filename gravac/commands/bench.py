@@ -78,6 +78,7 @@ def _add_tta(benches: Commands) -> None:
     parser.add_argument("--budget", type=int, metavar="STEPS", help="of the dense reference run (the task's own)")
     parser.add_argument("--limit", type=float, default=6.0, metavar="X", help="give up at X times the limit (6)")
     parser.add_argument("--factored", action="store_true", help="static methods: steps once, times per link")
+    parser.add_argument("--times-each-seed", action="store_true", help="with --factored: times for every seed anew")
     parser.add_argument("--paced", action="store_true", help="make no links; the exchange paces itself instead")
     parser.add_argument("--data", default="", metavar="DIR", help="of tasks that bring no data (resnet101, vgg16)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="results, also to resume from")

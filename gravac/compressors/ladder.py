@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A ladder of compressors: for a wire ratio, the member whose steps are worth most there.
+"""A ladder of compressors: for a wire ratio, the member of highest efficiency there.
 
 Gain does not tell which of two families trains better (``docs/compressors.md``), so the order is not measured here but
-given: members stand by what a step with them is worth, best first, and a ratio is served by the first that reaches it.
+given: members stand by the efficiency of their steps, best first, and a ratio is served by the first that reaches it.
 The default order comes from ``docs/measurements/worth.json``. A ladder's CF is a wire ratio.
 
 Which member is best also depends on the model: low rank is far ahead on wide fully connected layers, and behind on a
 transformer. So each member has rungs of its own, ratios at which it is taken and no other, and a controller that
-compares worths tries those: worth by the model's shapes, and corrected by the gain that is measured.
+compares efficiencies tries those: by the model's shapes, and corrected by the gain that is measured.
 """
 
 import functools
@@ -40,7 +40,7 @@ HIGHEST = 1e6
 
 
 class Ladder(Compressor):
-    """Members by the worth of their steps; the lowest ratio that reaches what was asked for is used.
+    """Members by the efficiency of their steps; the lowest ratio that reaches what was asked for is used.
 
     Attributes:
         members: compressors, best first; dense among them only in 16 bit.

@@ -141,7 +141,7 @@ class PowerSGD(Compressor):
         elements = sum(elements for elements, _ in low)
         # many matrices are a batch: each folded, and a copy of all side by side
         by_cf = replace(super().profile(cf), coding_bytes=10)
-        return replace(by_cf, efficiency=sum(n * worth for n, worth in low) / elements) if elements else by_cf
+        return replace(by_cf, efficiency=sum(n * one for n, one in low) / elements) if elements else by_cf
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """P and Q once an iteration, in bytes; the larger of them, when alternating; or x, where that is sent dense."""

@@ -58,7 +58,7 @@ class Quantize(Compressor):
         (32, 6.00, 5.07),
     )
     efficiency_points: ClassVar[EfficiencyPoints] = ((4, 1.0), (8, 0.99), (32 / 3, 0.98), (16, 0.96), (32, 0.81))
-    # one curve fits all tasks; of sparsifiers none does: of chunks at 10x a gain of 0.29 was worth 0.40 on ``charlm``,
+    # one curve fits all tasks; of sparsifiers none does: of chunks at 10x a gain of 0.29 made 0.40 on ``charlm``,
     # one of 0.47 under 0.26 on ``denoise``
     efficiency_by_gain: ClassVar[EfficiencyPoints] = (
         (0.39, 0.73),

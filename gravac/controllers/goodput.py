@@ -4,18 +4,18 @@
 
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every value keeps 0.64 of the
 energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Here a
-candidate carries its *worth*, the share of a dense step's progress that one of its steps makes, from committed
+candidate carries its *efficiency*, the share of a dense step's progress that one of its steps makes, from committed
 measurements (``gravac.compressors.profile``); throughput is measured while training.
 
-The search starts, among those whose worth is near dense's, at what is expected to code and exchange fastest by what the
-link was probed at (``gravac.exchange.link_probe``), and on a GPU by what codecs were timed at
+The search starts, among those whose efficiency is near dense's, at what is expected to code and exchange fastest by
+what the link was probed at (``gravac.exchange.link_probe``), and on a GPU by what codecs were timed at
 (``gravac.stepping.codec_timing``); where that is not known, at the highest wire ratio, which is fast on any link. What
 was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most
 is tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``
 (to leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or
 its exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is
 old, or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's
-time, besides the first few. Worth is corrected by the gain that is measured, for compressors where gain tells
+time, besides the first few. Efficiency is corrected by the gain that is measured, for compressors where gain tells
 (``Candidate.efficiency_at``).
 """
 
@@ -132,11 +132,11 @@ class Goodput(Settings):
         """Begin the search where the module's text says."""
         at = self._first(candidates)
         state = GoodputState(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
-        reason = f"start at {candidates[at]}: the fewest bytes at a worth of {candidates[at].efficiency:.2f}"
+        reason = f"start at {candidates[at]}: the fewest bytes at an efficiency of {candidates[at].efficiency:.2f}"
         if (step := candidates[at].step_s) is not None:
-            reason = f"start at {candidates[at]}: best by a step's expected {1000 * step:.3g} ms"
+            reason = f"start at {candidates[at]}: the best goodput, {1000 * step:.3g} ms a step expected"
         elif (ahead := _ahead(candidates[at])) is not None:
-            reason = f"start at {candidates[at]}: at a worth near dense's the quickest, {1000 * ahead:.3g} ms expected"
+            reason = f"start at {candidates[at]}: the quickest of those near dense, {1000 * ahead:.3g} ms expected"
         if len(candidates) == 1:
             reason = "no candidate sends less than dense: dense for good"
         return state, Decision(candidates[at], reason=reason)
@@ -213,7 +213,7 @@ class Goodput(Settings):
         before = state.entry(state.position)
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         state = state.enter(seconds, share)
-        reason = f"{1000 * seconds:.4g} ms a step at {ran}, worth {state.efficiency(state.position):.2f}"
+        reason = f"{1000 * seconds:.4g} ms a step at {ran}, efficiency {state.efficiency(state.position):.2f}"
         return self._go_on(state, f"{reason}: given up early" if given_up else reason)
 
     def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
@@ -264,7 +264,7 @@ class Goodput(Settings):
             state = replace(state, phase=SEARCH, position=at)
             return state, f"{reason}; try {state.running}, which may be up to {promise / goodput:.2f} times as good"
         state = replace(state, phase=HOLD, position=best.position)
-        what = f"{state.running}: {1000 * best.seconds:.4g} ms, worth {best.efficiency:.2f}"
+        what = f"{state.running}: {1000 * best.seconds:.4g} ms, efficiency {best.efficiency:.2f}"
         return state, f"{reason}; best goodput at {what}"
 
     def _best(self, state: GoodputState) -> GoodputEntry:

@@ -147,8 +147,8 @@ class GoodputState:
         """
         before = self.entry(self.position)
         others = tuple(entry for entry in self.entries if entry.position != self.position)
-        worth, saved = self.running.efficiency_at(self.window.gain), self.window.savings
-        entry = GoodputEntry(self.position, seconds, self.windows, worth, saved, self.window.doubt)
+        efficiency, saved = self.running.efficiency_at(self.window.gain), self.window.savings
+        entry = GoodputEntry(self.position, seconds, self.windows, efficiency, saved, self.window.doubt)
         return replace(self, entries=(*others, entry if before is None else entry.pooled(before, share)))
 
     def same_link(self, change: float) -> bool:

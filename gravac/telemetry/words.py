@@ -24,8 +24,8 @@ def run_words(run: RunRecord) -> str:
 
 
 def candidate_words(candidate: Candidate) -> str:
-    """One candidate in words: its CF, what it is predicted to send and to take, and what its steps are worth."""
-    said = f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f}, worth {candidate.efficiency:g}"
+    """One candidate in words: its CF, what it is predicted to send and to take, and its efficiency."""
+    said = f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f}, efficiency {candidate.efficiency:g}"
     if candidate.coding_s is not None and candidate.exchange_s is not None:
         said += f", coding {1e3 * candidate.coding_s:.4g} ms, exchange {1e3 * candidate.exchange_s:.4g} ms"
     return said + ")"

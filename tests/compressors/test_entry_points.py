@@ -2,13 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compressor and a controller of another package, those that the docs show, are known wherever a name is."""
 
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from tests.ranks import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,19 +82,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(site: Path, code: str, *arguments: str, warnings: str = "error::UserWarning") -> str:
+def ran(rank: int, world: int, path: list[str], code: str, arguments: Sequence[str], told: str) -> str:
+    """What a program printed and warned of, in a process that has imported gravac, and asked it for no name yet."""
+    os.chdir(path[0])
+    os.environ["COLUMNS"] = "200"
+    sys.path[:0] = path
+    sys.argv[1:] = arguments
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter(told, UserWarning)  # type: ignore[arg-type]
+        Path("program.py").write_text(code, encoding="utf-8")
+        runpy.run_path("program.py", run_name="__main__")
+    return said.getvalue()
+
+
+def python(site: Path, code: str, *arguments: str, told: str = "error", spoilt: Sequence[Path] = ()) -> str:
     """What a program printed, with the throwaway package on its path; all of it must end well."""
-    path = os.pathsep.join([str(site), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": warnings, "COLUMNS": "200"}
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, timeout=170)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    path = [str(folder) for folder in (site, *spoilt, ROOT)]
+    return str(processes(ran, 1, path, code, arguments, told)[0])
 
 
 def gravac(site: Path, *arguments: str) -> str:
     return python(
-        site, "import sys; from gravac.cli import main; sys.exit(main(sys.argv[1:]))", *arguments, warnings=""
+        site, "import sys; from gravac.cli import main; assert main(sys.argv[1:]) == 0", *arguments, told="default"
     )
 
 
@@ -158,10 +175,16 @@ def test_bench_and_advise_list_it(site: Path) -> None:
     pytest.importorskip("rich")
     few = ("--elements", "4096", "--cf", "10", "--repeats", "1", "--only", "comb", "topk")
     assert re.search(r"\bcomb +10\b", gravac(site, "bench", "compressors", *few))
-    advice = gravac(
-        site, "advise", "--model", "resnet50", "--batch-seconds", "0.3", "--link", "1gbit", "--workers", "2"
+    asked = ["advise", "--model", "resnet50", "--batch-seconds", "0.3", "--link", "1gbit", "--workers", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gravac", *asked],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, ROOT))), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
-    assert re.search(r"\bcomb +100\b.*\b0\.52\b", advice)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\bcomb +100\b.*\b0\.52\b", done.stdout)
 
 
 def test_replay_tells_what_the_controller_would_have_decided(site: Path) -> None:
@@ -182,9 +205,8 @@ def test_what_cannot_be_loaded_is_told_when_asked_for_and_left_out_of_lists(site
     install(tmp_path, "spoilt", SPOILT)
     said = python(
         site,
-        f"""
-import sys, warnings
-sys.path.insert(0, {str(tmp_path)!r})
+        """
+import warnings
 from gravac import COMPRESSORS, AdaptiveCompressor, topk
 from gravac.controllers import CONTROLLERS
 from gravac.costmodel import Machine
@@ -218,6 +240,7 @@ assert "climb" in list(CONTROLLERS) and "comb" not in list(CONTROLLERS)
 assert ["is no controller" in str(one.message) for one in caught] == [True], caught
 print(sorted(COMPRESSORS))
 """,
-        warnings="always::UserWarning",
+        told="always",
+        spoilt=[tmp_path],
     )
     assert "compressor 'topk' of package spoilt 1.0 is refused: gravac itself has one of that name" in said

@@ -297,7 +297,7 @@ def test_a_link_that_becomes_faster_behind_backward_is_noticed() -> None:
 def test_one_bit_is_left_for_what_gains_more_than_that_sets_training_back(at: int, left: bool, by_gain: bool) -> None:
     """A link becomes faster, and 2 bits are 7 % better than 1: in a run of 200 steps that is less than a switch costs.
 
-    Only of quantizers, whose worth goes by gain.
+    Only of quantizers, whose efficiency goes by gain.
     """
     cluster = Cluster(0.08, lambda step: 3.0 if step < at else 0.56, CODING, booked=True)
     points = {
@@ -348,13 +348,13 @@ def test_trials_cost_at_most_their_share(dense: float) -> None:
 @pytest.mark.parametrize("dense", [3.0, 8.0, 20.0, 100.0], ids="{:g}s".format)
 @pytest.mark.parametrize("booked", [False, True])
 def test_what_may_set_training_back_is_tried_last(dense: float, booked: bool) -> None:
-    """Steps of little worth, when nothing else promises anything."""
+    """Steps of low efficiency, when nothing else promises anything."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=booked)
-    worths = [
+    efficiencies = [
         c.efficiency for c, _ in itertools.groupby(s.ran.candidate for s in played(cluster, 120, cluster.foreseen()))
     ]
-    harmful = [at for at, worth in enumerate(worths) if worth < HARMLESS]
-    assert not harmful or all(worth < HARMLESS or worth in worths[: harmful[0]] for worth in worths[harmful[0] :])
+    harmful = [at for at, one in enumerate(efficiencies) if one < HARMLESS]
+    assert not harmful or all(one < HARMLESS or one in efficiencies[: harmful[0]] for one in efficiencies[harmful[0] :])
     assert bool(harmful) == (dense > 3)
 
 
@@ -406,7 +406,7 @@ def test_coding_that_grows_with_what_is_sent_is_not_taken_for_the_link() -> None
 
 
 def test_a_gain_that_was_measured_changes_what_is_held() -> None:
-    """Of two candidates as fast, the one whose expected worth its gain does not bear out is left."""
+    """Of two candidates as fast, the one whose expected efficiency its gain does not bear out is left."""
     points = ((0.0, 0.1), (1.0, 1.0))
     known = (LADDER[0], Candidate("ladder", 14.0, 14.0, 0.95, "quantize", points), LADDER[4])
 
@@ -419,7 +419,7 @@ def test_a_gain_that_was_measured_changes_what_is_held() -> None:
     assert ran[-1] == LADDER[4]
 
 
-def test_reasons_tell_times_and_worth() -> None:
+def test_reasons_tell_times_and_efficiency() -> None:
     steps = played(Cluster(0.08, lambda step: 0.6, CODING))
     reasons = [s.decision.reason for s in steps if s.decision.reason]
     assert any("ms a step at ladder" in reason and "try" in reason for reason in reasons)

@@ -219,6 +219,7 @@ def test_calibrate_measures_local_workers(
     assert measured.workers == 2 and measured.where == "loopback"
     assert all(0 < value < math.inf for value in (measured.bandwidth, measured.copy_bytes_per_s))
     assert 0 <= measured.alpha < math.inf
+    assert measured.stamp is not None and measured.stamp.torch == torch.__version__
 
 
 def test_calibrate_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,9 @@ HUNG = 250.0
 REASON = available()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
 
+again = pytest.mark.long if REASON is None else ()
+"""Of the demo without a link of its own, where one on a real link is tried too."""
+
 METHODS = ["dense-fp32", "dense-fp16", "adaptive"]
 
 
@@ -45,7 +48,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("paced", [pytest.param(False, marks=needs_namespaces), True])
+@pytest.mark.parametrize("paced", [pytest.param(False, marks=needs_namespaces), pytest.param(True, marks=again)])
 def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -89,9 +92,12 @@ def test_interrupt_leaves_no_process_namespace_or_file(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(temporary)
     )
     assert demo.stdout and demo.stderr
+    introduced = ""
     for line in demo.stdout:
+        introduced += line
         if moment in line:
             break
+    assert REASON is not None or ("paced, not a real link" in introduced) == paced
     while len(workers := descendants(demo.pid)) < 2 and demo.poll() is None:
         time.sleep(0.05)  # the system tells of no start of a process
     demo.send_signal(number)

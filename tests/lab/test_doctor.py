@@ -84,6 +84,7 @@ def test_a_failure_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str], mon
     ("found", "ranks", "words"),
     [
         (facts(), check(same=False), "different weights"),
+        (facts(), check(loopback=True), "gravac works on this machine"),
         (facts(), check(ranks=1, link=None), "nothing to compress"),
         (facts(), check(), "takes 32 s"),
         (facts(devices=("A100 (8.0)",)), check(), "no NCCL"),
@@ -108,6 +109,12 @@ def test_words_tell_every_fact() -> None:
         "triton",
     ):
         assert words in said
+
+
+def test_words_of_what_is_not_here_are_whole() -> None:
+    said = [line.split(maxsplit=1) for line in in_words(facts(optional={"rich": None}), None).splitlines()]
+    assert all(len(line) == 2 for line in said) and "; not" not in [line[1][:5] for line in said]
+    assert ["GPUs", "none that torch can use (built without CUDA)"] in said
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts, photographs and tasks are the same every time, and what validates is never trained on."""
 
+import importlib.util
 import json
 import math
 from collections.abc import Iterator
@@ -19,8 +20,17 @@ from gravac.lab.tasks.cifar import Cifar
 from gravac.lab.tasks.denoise import photographs
 from gravac.lab.tasks.text import VOCABULARY, library_text
 
-IMPROVEMENT = {"charlm": 1.0, "lstm": 0.8, "denoise": 2.0, "digits": 0.01}
+IMPROVEMENT = {"charlm": 1.0, "lstm": 0.8, "denoise": 2.0, "digits": 0.01, "gpt2": 1.0, "modernbert": 1.0}
 """What 60 dense steps of each task that needs no data gain at least."""
+
+with_transformers = (
+    pytest.mark.framework,
+    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed"),
+)
+
+NAMES = [
+    pytest.param(name, marks=with_transformers) if name in ("gpt2", "modernbert") else name for name in IMPROVEMENT
+]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +41,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=list(IMPROVEMENT))
+@pytest.fixture(params=NAMES)
 def task(request: pytest.FixtureRequest) -> Task:
     return make(request.param, scale=0.1)
 

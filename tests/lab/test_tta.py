@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import pytest
 
+from gravac.cli import main
 from gravac.lab.links.network import available
 from gravac.lab.training.run import RunFailed, TrainingSettings
 from gravac.lab.training.session import ALONE, Leg, Spec
@@ -38,6 +39,7 @@ class Notes:
         self.plan = (0, 0)
         self.failures: list[str] = []
         self.started: list[str] = []
+        self.labels: list[str] = []
         self.codes: tuple[str, Sequence[str]] = ("", ())
 
     def planned(self, records: int, there: int) -> None:
@@ -48,6 +50,7 @@ class Notes:
 
     def starting(self, cell: str, leg: Leg) -> None:
         self.started.append(leg.method)
+        self.labels.append(leg.label)
 
     def event(self, cell: str, leg: Leg, event: dict[str, object]) -> None:
         pass
@@ -61,12 +64,12 @@ class Notes:
 
 def matrix(tmp_path: Path, **changes: object) -> Matrix:
     settings: dict[str, object] = {
-        "tasks": ("digits",),
+        "tasks": ("lstm",),
         "links": ("100mbit",),
         "methods": ("fp32", "topk@10", "gravac:topk"),
         "seeds": (0,),
         "budget": 40,
-        "scale": 0.2,
+        "scale": 0.1,
         "json": tmp_path / "runs.json",
     }
     return Matrix(**{**settings, **changes})  # type: ignore[arg-type]
@@ -89,6 +92,7 @@ class Scripted:
     def events(self) -> Iterator[dict[str, object]]:
         split = {"compute": 0.1, "compress": None, "exchange": None, "exposed": 0.0, "input_wait": 0.0}
         said = {"wire_bytes": 1, "interface_bytes": None, "cpu_seconds": 1.0, "gain": None, "turns": [], "split": split}
+        said["steps_s"] = [0.1]
         for at, leg in enumerate(self.legs):
             yield {"event": "start", "leg": at, "parameters": 9, "samples_per_step": 8, "batch_size": 4}
             for step in range(0, 21, 5):
@@ -143,56 +147,62 @@ def test_seeds_are_added_where_they_differ_and_nowhere_else(tmp_path: Path, monk
     assert not any(run.method == "fp16" for run in notes.made)
 
 
-def test_without_rights_a_matrix_is_paced_and_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gravac", "bench", "tta", "--task", "digits", "--scale", "0.2", "--budget", "20"]
-    command += ["--methods", "fp16", "topk@10", "--seeds", "1", "--paced", "--json", str(tmp_path / "runs.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HUNG, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "paced, not a real link" in done.stdout
-    rows = json.loads((tmp_path / "runs.json").read_text())
+def test_times_of_steps_are_taken_once_or_for_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gravac.lab.tta.runner.TrainingRun", Scripted)
+    for each_seed, sessions in ((False, 1), (True, 2)):
+        folder = tmp_path / str(each_seed)
+        folder.mkdir()
+        asked = matrix(
+            folder,
+            methods=("fp16", "topk@10"),
+            links=("1gbit",),
+            seeds=(0, 1),
+            paced=True,
+            budget=20,
+            factored=True,
+            times_each_seed=each_seed,
+        )
+        notes = Notes()
+        runs = run_matrix(asked, notes)
+        assert {(run.method, run.seed) for run in runs if run.factored} == {
+            (method, seed) for method in asked.methods for seed in asked.seeds
+        }
+        assert sum(label.endswith("step time") for label in notes.labels) == sessions
+
+
+def test_a_paced_matrix_says_so_and_an_interrupt_keeps_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["bench", "tta", "--task", "lstm", "--scale", "0.1", "--paced", "--budget", "20"]
+    asked += ["--methods", "fp16", "topk@10", "--json", str(tmp_path / "runs.json")]
+    command = [sys.executable, "-u", "-m", "gravac", *asked, "--seeds", "50"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout
+    told = ""
+    for line in running.stdout:
+        told += line
+        if ": topk@10: " in line and " steps of " in line:
+            break
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=HUNG)[1]
+    assert running.returncode == 128 + signal.SIGINT and "Traceback" not in said
+    assert "paced, not a real link" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
+    rows = json.loads((tmp_path / "runs.json").read_text())[:3]
     assert [row["method"] for row in rows] == ["fp32", "fp16", "topk@10"]
     assert all(row["stamp"]["matmul_s"] > 0 and row["stamp"]["utc"] for row in rows)
     assert len({row["stamp"]["commit"] for row in rows}) == 1
     assert [row["paced"] for row in rows] == [False, True, True]
     needed = {
-        "task",
-        "link",
-        "workers",
-        "method",
-        "seed",
-        "target",
-        "tta_s",
-        "steps",
-        "samples_per_s",
-        "wire_bytes",
-        "gain",
-    }
-    assert all(needed | {"interface_bytes", "val_metric", "paced"} <= set(row) for row in rows)
+        "task", "link", "workers", "method", "seed", "target", "tta_s", "steps", "samples_per_s", "wire_bytes", "gain",
+        "interface_bytes", "val_metric", "paced",
+    }  # fmt: skip
+    assert all(needed <= set(row) for row in rows)
 
-
-def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-m", "gravac", "bench", "tta", "--task", "digits", "--scale", "0.2", "--paced"]
-    command += [
-        "--budget",
-        "30",
-        "--methods",
-        "fp16",
-        "topk@10",
-        "--seeds",
-        "50",
-        "--json",
-        str(tmp_path / "runs.json"),
-    ]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout
-    for line in running.stdout:
-        if ": fp16: " in line and " steps of " in line:
-            break
-    running.send_signal(signal.SIGINT)
-    said = running.communicate(timeout=HUNG)[1]
-    assert running.returncode == 128 + signal.SIGINT and "Traceback" not in said
-    assert len(record.read([tmp_path / "runs.json"])) >= 2
-    assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
+    kept = (tmp_path / "runs.json").read_text()
+    assert main([*asked, "--seeds", "1"]) == 0, "all of it is there: nothing is run, and the command ends well"
+    assert "topk@10" in capsys.readouterr().out
+    assert (tmp_path / "runs.json").read_text() == kept
 
 
 def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +222,7 @@ def test_a_leg_that_fails_is_told_of_and_the_others_run(tmp_path: Path, monkeypa
         ({"links": ("fast",)}, "rate: 'fast'"),
         ({"links": ("1gbit,5s:20mbit",), "factored": True}, "cannot be factored"),
         ({"links": ("1gbit,5s:20mbit",), "paced": True}, "cannot be paced"),
+        ({"times_each_seed": True}, "times_each_seed: without factored"),
         ({"methods": ("topq@3",)}, "there is no compressor 'topq'"),
         ({"methods": ("torch-powersgd(4)",), "paced": True}, "cannot be paced"),
         ({"methods": ()}, "at least one of each"),

@@ -19,6 +19,7 @@ from tests.measure.published import (
     SCALES,
     geometric,
     judged,
+    language_verdicts,
     on,
     over_seeds,
     row,
@@ -106,7 +107,7 @@ def readme() -> list[str]:
 
 
 def results() -> list[str]:
-    return [*_matrix(), *_judgement(), *_paper(), *_again(), *_predicting()]
+    return [*_matrix(), *_judgement(), *_language(), *_paper(), *_again(), *_predicting()]
 
 
 def _matrix() -> list[str]:
@@ -184,6 +185,26 @@ def _judgement() -> list[str]:
         f"The largest mean, {bounds((largest.ratio, largest.low, largest.high))} of `denoise` at 1 Gbit/s",
         f"on `denoise` it takes {cell('denoise', '20mbit', 'judgement_topk').ratio:.2f} and "
         f"{cell('denoise', '100mbit', 'judgement_topk').ratio:.2f} of the best static method's time.",
+    ]
+
+
+def _language() -> list[str]:
+    own = [run for run in runs("language") if run.task == "gpt2"]
+    dense = {run.seed: run.steps_to_target or 0 for run in own if run.method == "fp32"}
+    by = {name: [run for run in own if (run.link, run.method) == ("20mbit", name)] for name in {r.method for r in own}}
+
+    def steps(name: str) -> str:
+        return " and ".join(f"{(run.steps_to_target or 0) / dense[run.seed]:.2f}" for run in by[name])
+
+    (told,) = language_verdicts()
+    assert told.best == "quantize(1)" and told.low < 1 < told.high and min(told.ratios) > 1
+    faster = " and ".join(f"{value:.1f}" for value in paired_with(by[DEFAULT], by["fp16"]))
+    slower = " and ".join(percent(ratio - 1) for ratio in told.ratios)
+    return [
+        f"**`goodput` is {faster} times as fast as float16 and takes {slower} % longer than one bit**",
+        f"the interval of the mean, {told.low:.2f}-{told.high:.2f},",
+        f"One bit needs {steps('quantize(1)')} times dense's steps, two bits {steps('quantize(2)')}, torch's PowerSGD "
+        f"at rank 8 {steps('torch-powersgd(8)')} and at rank 4 {steps('torch-powersgd(4)')}.",
     ]
 
 

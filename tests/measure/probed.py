@@ -3,8 +3,8 @@
 """Whether a short paired probe tells the steps that a compressor needs: against the runs of the matrix.
 
 Each task trains densely for a while, then ``gravac.lab.probe`` compares the matrix's static methods from there.
-Spearman's rank correlation of the probe's worth with dense's steps to the target / the method's, beside that of the
-probe's mean gain.
+Spearman's rank correlation of the probe's efficiency with dense's steps to the target / the method's, beside that of
+the probe's mean gain.
 
     python -m tests.measure.probed [--runs docs/measurements/tta.json] [--json FILE]
 """

@@ -109,6 +109,12 @@ def judged(name: str = "judgement") -> tuple[Verdict, ...]:
     return tuple(verdicts(runs(name), best_static(runs("tta"), among), "goodput:topk@10-1000"))
 
 
+@functools.cache
+def language_verdicts() -> tuple[Verdict, ...]:
+    """The default against the best static method of each language model's cell, picked from these same runs."""
+    return tuple(verdicts(runs("language"), best_static(runs("language")), DEFAULT))
+
+
 def geometric(told: Iterable[Verdict]) -> float:
     """Mean of the ratios of cells."""
     return math.exp(statistics.fmean(math.log(one.ratio) for one in told))

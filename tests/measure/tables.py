@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gravac.settings import SettingsError
-from tests.measure import before_after, published, tables_of_demo, tables_of_rows, tables_of_runs
+from tests.measure import before_after, judgement, published, tables_of_demo, tables_of_rows, tables_of_runs
 
 Table = tuple[str, Callable[[], str]]
 """The record's name, and what makes Markdown of it."""
@@ -37,6 +37,8 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "paper": ("talk", tables_of_runs.published_comparisons),
         "talk": ("talk", tables_of_runs.talk_table),
         "charlm": ("tta_charlm", tables_of_runs.charlm),
+        "language": ("language", tables_of_runs.language),
+        "language_hindsight": ("language", lambda: judgement.table(published.language_verdicts())),
         "efficiency": ("efficiency", tables_of_runs.efficiency),
         "probed": ("probed", tables_of_runs.probed),
         REPORT: ("tta", tables_of_runs.matrix),
@@ -64,6 +66,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "aims": ("compressors", tables_of_rows.aims),
         "chunks": ("chunks", tables_of_rows.chunks),
         "telemetry": ("telemetry", tables_of_rows.telemetry),
+        "newcomer": ("newcomer", tables_of_rows.newcomer),
         "before_after": ("before_after", lambda: before_after.table(published.rows("before_after"))),
     },
     ADVISE: {

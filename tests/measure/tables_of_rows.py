@@ -3,6 +3,7 @@
 """Published tables that are made of the rows of one measurement."""
 
 import statistics
+from pathlib import Path
 from typing import Any
 
 from tests.measure import ladder as ladders
@@ -236,6 +237,22 @@ def telemetry() -> str:
                 f"{row['calling_thread_us']:.0f}",
                 f"{row['all_threads_us']:.0f}",
                 str(row["bytes_a_step"]),
+            )
+        )
+    return "\n".join(lines)
+
+
+def newcomer() -> str:
+    lines = head("path", "page", "lines added", "installing gravac", "from the start to the first decision", "its step")
+    for row in rows("newcomer"):
+        lines.append(
+            line(
+                row["path"],
+                f"[{Path(row['page']).stem}]({Path(row['page']).name})",
+                str(row["lines"]),
+                f"{row['install_seconds']:.0f} s",
+                f"{row['start_to_decision_seconds']:.0f} s",
+                str(row["decision_step"]),
             )
         )
     return "\n".join(lines)

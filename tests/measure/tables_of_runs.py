@@ -123,6 +123,24 @@ def charlm() -> str:
     return "\n".join([*lines, *(line(words, *cells) for words, cells in told.items())])
 
 
+def language() -> str:
+    """How many times as fast as float16 each method is on the language models, where it ran: median, and all pairs."""
+    by: dict[tuple[str, str, str], list[TrainingRecord]] = {}
+    for run in runs("language"):
+        if run.link in LINKS[:2]:
+            by.setdefault((run.task, run.link, run.method), []).append(run)
+    cells = list(dict.fromkeys((task, link) for task, link, _ in by))
+    lines = head("method", *(f"{task}, {HEADINGS[link]}" for task, link in cells))
+    for method in dict.fromkeys(method for _, _, method in by):
+        told = []
+        for cell in cells:
+            ratios = paired_with(by.get((*cell, method), ()), by[(*cell, "fp16")])
+            by_seed = " ".join(f"{value:.2f}" if value else "missed" for value in ratios)
+            told.append(f"{statistics.median(ratios):.2f}x ({by_seed})" if ratios else "")
+        lines.append(line(f"`{method}`", *told))
+    return "\n".join(lines)
+
+
 def published_comparisons() -> str:
     """The paper's comparisons: what it published, and what they are here."""
     tasks = list(talk.TASKS)
@@ -164,7 +182,7 @@ def published_comparisons() -> str:
 
 
 def efficiency() -> str:
-    lines = head("task", "gain", "worth on the other tasks")
+    lines = head("task", "gain", "efficiency on the other tasks")
     return "\n".join(
         [
             *lines,
@@ -174,7 +192,7 @@ def efficiency() -> str:
 
 
 def probe_ranks() -> dict[str, float]:
-    """Rank correlation of what a short probe says with the worth in the matrix, by task."""
+    """Rank correlation of what a short probe says with the efficiency in the matrix, by task."""
     worths = {one["task"]: one["worth"] for one in rows("efficiency")}
     return {
         one["task"]: spearman(list(one["probed"].values()), [worths[one["task"]][name] for name in one["probed"]])

@@ -110,7 +110,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert "step 100: loss" in ran.stdout
-    records = read_jsonl(tmp_path / "runs" / "vgg" / "gravac.jsonl")
+    records = read_jsonl(tmp_path / "runs" / "ddp" / "gravac.jsonl")
     assert sum(isinstance(record, StepRecord) for record in records) == 99  # the last one's agreement never comes
     changes = [record for record in records if isinstance(record, DecisionRecord) and record.changed]
     told = [f"from step {change.step}: CF {change.cf:g}, since {change.reason}" for change in changes]

@@ -57,7 +57,7 @@ def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
     assert all(one.ratio == pytest.approx(1, rel=0.01) for one in dropped)
 
 
-def test_low_rank_is_worth_what_its_rank_is_whatever_the_cf() -> None:
+def test_low_rank_has_the_efficiency_of_its_rank_whatever_the_cf() -> None:
     small, large = ([(side, side)] for side in (128, 2048))
     four, by_cf = powersgd(4), powersgd.profile(16.0, shapes=small)
     assert four.profile(128.0, shapes=small).efficiency == four.profile(128.0, shapes=large).efficiency
@@ -67,7 +67,7 @@ def test_low_rank_is_worth_what_its_rank_is_whatever_the_cf() -> None:
 
 
 def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
-    """On wide layers rank 4 sends a hundredth; on narrow ones a twelfth, and is worth no more."""
+    """On wide layers rank 4 sends a hundredth; on narrow ones a twelfth, and its efficiency is no higher."""
     policy = Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000))
     (wide, _), (narrow, _) = admitted(policy, WIDE), admitted(policy, [(96, 96)] * 8)
     four = [next(c for c in found if c.cf == 128) for found in (wide, narrow)]
@@ -75,7 +75,7 @@ def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
     assert four[0].wire_ratio > 50 and four[1].wire_ratio < 15
 
 
-def test_a_gain_that_was_measured_corrects_the_worth() -> None:
+def test_a_gain_that_was_measured_corrects_the_efficiency() -> None:
     points = quantize.profile(32.0).efficiency_by_gain
     one = Candidate("quantize", 32.0, 28.0, 0.81, "quantize", points)
     assert one.efficiency_at(1.0) == 1.0

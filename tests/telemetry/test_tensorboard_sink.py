@@ -142,8 +142,8 @@ def test_run_is_told_with_its_candidates_and_the_dropped_ones(events: Any) -> No
     ((step, text),) = texts(events, "gravac/run")
     assert step == 0
     assert "**2 ranks**" in text
-    assert "**Candidates**\n\n- dense 1x (predicted wire ratio 1.00, worth 1)\n- topk 10x (predicted" in text
-    assert "- topk 160x (predicted wire ratio 88.89, worth 0.9)" in text
+    assert "**Candidates**\n\n- dense 1x (predicted wire ratio 1.00, efficiency 1)\n- topk 10x (predicted" in text
+    assert "- topk 160x (predicted wire ratio 88.89, efficiency 0.9)" in text
     assert "**Dropped**\n\n- topk 2x: would send 1.11 times the bytes of dense 1x over 2 ranks\n" in text
     assert "- topk 320x: would send what topk 160x does" in text
     assert "| controller.window | 20 |" in text

@@ -3,6 +3,8 @@
 """A few of torch's DDP tests with gravac, and that the harness sees what it must not let pass."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,46 +15,63 @@ import pytest
 from tests.torch_ddp.rank import Seen
 from tests.torch_ddp.runs import judge
 
-WRONG_MEAN = """
+WHOLE = (
+    "test_ddp_create_graph",
+    "test_accumulate_gradients_no_sync",
+    "test_ddp_join_model_equivalence",
+    "test_ddp_grad_div_uneven_inputs",
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_ddp_hook_parity_allreduce",
+)
+
+PROGRAM = """
+import sys
+from unittest import mock
 import torch
 from gravac import AdaptiveCompressor
+from tests.torch_ddp.command import main
+
 def local(self, state, bucket):
     future = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
-AdaptiveCompressor.hook = local
+
+def run(found, *names):
+    print(f"{found}: {main(['--only', *names, '--json', found])}", flush=True)
+
+run("whole.json", *sys.argv[1:])
+with mock.patch.object(AdaptiveCompressor, "hook", local):
+    run("wrong mean.json", "test_accumulate_gradients_no_sync")
+with mock.patch.object(AdaptiveCompressor, "attach", lambda *_: None):
+    run("never attached.json", "test_accumulate_gradients_no_sync")
 """
-NEVER_ATTACHED = """
-from gravac import AdaptiveCompressor
-AdaptiveCompressor.attach = lambda *_: None
-"""
+"""The command with gravac whole, then broken twice: importing torch's tests takes longer than these do. In a process of
+its own, as it patches torch; the ranks of each run are forked from it as it then is."""
+
+Found = dict[str, tuple[int, list[dict[str, Any]]]]
 
 
-def harness(folder: Path, *names: str, before: str = "") -> tuple[int, list[dict[str, Any]]]:
-    """The command's exit status and rows, on some tests; in a process of its own, as it patches torch."""
-    program = f"{before}\nimport sys\nfrom tests.torch_ddp.command import main\nsys.exit(main(sys.argv[1:]))"
-    found = folder / "found.json"
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Of each of the program's runs, the command's exit status and rows."""
+    folder = tmp_path_factory.mktemp("found")
     ended = subprocess.run(
-        [sys.executable, "-c", program, "--only", *names, "--json", str(found)],
+        [sys.executable, "-c", PROGRAM, *WHOLE],
         capture_output=True,
         text=True,
-        timeout=170,
-        cwd=Path(__file__).parents[2],
+        timeout=250,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    assert found.exists(), ended.stderr
-    return ended.returncode, json.loads(found.read_text())["rows"]
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    status = dict(re.findall(r"^(.+)\.json: (\d+)$", ended.stdout, re.MULTILINE))
+    return {
+        name: (int(code), json.loads((folder / f"{name}.json").read_text())["rows"]) for name, code in status.items()
+    }
 
 
-def test_some_of_torchs_ddp_tests_pass_with_gravac(tmp_path: Path) -> None:
-    status, rows = harness(
-        tmp_path,
-        "test_ddp_create_graph",
-        "test_accumulate_gradients_no_sync",
-        "test_ddp_join_model_equivalence",
-        "test_ddp_grad_div_uneven_inputs",
-        "test_DistributedDataParallelCPU_grad_is_view",
-        "test_ddp_hook_parity_allreduce",
-    )
+def test_some_of_torchs_ddp_tests_pass_with_gravac(found: Found) -> None:
+    status, rows = found["whole"]
     by_name = {row["test"]: row for row in rows}
     registers = by_name.pop("test_ddp_hook_parity_allreduce")
     assert registers["native"] == "passed" and registers["gravac"] == "not run" and registers["own_hooks"] > 0
@@ -63,9 +82,9 @@ def test_some_of_torchs_ddp_tests_pass_with_gravac(tmp_path: Path) -> None:
         assert row["steps"] > 0
 
 
-@pytest.mark.parametrize("broken", [WRONG_MEAN, NEVER_ATTACHED], ids=["wrong mean", "never attached"])
-def test_a_broken_gravac_does_not_pass(tmp_path: Path, broken: str) -> None:
-    status, rows = harness(tmp_path, "test_accumulate_gradients_no_sync", before=broken)
+@pytest.mark.parametrize("broken", ["wrong mean", "never attached"])
+def test_a_broken_gravac_does_not_pass(found: Found, broken: str) -> None:
+    status, rows = found[broken]
     assert status == 1
     assert [(row["native"], row["gravac"]) for row in rows] == [("passed", "failed")]
 

@@ -16,7 +16,7 @@ from gravac.settings import Settings
 
 PACKAGES = ("gravac", "torch", "numpy", "pydantic", "tensorboard")
 
-OPTIONAL = ("rich", "matplotlib", "scikit-learn", "triton", "lightning", "accelerate", "transformers")
+OPTIONAL = ("rich", "matplotlib", "scikit-learn", "triton", "lightning", "accelerate", "transformers", "wandb")
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPLICIT", "OMP_NUM_THREADS")
 """Environment variables that change how ranks find each other, or how fast they are."""

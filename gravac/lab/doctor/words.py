@@ -16,16 +16,18 @@ def in_words(found: Facts, check: Check | None) -> str:
     """Return what was found, a line for each thing; ``check`` is ``None`` where ranks could not be tried."""
     missing = [name for name in OPTIONAL if found.optional.get(name) is None]
     present = [f"{name} {version}" for name, version in found.optional.items() if version is not None]
+    built = "built without CUDA" if found.cuda is None else f"built for CUDA {found.cuda}"
+    variables = [f"{name}={value}" for name, value in found.variables.items()]
     lines = [
         ("python", found.python),
         ("packages", ", ".join(f"{name} {version}" for name, version in found.packages.items())),
-        ("optional", ", ".join(present) + (f"; not installed: {', '.join(missing)}" if missing else "")),
+        ("optional", (", ".join(present) or "none") + (f"; not installed: {', '.join(missing)}" if missing else "")),
         ("backends", ", ".join(found.backends) or "none"),
-        ("GPUs", ", ".join(found.devices) or f"none that torch can use (built for CUDA {found.cuda or 'not at all'})"),
-        ("NCCL", found.nccl or "-"),
+        ("GPUs", ", ".join(found.devices) or f"none that torch can use ({built})"),
+        ("NCCL", found.nccl or "none"),
         ("cores", str(found.cores)),
-        ("environment", ", ".join(f"{name}={value}" for name, value in found.variables.items()) or "-"),
-        ("emulated links", "yes" if found.links is None else f"no: {found.links}"),
+        ("environment", ", ".join(variables) or "nothing set that matters"),
+        ("emulated links", "yes, for gravac demo and bench" if found.links is None else f"no: {found.links}"),
     ]
     if check is not None:
         where = f"{check.hosts} machine{'s' if check.hosts > 1 else ''}, {check.backend}, {check.device}"
@@ -64,7 +66,7 @@ def advice(found: Facts, check: Check | None, failure: str | None = None) -> lis
     if found.links is not None:
         said.append(f"gravac demo and bench tta slow their link down by sleeping, since {found.links}")
     if any(found.optional.get(name) is None for name in ("rich", "matplotlib")):
-        said.append("pip install 'gravac[lab]' for gravac demo, bench, advise and report")
+        said.append("gravac demo, bench, advise and report need more packages: pip install 'gravac[lab]'")
     return said
 
 
@@ -78,8 +80,8 @@ def _of_ranks(check: Check) -> list[str]:
         return ["one rank exchanges nothing, so there is nothing to compress: launch two or more"]
     if check.loopback:
         return [
-            "this says nothing of your network: run it the way you train, such as "
-            "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29500 ... -m gravac doctor"
+            "gravac works on this machine. Of your network this says nothing: run it the way you train, such as "
+            "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m gravac doctor"
         ]
     if check.link is None:
         return []

@@ -197,7 +197,7 @@ _COLUMNS = (
     (f"speed over {BASELINE}", "by seed; min to max"),
     ("steps to target", ""),
     ("samples/s", "all ranks"),
-    ("efficiency", "1 is linear"),
+    ("scaling efficiency", "1 is linear"),
     ("wire ratio", "fp32 is 1"),
     ("sent a step", "a rank"),
     ("gain", "mean"),

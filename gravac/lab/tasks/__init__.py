@@ -11,9 +11,12 @@ from gravac.lab.tasks.charlm import CharLM
 from gravac.lab.tasks.cifar import VGG16, Cifar, ResNet101
 from gravac.lab.tasks.denoise import Denoise
 from gravac.lab.tasks.digits import Digits
+from gravac.lab.tasks.language import GPT2, ModernBERT
 from gravac.lab.tasks.lstm import LSTM
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (CharLM, LSTM, Denoise, Digits, ResNet101, VGG16)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (CharLM, LSTM, Denoise, GPT2, ModernBERT, Digits, ResNet101, VGG16)
+}
 """Every task by its name."""
 
 LARGEST = 1000.0

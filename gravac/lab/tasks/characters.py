@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from gravac.lab.tasks.base import Metric, Score, Task
 from gravac.lab.tasks.text import Text, library_text
 
+NOT_ASKED = -100
+"""Target of a place where no character is asked for."""
+
 
 @dataclass(frozen=True)
 class Characters(Task):
@@ -67,15 +70,29 @@ class Characters(Task):
         model.eval()
         with torch.no_grad():
             for chunk in np.array_split(starts[part::parts], max(1, len(starts[part::parts]) // 16)):
-                batch = self._sequences(self.text.validation, chunk)
+                batch = self._validation_batch(chunk)
                 total += float(self._cross_entropy(model, batch, "sum"))
-                count += batch.shape[0] * self.context
+                count += int((self._asked(batch)[1] != NOT_ASKED).sum())
         model.train(training)
         return Score(total, count)
 
     def _cross_entropy(self, model: nn.Module, batch: Tensor, reduction: str) -> Tensor:
-        logits = model(batch[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction=reduction)
+        shown, targets = self._asked(batch)
+        return F.cross_entropy(
+            self._logits(model, shown).flatten(0, 1), targets.flatten(), ignore_index=NOT_ASKED, reduction=reduction
+        )
+
+    def _validation_batch(self, starts: npt.NDArray[np.int64]) -> Tensor:
+        """Return the sequences of the validation text that start there, in the form of a training batch."""
+        return self._sequences(self.text.validation, starts)
+
+    def _asked(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a batch shows the model, and what it asks for at each place, both ``(sequences, context)``."""
+        return batch[:, :-1], batch[:, 1:]
+
+    def _logits(self, model: nn.Module, characters: Tensor) -> Tensor:
+        logits: Tensor = model(characters)
+        return logits
 
     def _sequences(self, text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(text[starts[:, None] + np.arange(self.context + 1)].astype(np.int64))

@@ -9,7 +9,8 @@ times the limit.
 
 ``factored`` saves time on static methods: the steps they need do not depend on the link, so they are taken once,
 unthrottled, and multiplied by the time of a step on each link, taken in a short run where the methods take turns.
-Adaptive methods always run in full.
+Adaptive methods always run in full. With ``times_each_seed`` that time is taken anew for every seed, just before its
+adaptive runs, and not once for all.
 
 ``more_seeds`` adds runs where they tell most: of each method on each link whose times differ by more than 10 % between
 seeds, one seed after another. None is dropped.
@@ -50,6 +51,7 @@ class Matrix:
         budget: number of steps of the reference run; ``None`` is the task's own.
         limit: multiple of the limit at which a run is given up.
         factored: whether static methods are measured by parts, see the module.
+        times_each_seed: whether the times of their steps are taken anew for every seed.
         paced: whether the exchange paces itself instead of using emulated links.
         data: folder of a task's data, for tasks that bring none.
         json: the file of results; runs in it are not run again.
@@ -70,6 +72,7 @@ class Matrix:
     budget: int | None = None
     limit: float = 6.0
     factored: bool = False
+    times_each_seed: bool = False
     paced: bool = False
     data: str = ""
     json: Path | None = None
@@ -98,6 +101,8 @@ class Matrix:
             method = Method.parse(text)
             if self.paced and method.rank is not None:
                 raise ValueError(f"method: {text!r} is torch's own and cannot be paced; leave it out")
+        if self.times_each_seed and not self.factored:
+            raise ValueError("times_each_seed: without factored all times are taken for every seed; leave it out")
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ValueError(f"json: {self.json.parent} is not a folder; make it first, or name another")
         if self.json is not None and not os.access(self.json.absolute().parent, os.W_OK):

@@ -208,7 +208,8 @@ class _Bench:
             return
         assert reference.tta_s is not None
         seconds = self.matrix.limit * reference.tta_s
-        known = {run.method: run for run in self.runs if self._same(run, task, str(link)) and run.factored}
+        timed = (run for run in self.runs if self._same(run, task, str(link)) and run.factored)
+        known = {run.method: run for run in timed if run.seed == seed or not self.matrix.times_each_seed}
         if any(method.text not in known for method, _ in wanted):
             turns = [Leg(method.text, f"{method.text} step time", steps=PROBE_STEPS) for method, _ in wanted] * 2
             probes: dict[str, list[Ended]] = defaultdict(list)

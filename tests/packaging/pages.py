@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The Python blocks of README and docs, and how they run.
+
+The blocks of a page share names and run in their order, on two ranks over gloo, in an empty folder, after ``COMMON``.
+A comment right above a block, which no reader of the page sees, says more:
+
+- ``<!-- before: CODE -->`` is run before the block; it may have several lines. ``<!-- after: CODE -->`` likewise.
+- ``<!-- needs: PACKAGE -->``: the block runs where that is installed (``make test-integrations``).
+- ``<!-- not run: REASON -->``: it cannot run here.
+
+Blocks with the title ``train.py`` are whole scripts, and what follows them is the change that gravac takes.
+"""
+
+import os
+import re
+import runpy
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from gravac import AdaptiveCompressor
+
+ROOT = Path(__file__).parents[2]
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+COMMON = """
+import torch, torch.distributed as dist
+import gravac
+from torch.nn.parallel import DistributedDataParallel
+from gravac import AdaptiveCompressor, quantize, topk
+
+rank, world, batch_size = dist.get_rank(), dist.get_world_size(), 4
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
+ddp = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+batches = [torch.randn(batch_size, 64) for _ in range(4)]
+"""
+"""What a page takes as given: a model of two layers, wrapped, with its optimizer and a few batches."""
+
+COMMENT = r"(?:^ *<!-- (?:before|after|needs|not run):\s(?:(?!-->).)*-->\n)*"
+FENCE = r"^(?P<indent> *)```python(?P<attributes>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$"
+BLOCK = re.compile(f"(?P<comments>{COMMENT}){FENCE}", re.MULTILINE | re.DOTALL)
+SAID = re.compile(r"<!-- (before|after|needs|not run):\s(.*?)-->", re.DOTALL)
+CHANGE = re.compile(r"^ *```diff\n(?P<diff>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """One block of Python.
+
+    Attributes:
+        page: file that it stands in.
+        line: number of its first line there.
+        code: what it says, without indentation.
+        title: title that it is shown with; empty without one.
+        said: what comments above it say, by their first word.
+        diff: for a whole script, the change that follows it.
+    """
+
+    page: Path
+    line: int
+    code: str
+    title: str
+    said: Mapping[str, str]
+    diff: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in BLOCK.finditer(text):
+        said = {word: textwrap.dedent(value).strip() for word, value in SAID.findall(match["comments"])}
+        title = re.search(r'title="([^"]*)"', match["attributes"])
+        change = CHANGE.search(text, match.end()) if title else None
+        found.append(
+            Block(
+                page,
+                text.count("\n", 0, match.start("code")) + 1,
+                textwrap.dedent(match["code"]),
+                title[1] if title else "",
+                said,
+                textwrap.dedent(change["diff"]) if change else "",
+            )
+        )
+    return found
+
+
+def changed(script: str, diff: str) -> str:
+    """A script after a change, of which every hunk stands in it once, in order.
+
+    Raises:
+        ValueError: a hunk's lines are not there.
+    """
+    lines, at, made = script.splitlines(), 0, []
+    for hunk in re.split(r"^@@.*\n", diff, flags=re.MULTILINE)[1:]:
+        told = hunk.splitlines()
+        old = [line[1:] for line in told if not line.startswith("+")]
+        new = [line[1:] for line in told if not line.startswith("-")]
+        start = next((i for i in range(at, len(lines)) if lines[i : i + len(old)] == old), None)
+        if start is None:
+            raise ValueError("not in the script:\n" + "\n".join(old))
+        made += [*lines[at:start], *new]
+        at = start + len(old)
+    return "\n".join([*made, *lines[at:]]) + "\n"
+
+
+def run(rank: int, world: int, folder: str, script: str) -> list[float]:
+    """Run a script in a folder; the compression factors of the compressors that it made.
+
+    The process group is there already: what the script calls to make it, and to end it, does nothing.
+    """
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    os.environ.update({name: str(value) for name, value in told.items()})  # as a launcher does; nobody listens there
+    made: list[AdaptiveCompressor] = []
+    known = AdaptiveCompressor.__init__
+
+    def remembered(self: AdaptiveCompressor, *args: Any, **kwargs: Any) -> None:
+        known(self, *args, **kwargs)
+        made.append(self)
+
+    path = Path(f"page{rank}.py")
+    path.write_text(script, encoding="utf-8")
+    with (
+        patch.object(AdaptiveCompressor, "__init__", remembered),
+        patch.object(dist, "init_process_group"),
+        patch.object(dist, "destroy_process_group"),
+    ):
+        runpy.run_path(str(path))
+    factors = [compressor.cf for compressor in made]
+    for compressor in made:
+        compressor.close()
+    return factors
