@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,11 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
+from gravac.live import Live
 from gravac.policy import Policy, RunSettings, beside, load_policy
 from gravac.stepping.admission import Admission, Widen, admit, averager_of
 from gravac.stepping.codec_timing import time_codecs
+from gravac.stepping.deciding import Deciding
 from gravac.stepping.door import Door
 from gravac.stepping.step_records import totals
 from gravac.stepping.steps import Steps
@@ -34,7 +36,7 @@ from gravac.telemetry.sinks import Sinks
 CLOSING_SECONDS = 20.0  # that ``close`` waits for the exchange at most: after a failure, a peer may never answer
 
 
-class AdaptiveCompressor:
+class AdaptiveCompressor(Live):
     """Compresses a DDP model's gradient exchange, and decides while training how much, and whether at all.
 
     Neither the process group nor the model need exist yet. Every rank makes one, with the same settings.
@@ -136,8 +138,7 @@ class AdaptiveCompressor:
         Raises:
             SettingsError: there is no such policy, or it or ``run`` holds what is not allowed.
         """
-        made = cls.__new__(cls)
-        whole = policy if isinstance(policy, Policy) else load_policy(policy)
+        made, whole = cls.__new__(cls), policy if isinstance(policy, Policy) else load_policy(policy)
         made._build(whole, RunSettings(**run), sinks, process_group)
         return made
 
@@ -149,12 +150,14 @@ class AdaptiveCompressor:
         self._executor: Executor | None = None
         self._sinks = Sinks(sinks, run.log_dir)
         self._averager = averager_of(policy)
-        told = {**policy.plain(), **run.plain()}
-        mine = self._averager
-        runs = (mine, policy.controller, self._admit)
-        self._steps = Steps(
-            *runs, self._sinks, run.samples_per_step, run.steps_per_epoch, policy.levels, policy.survey_every, told
-        )
+        told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()})
+
+        def candidates(forms: Sequence[Form]) -> Admission:
+            found = admit(policy, self._averager, forms, self._link, self._coding)
+            return self._widen(found, self._steps.compute_s)
+
+        deciding = Deciding(policy.controller, candidates, *told)
+        self._steps = Steps(self._averager, deciding, policy.levels, policy.survey_every)
         self._door = Door(self._steps, self._open)
         self._adapter = DDPAdapter(self._door)
         self._attached = self._closed = False
@@ -233,7 +236,7 @@ class AdaptiveCompressor:
             group: ranks that average; ``None``: the default group.
             agree_group: ranks that agree on decisions, where these are more (HSDP); ``None``: the same.
             executor: runs the steps, instead of what ``group`` asks for: of ranks in memory, ``exchange.lockstep``.
-            widen: makes other candidates of those admitted, see ``Widen``; ``None``: they are what may be chosen.
+            widen: makes other candidates of those admitted; ``None``: they are what may be chosen.
         """
         self._check_free()
         self._widen = widen or self._widen
@@ -328,21 +331,7 @@ class AdaptiveCompressor:
         self._sinks.close()
         self._steps.close()
 
-    def __enter__(self) -> "AdaptiveCompressor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("AdaptiveCompressor: cannot be copied or pickled; save state_dict() and load it into a new one")
-
     # behind the scenes
-
-    def _admit(self, forms: Sequence[Form]) -> Admission:
-        """The candidates of this run."""
-        admission = admit(self.policy, self._averager, forms, self._link, self._coding)
-        return self._widen(admission, self._steps.compute_s)
 
     def _open(self) -> None:
         """Make what runs the steps, unless an executor was given."""
@@ -350,7 +339,7 @@ class AdaptiveCompressor:
             return
         where, run, given = (self._door.device, self._group, self._agree_group), self._run, self._executor
         opened = open_executor(*where, run.executor, run.pace) if given is None else Opened(given)
-        executor, self._link = opened.executor, opened.link
+        executor, self._link = opened[:2]
         if self._restored is not None:
             check_place(self._restored, executor.rank, executor.world)
         if executor.rank == 0:

@@ -16,6 +16,7 @@ from gravac.compressors import Compressor, Dense, dense
 from gravac.controllers.base import LATENCY, Decision, Measurement
 from gravac.exchange.lockstep import Lockstep
 from gravac.stepping.admission import Admission
+from gravac.stepping.deciding import Deciding
 from gravac.stepping.door import Door
 from gravac.stepping.steps import Steps
 
@@ -71,7 +72,7 @@ def train(
 
     doors = []
     for averager, executor in zip(averagers, Lockstep(ranks).executors, strict=True):
-        run = Steps(averager, chosen, admit, lambda _: None, None, None, levels, survey_every)
+        run = Steps(averager, Deciding(chosen, admit, lambda _: None), levels, survey_every)
         run.state.step = first
         run.open(executor)
         doors.append((Door(run), run))

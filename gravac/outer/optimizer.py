@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,10 @@ from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
 from gravac.exchange.executor import Executor
 from gravac.integrations.ddp import canonical, learning_rate
+from gravac.live import Live
 from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import choices, widened
-from gravac.outer.fragments import in_fragments
+from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.rounds import Rounds
 from gravac.settings import Settings, SettingsError
 from gravac.stepping.admission import Admission
@@ -56,7 +57,7 @@ class OuterSettings(Settings):
         return low, high
 
 
-class OuterOptimizer:
+class OuterOptimizer(Live):
     """Trains ranks apart for some steps, exchanges how far they came, and decides how often, how much and how.
 
     It takes the place of DistributedDataParallel. Every rank makes one, with the same settings, and all start from rank
@@ -284,7 +285,8 @@ class OuterOptimizer:
             )
         self._compressor.load_state_dict({key: value for key, value in state.items() if key != "outer"})
         of_others = state["world"] is None  # merged from another number of ranks: all begin a round at the anchor
-        for part, one in zip((*self._fragments, self._buffers), (*mine["fragments"], mine["buffers"]), strict=True):
+        parts: tuple[Fragment | Buffers, ...] = (*self._fragments, self._buffers)
+        for part, one in zip(parts, (*mine["fragments"], mine["buffers"]), strict=True):
             part.load_state_dict({**one, "own": {**one["own"], **one["anchors"]}, "due": None} if of_others else one)
         self.outer.load_state_dict(mine["optimizer"])
         self.inner.load_state_dict(mine["inner"])
@@ -294,15 +296,6 @@ class OuterOptimizer:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
         self._closed = True
         self._compressor.close()
-
-    def __enter__(self) -> "OuterOptimizer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("OuterOptimizer: cannot be copied or pickled; save state_dict() and load it into a new one")
 
     def _widened(self, admission: Admission, compute_s: float | None) -> Admission:
         """Let the controller choose how often, too."""

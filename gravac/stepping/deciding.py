@@ -3,6 +3,7 @@
 """A run's controller at work: what it may choose from, what it has decided, and what is told of that."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from gravac.averaging.plan import Form
@@ -14,6 +15,9 @@ from gravac.stepping.clock import StepCosts
 from gravac.stepping.state import StepState
 from gravac.stepping.step_records import decided, measured_step
 from gravac.telemetry.records import Record, RunRecord
+
+NOTHING: Mapping[str, str | int | float | bool] = MappingProxyType({})
+"""No settings."""
 
 
 class Deciding:
@@ -37,9 +41,9 @@ class Deciding:
         controller: Controller[Any],
         admit: Callable[[Sequence[Form]], Admission],
         emit: Callable[[Record], None],
-        samples_per_step: float | None,
-        steps_per_epoch: int | None,
-        settings: Mapping[str, str | int | float | bool],
+        samples_per_step: float | None = None,
+        steps_per_epoch: int | None = None,
+        settings: Mapping[str, str | int | float | bool] = NOTHING,
     ) -> None:
         self.decision: Decision | None = None
         self.candidates: tuple[Candidate, ...] = ()

@@ -10,7 +10,7 @@ looked at in the next step's beginning.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,10 +21,9 @@ from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
-from gravac.controllers.base import Controller, Decision
+from gravac.controllers.base import Decision
 from gravac.exchange.executor import Executor, Fail, Number
 from gravac.exchange.group import ExchangeError
-from gravac.stepping.admission import Admission
 from gravac.stepping.clock import StepClock, Timestamps
 from gravac.stepping.coalescing import ReadyGroup, Waiting, cut, exchanged
 from gravac.stepping.deciding import Deciding
@@ -32,7 +31,6 @@ from gravac.stepping.measuring import Measured, Measurements
 from gravac.stepping.planning import Planner
 from gravac.stepping.state import StepState, Unobserved
 from gravac.stepping.taking_part import TakingPart
-from gravac.telemetry.records import Record
 
 AGREEMENT = "the ranks' agreement on an earlier step"
 TAKING_PART = "the number of ranks with inputs left"
@@ -43,15 +41,10 @@ class Steps:
 
     Args:
         averager: what averages tensors over the ranks.
-        controller: see ``Deciding``, as the next four, and ``settings``.
-        admit: gives the candidates.
-        emit: takes records.
-        samples_per_step: number of samples.
-        steps_per_epoch: number of steps.
+        deciding: asks the controller.
         levels: CFs that a single tensor may get, beside the candidates', when what a CF would send is spent over the
             tensors by their curves; none leaves all tensors at the CF decided.
         survey_every: steps between two surveys of the curves.
-        settings: told in the run's record.
 
     Attributes:
         state: what the steps so far leave behind.
@@ -62,18 +55,13 @@ class Steps:
     def __init__(
         self,
         averager: Averager,
-        controller: Controller[Any],
-        admit: Callable[[Sequence[Form]], Admission],
-        emit: Callable[[Record], None],
-        samples_per_step: float | None = None,
-        steps_per_epoch: int | None = None,
+        deciding: Deciding,
         levels: Sequence[float] = (),
         survey_every: int = 1,
-        settings: Mapping[str, str | int | float | bool] | None = None,
     ) -> None:
         self.averager = averager
         self.state = StepState()
-        self._deciding = Deciding(controller, admit, emit, samples_per_step, steps_per_epoch, settings or {})
+        self._deciding = deciding
         self._planner = Planner(averager, levels, survey_every)
         self._executor: Executor | None = None
         self._measurements = Measurements(self._planner.wire_bytes)

@@ -26,6 +26,7 @@ from gravac.exchange.lockstep import Lockstep
 from gravac.stepping.admission import Admission
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
+from gravac.stepping.deciding import Deciding
 from gravac.stepping.planning import Factors
 from gravac.stepping.steps import Steps
 
@@ -71,7 +72,8 @@ class World:
         self.lockstep = Lockstep(self.ranks, masked=self.masked)
         first = Candidate("dense", 1.0, 1.0)
         self.steps = [
-            Steps(one, Static(cf=1), lambda _: Admission((first,), ()), lambda _: None) for one in self.averagers
+            Steps(one, Deciding(Static(cf=1), lambda _: Admission((first,), ()), lambda _: None))
+            for one in self.averagers
         ]
         for steps, executor in zip(self.steps, self.lockstep.executors, strict=True):
             steps.open(executor)

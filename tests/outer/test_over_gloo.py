@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps of real processes: equal anchors and decisions whatever is late, a checkpoint of all, a rank that stops."""
+"""Outer steps of real processes: equal anchors and decisions whatever is late, checkpoints, a rank that stops."""
 
 import time
 from datetime import timedelta
