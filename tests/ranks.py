@@ -28,10 +28,12 @@ def processes(
 ) -> list[Any]:
     """Run ``function(rank, world, *args)`` in a process per rank, with gloo set up; what each returned.
 
-    Fails with a rank's traceback, or with all stacks when a rank hangs.
+    Fails with a rank's traceback, or with all stacks when a rank hangs. With nothing ``preloaded`` each rank is started
+    anew: the server that ranks are forked from is one for all tests of a process, and stays as it was first asked for.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*preloaded])
+    context: Any = multiprocessing.get_context("forkserver" if preloaded else "spawn")
+    if preloaded:
+        context.set_forkserver_preload([*preloaded])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "arguments").write_bytes(pickle.dumps(args))

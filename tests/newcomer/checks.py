@@ -16,7 +16,7 @@ from gravac.exchange.lockstep import Lockstep
 from gravac.stepping.clock import Timestamps
 from gravac.telemetry import StepRecord, read_jsonl
 from tests.distributed.training import batch, network, parallel, sgd, weights
-from tests.ranks import threads
+from tests.ranks import processes
 from tests.stepping.adapter import Averaged
 
 RANKS = 2
@@ -122,7 +122,7 @@ def adapter() -> None:
             optimizer.step()
     mine = [torch.cat([p.detach().flatten() for p in module.parameters()]) for module, _, _ in loops]
     assert torch.equal(*mine)
-    assert torch.equal(mine[0], threads(by_ddp, RANKS)[0])
+    assert torch.equal(mine[0], processes(by_ddp, RANKS)[0])
 
 
 def by_ddp(rank: int, world: int) -> torch.Tensor:
