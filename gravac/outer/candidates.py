@@ -37,7 +37,7 @@ def widened(
     bytes are cheap, coding is what costs.
 
     Args:
-        admission: as of an exchange in every step.
+        admission: candidates of an exchange in every step.
         every: numbers of steps from one exchange to the next, ascending.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
         delay: number of steps behind which an exchange may travel.

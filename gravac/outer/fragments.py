@@ -140,7 +140,7 @@ class Fragment:
 
 
 def anchor_of(parameter: torch.Tensor) -> torch.nn.Parameter:
-    """Return a copy for the outer optimizer, as it lies in memory; in float32 where it is of 16 bit."""
+    """Return a copy for the outer optimizer: the same shape and strides, in float32 where the dtype has 16 bit."""
     dtype = torch.float32 if parameter.dtype in SIXTEEN_BIT else parameter.dtype
     return torch.nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=True)
 
@@ -149,7 +149,7 @@ def in_fragments(parameters: Mapping[str, torch.nn.Parameter], number: int) -> l
     """Cut a model's parameters, in order, into fragments of about as many elements each.
 
     Args:
-        parameters: at least as many as fragments, by name.
+        parameters: parameters by name, at least as many as fragments.
         number: number of fragments.
 
     Example:

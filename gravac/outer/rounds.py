@@ -69,7 +69,7 @@ class Rounds:
         """Count a step, and hand over the fragments whose turn it is.
 
         Args:
-            learning_rate: of the inner optimizer; nan when not known.
+            learning_rate: learning rate of the inner optimizer; nan when not known.
 
         Raises:
             ExchangeError: a rank did not answer.
@@ -94,7 +94,7 @@ class Rounds:
         """End the round: have all fragments leave that have not.
 
         Args:
-            learning_rate: of the inner optimizer.
+            learning_rate: learning rate of the inner optimizer.
             whole: whether also a round is ended that no fragment has left in.
         """
         if self._journeys or (whole and self._in_round):
@@ -228,7 +228,7 @@ def leaves_at(length: int, number: int) -> list[int]:
 
 
 def spread(journeys: Sequence[Journey]) -> torch.Tensor:
-    """Return the norm of what this rank sent over the norm of the means that came, 0-d: the inverse of drift.
+    """Return the norm of what this rank sent over the norm of the means that came, a 0-d tensor: drift's inverse.
 
     Example:
         >>> import types

@@ -84,7 +84,7 @@ class Deciding:
         """Decide by a step that the ranks agree on, and tell.
 
         Args:
-            state: of the steps; gets the controller's state, the gain, and the decision's record.
+            state: state of the steps; gets the controller's, the gain, and the decision's record.
             measured: the step, as all ranks share it.
             costs: what it cost on this rank; ``None``: that is not known any more.
         """

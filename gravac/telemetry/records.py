@@ -59,7 +59,7 @@ class StepRecord:
         exchanged_seconds: ``exchange_seconds``, mean over ranks; nan when not known.
         learning_rate: highest learning rate of the optimizer's parameter groups, mean over ranks; nan when no optimizer
             was given.
-        drift: of outer steps, see ``Measurement``; nan when not known.
+        drift: ``Measurement``'s, where there are outer steps; nan when not known.
         every: number of the model's own steps that this one stands for: 1, but for a round of outer steps.
     """
 
