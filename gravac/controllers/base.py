@@ -52,8 +52,8 @@ class Measurement:
             not known (no optimizer was given to ``attach``).
         norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, where the decision said
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
-        drift: norm of the mean of all ranks' pseudo-gradients over the mean of their norms, in [0, 1]: 1 where all ranks
-            went the same way; nan where there are none (no outer steps).
+        drift: norm of the mean of all ranks' pseudo-gradients over the mean of their norms, in [0, 1]: 1 where all went
+            the same way; nan where there are none (no outer steps).
     """
 
     step: int

@@ -228,7 +228,7 @@ def leaves_at(length: int, number: int) -> list[int]:
 
 
 def spread(journeys: Sequence[Journey]) -> torch.Tensor:
-    """Return the norm of what this rank sent over the norm of the means that came, a 0-d tensor: drift's inverse.
+    """Return the norm of what this rank sent over that of the means that came, shape ``()``: drift's inverse.
 
     Example:
         >>> import types
