@@ -13,17 +13,16 @@ Each law raises ``AssertionError`` with what it saw.
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gravac.averaging.average import Averager
-from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Piece
+from gravac.averaging.trial import average, averagers, kept_of
 from gravac.candidate import Span
 from gravac.collectives import Ledger
-from gravac.compressors import Compressor, Context, Reduced, dense
-from gravac.compressors.base import energy, laid_out
+from gravac.compressors import Compressor, Context, Reduced
+from gravac.compressors.base import Addend, energy, laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 
@@ -191,6 +190,37 @@ def errors_foresee_what_is_lost(compressor: Compressor) -> None:
         assert abs(lost - float(expected)) <= bound, f"{cf}x: foreseen {float(expected):.4g}, lost {lost:.4g}"
 
 
+def together_each_comes_out_as_alone(compressor: Compressor) -> None:
+    """Check that tensors of one ``batch_key`` have together the mean that each has by itself, to rounding, over steps.
+
+    What ranks sent of them adds up to as much; which rank sent what may differ. As many things are remembered.
+    """
+    shape, ways = SHAPES[0], ("together", "alone")
+    for world, cf in itertools.product((2, 3), cfs_of(compressor)):
+        if compressor.batch_key(cf, Context(world=world, shape=shape)) is None:
+            continue
+        kept: dict[tuple[str, int, int], dict[str, torch.Tensor]] = defaultdict(dict)
+        for step in range(2):
+            xs = [torch.stack(_gradients(3, shape, seed=8 * step + rank)).flatten(1) for rank in range(world)]
+            got = []
+            for way in ways:
+                ranks = []
+                for rank, x in enumerate(xs):
+                    own = [Context(str(i), step, rank, world, 0, shape, state=kept[way, rank, i]) for i in range(3)]
+                    if way == "together":
+                        ranks.append(fuse([compressor.rounds_together(x, cf, own)], True))
+                    else:
+                        ranks.append(fuse([compressor.rounds(x[i], cf, own[i]) for i in range(3)], True))
+                came = [one.reduced for one in memory.run(ranks) if one is not None]
+                sent = torch.stack([_laid_side_by_side([r.sent for r in mine], xs[0]) for mine in came])
+                got.append((_laid_side_by_side([r.mean for r in came[-1]], xs[0]), sent.sum(0)))
+            for together, alone, what in zip(*got, ("mean", "sent"), strict=True):
+                off, most = float((together - alone).abs().max()), 1e-3 * world * float(xs[0].abs().max())
+                assert off <= most, f"{world} ranks, {cf}x: {what} is off by {off:.3g}"
+            for (_, rank, i), mine in kept.items():
+                assert mine.keys() == kept["alone", rank, i].keys(), f"{cf}x: together they keep {[*mine]}"
+
+
 def cf_is_what_was_asked_for(compressor: Compressor) -> None:
     """Check that the achieved CF of a large tensor is within 2 % of the CF asked for."""
     if not compressor.exact_cf:
@@ -208,22 +238,22 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     overflow safety it gives NaN everywhere too.
     """
     for bad, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
-        ranks = _averagers(compressor, 3)
-        _average(ranks, _gradients(3, (40, 40)), cf, step=0)
+        ranks = averagers(compressor, 3)
+        average(ranks, _gradients(3, (40, 40)), cf, step=0)
         before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
         poisoned = _gradients(3, (40, 40), seed=1)
         poisoned[1].reshape(-1)[77] = bad
         for safe in (False,) if compressor.compresses else (False, True):
             for averager in ranks:
                 averager.feedback.safe = safe
-            for out in _average(ranks, poisoned, cf, step=1):
+            for out in average(ranks, poisoned, cf, step=1):
                 everywhere = safe or compressor.compresses
                 reached = out.isnan().all() if everywhere else ~out.reshape(-1)[77].isfinite()
                 assert bool(reached), f"{bad} did not reach every rank, overflow safety {safe}"
         for averager, old in zip(ranks, before, strict=True):
             for key, tensor in averager.feedback.residual.items():
                 assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
-        for out in _average(ranks, _gradients(3, (40, 40), seed=2), cf, step=2):
+        for out in average(ranks, _gradients(3, (40, 40), seed=2), cf, step=2):
             assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
 
 
@@ -232,14 +262,14 @@ def nothing_is_lost(compressor: Compressor) -> None:
     if not compressor.contractive:
         return
     for dtype, cf in itertools.product((torch.float32, torch.float64), cfs_of(compressor)):
-        ranks = _averagers(compressor, 3, strength=1.0)
+        ranks = averagers(compressor, 3, strength=1.0)
         applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
         for step in range(6):
             xs = [x.to(dtype) for x in _gradients(3, (40, 40), seed=step)]
             total += torch.stack(xs).double().mean(0).reshape(-1)
             terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
-            applied += _average(ranks, xs, cf, step)[0].reshape(-1).double()
-        kept = [_kept(averager, 1600) for averager in ranks]
+            applied += average(ranks, xs, cf, step)[0].reshape(-1).double()
+        kept = [kept_of(averager, 1600) for averager in ranks]
         off = (applied + torch.stack(kept).mean(0) - total).abs()
         bound = 16 * max(compressor.rounding, 2.0**-24) * terms + 1e-6
         assert bool((off <= bound).all()), f"{cf}x, {dtype}: {float(off.max()):.3g} was lost"
@@ -249,8 +279,8 @@ def gradients_of_any_dtype_work(compressor: Compressor) -> None:
     """Check that float16, bfloat16 and float64 gradients come back in their dtype, close to what float32 gives."""
     for dtype, cf in itertools.product((torch.float16, torch.bfloat16, torch.float64), cfs_of(compressor)):
         xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
-        out = _average(_averagers(compressor, 2), xs, cf, step=0)
-        again = _average(_averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
+        out = average(averagers(compressor, 2), xs, cf, step=0)
+        again = average(averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
         assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
         tolerance = 4 * torch.finfo(dtype).eps + 4 * compressor.rounding
         assert torch.allclose(out[0].double(), again[0].double(), rtol=tolerance, atol=tolerance), (
@@ -270,6 +300,7 @@ LAWS: tuple[Law, ...] = (
     its_profile_is_possible,
     traffic_is_predicted,
     errors_foresee_what_is_lost,
+    together_each_comes_out_as_alone,
     cf_is_what_was_asked_for,
     a_non_finite_gradient_reaches_every_rank,
     nothing_is_lost,
@@ -308,34 +339,11 @@ def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ..
     return ledgers
 
 
-def _averagers(compressor: Compressor, world: int, strength: float | None = None) -> list[Averager]:
-    """Make one for each rank."""
-    averagers = [Averager(compressor, dense, strength, 0, Feedback()) for _ in range(world)]
-    for rank, averager in enumerate(averagers):
-        averager.rank, averager.world = rank, world
-    return averagers
-
-
 def _lost(reduced: Reduced, x: torch.Tensor) -> float:
     error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
     return float(error)
 
 
-def _kept(averager: Averager, elements: int) -> torch.Tensor:
-    """Return the residual, with what the compressor keeps itself; ``(elements,)``, float64."""
-    residual = averager.feedback.residual.get("w", torch.zeros(elements)).double()
-    aside = averager.kept_aside("w")
-    return residual if aside is None else residual + aside.double()
-
-
-def _average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, step: int) -> list[torch.Tensor]:
-    """Run one step of the core operation on all ranks; return what each gets."""
-    outs = [x.clone() for x in xs]
-    plan = ranks[0].plan(step, cf)
-    pieces = [Piece("w", out.view(-1), tuple(out.shape)) for out in outs]
-    for averager in ranks:
-        averager.begin()
-    memory.run([averager.average([piece], plan) for averager, piece in zip(ranks, pieces, strict=True)])
-    for averager in ranks:
-        averager.commit()
-    return outs
+def _laid_side_by_side(numbers: Sequence[torch.Tensor | Addend], rows: torch.Tensor) -> torch.Tensor:
+    """Return what is as long as some rows of ``[count, elements]`` together, flat, one after another."""
+    return torch.cat([laid_out(one, rows.view(len(numbers), -1)[0]) for one in numbers])

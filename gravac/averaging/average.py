@@ -7,23 +7,22 @@ into buckets. What was not sent is remembered by the tensor's name. Tensors that
 averaged dense. Nothing here looks at data: what must know whether a group was finite asks the executor's ``judge``.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from gravac.averaging.batches import batched
 from gravac.averaging.diagnostics import Diagnostics, announce, evaluate
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import Folding
-from gravac.averaging.fused_tensors import TOGETHER, FusedTensors, Part, fuse_small
+from gravac.averaging.fused_tensors import FusedTensors, Part, grouped
 from gravac.averaging.memory import CompressorMemory
 from gravac.averaging.norms import all_finite, energy_of
 from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.stats import StepStats
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Compressor, Context, Fold, energy
+from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
 from gravac.compressors.dense import Dense, share
 from gravac.exchange.executor import Executor, Number, Verdict
 from gravac.exchange.fuse import fuse
@@ -125,6 +124,11 @@ class Averager:
         """Tell whether averaging a group by that plan takes a single round of collectives."""
         return all(choice.profile.one_round for choice in plan.choices)
 
+    def coding_bytes(self, plan: Plan) -> int:
+        """Bytes that averaging by a plan takes for each element at most; see ``Profile``."""
+        settling = self.feedback.settling_bytes
+        return max(one.profile.coding_bytes + settling * (self.strength_at(one) > 0) for one in plan.choices)
+
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """Return what the compressor itself keeps of a tensor that was not sent; flat, ``[elements]``; or ``None``."""
         residual, memory = self.feedback.residual.get(name), self.memory.kept.get(name)
@@ -189,33 +193,52 @@ class Averager:
     # compressed: 1. lay small tensors side by side  2. judge  3. fold residuals in  4. run all rounds  5. settle
 
     def _compressed(self, pieces: Sequence[Piece], plan: Plan) -> Requests:
-        most = TOGETHER if self.feedback.masked else None
-        fused = fuse_small(
-            pieces, lambda piece: self._choice(piece, plan), lambda piece: self._multiple(piece, plan), most
+        fused = grouped(
+            pieces,
+            lambda piece: self._choice(piece, plan),
+            lambda piece: self._multiple(piece, plan),
+            lambda piece: self._key(piece, plan),
+            of_any_size=self.feedback.masked,
         )
         folding = Folding(self.feedback, self._judge, self.strength_at, bool(plan.shadow or plan.survey))
         parts, finite = folding.parts(fused)
-        contexts = [self._context(part.tensors, plan, part.fold) for part in parts]
-        for part, context in zip(parts, contexts, strict=True):
-            self._evaluate(part.tensors.pieces[0], part.x, plan, context)
-        batches = batched(parts, contexts)
-        outcome = yield from fuse([batch.rounds() for batch in batches], finite, self._judge)
+        contexts = [self._contexts(part, plan) for part in parts]
+        outcome = yield from fuse(
+            [part.rounds(own) for part, own in zip(parts, contexts, strict=True)], finite, self._judge
+        )
         if outcome is None:
             self._refuse(pieces, parts)
             return
-        parts = [part for batch in batches for part in batch.parts]
-        came = [reduced for of_batch in outcome.reduced for reduced in of_batch]
         for part in parts:
             part.unfold()
-        self.stats.count(parts, came, outcome.finite)
-        for part, reduced in zip(parts, came, strict=True):
-            strength = self.strength_at(part.tensors.choice)
-            for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
-                sent = reduced.sent if x is part.x else x  # of several all is sent, or what is not is not kept
-                key = f"{self.seed}\0residual\0{piece.name}\0{plan.step}\0{self.rank}"
-                self.feedback.settle(piece.name, x, sent, strength, reduced.aside, outcome.finite, key)
+        self.stats.count(parts, outcome.reduced, outcome.finite)
+        for part, reduced in zip(parts, outcome.reduced, strict=True):
+            self._settle(part, reduced, plan, outcome.finite)
             part.tensors.write(reduced.mean, part.x)
         self._mask(pieces, outcome.finite)
+
+    def _contexts(self, part: Part, plan: Plan) -> list[Context]:
+        """What the compressor may know: of each row, else of all as one; with what is looked up beforehand."""
+        if not part.tensors.rows:
+            contexts, xs = [self._context(part.tensors, plan, part.fold)], [part.x]
+        else:
+            choice = part.tensors.choice
+            contexts = [self._context(FusedTensors((piece,), choice), plan) for piece in part.tensors.pieces]
+            xs = [*part.x.view(len(contexts), -1)]
+        for piece, x, context in zip(part.tensors.pieces, xs, contexts, strict=False):
+            self._evaluate(piece, x, plan, context)
+        return contexts
+
+    def _settle(self, part: Part, reduced: Reduced, plan: Plan, finite: Verdict) -> None:
+        """Keep what was not sent."""
+        strength, keep = self.strength_at(part.tensors.choice), self.feedback
+        keys = [f"{self.seed}\0residual\0{name}\0{plan.step}\0{self.rank}" for name in part.tensors.names]
+        if part.tensors.rows and part.folded:
+            keep.settle_rows(part.tensors.names, part.x, reduced.sent, strength, reduced.aside, finite, keys)
+            return
+        for name, x, key in zip(part.tensors.names, part.folded, keys, strict=False):
+            sent = reduced.sent if x is part.x else x  # of several all is sent, or what is not is not kept
+            keep.settle(name, x, sent, strength, reduced.aside, finite, key)
 
     def _choice(self, piece: Piece, plan: Plan) -> Choice:
         return plan.of(piece.name, self.compresses(piece.shape))
@@ -226,6 +249,11 @@ class Averager:
             return 0
         choice = self._choice(piece, plan)
         return 0 if self.strength_at(choice) > 0 else choice.profile.pad_multiple
+
+    def _key(self, piece: Piece, plan: Plan) -> Hashable | None:
+        """What tensors that are to be averaged as rows of a matrix have in common."""
+        choice = self._choice(piece, plan)
+        return choice.compressor.batch_key(choice.cf, self._context(FusedTensors((piece,), choice), plan))
 
     # dense: what plain DDP does, without a copy where tensors lie side by side and nothing is kept for them
 

@@ -9,10 +9,11 @@ When the CF falls, what has piled up would all leave at once. It is set aside (`
 steps, each adding at most ``release`` times the gradient's norm.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
+from gravac.averaging.residuals import masked, put, rounded, unsent
 from gravac.compressors.base import Addend, Fold, energy
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import dtype_of, working
@@ -63,6 +64,11 @@ class Feedback:
         """Whether nothing is kept at all."""
         return not self.residual and not self.held
 
+    @property
+    def settling_bytes(self) -> int:
+        """Bytes that ``settle`` takes for an element: random bits, their temporaries, and what is rounded."""
+        return 9 if self.dtype == torch.bfloat16 else 0
+
     def fold(self, name: str, gradient: torch.Tensor, keep: bool) -> torch.Tensor:
         """The gradient plus what is due of the residual: g_ef.
 
@@ -89,14 +95,35 @@ class Feedback:
             self._let_go(name, gradient, x)
         return x
 
+    def fold_rows(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What ``fold`` gives for several gradients of one length, in memory of their own, by few launches.
+
+        Args:
+            names: the parameters' names.
+            gradients: their gradients, flat, finite, of one dtype; not changed.
+
+        Returns:
+            A row for each, ``[count, elements]``, in the working dtype.
+        """
+        x = gradients[0].new_empty(len(names), gradients[0].numel(), dtype=working(gradients[0].dtype))
+        rows = dict(zip(names, x.unbind(), strict=True))
+        torch._foreach_copy_([*rows.values()], [*gradients])
+        kept = [name for name in names if name in self.residual]
+        if kept:
+            torch._foreach_add_([rows[name] for name in kept], [self.residual[name] for name in kept])
+        for name, gradient in zip(names, gradients, strict=True):
+            if name in self.held:
+                self._let_go(name, gradient, rows[name])
+        return x
+
     def foldable(self, name: str, gradient: torch.Tensor) -> bool:
         """Whether a compressor may fold: nothing is released bit by bit, and the residual is not formed in place."""
         return self.masked and name not in self.held and gradient.dtype != torch.float64
 
     def to_fold(self, name: str, gradient: torch.Tensor, keep: bool) -> Fold:
         """What a compressor needs that does itself what ``fold`` does, of a gradient that is ``foldable``."""
-        left = self._buffer(name, gradient, working(gradient.dtype)) if keep else None
-        return Fold(self.residual.get(name), left)
+        to_make = self._buffer(name, gradient, working(gradient.dtype)) if keep else None
+        return Fold(self.residual.get(name), to_make)
 
     def settle(
         self,
@@ -112,15 +139,52 @@ class Feedback:
 
         x is what ``fold`` gave and is overwritten. Where it is rounded at random, ``key`` says how.
         """
-        kept: torch.Tensor | None = None
-        if strength > 0 and sent is not x:
-            kept = x.sub_(sent) if isinstance(sent, torch.Tensor) else sent.add_to(x, alpha=-1.0)
-            if aside is not None:
-                kept.sub_(aside)
-            if strength < 1.0:
-                kept.mul_(strength)
-            if self._narrows(kept):
-                kept = rounded(kept, Draws(key))
+        kept = unsent(x, sent, strength, aside)
+        if kept is not None and self._narrows(kept):
+            kept = rounded(kept, Draws(key))
+        self._keep(name, x, kept, finite)
+
+    def settle_rows(
+        self,
+        names: Sequence[str],
+        x: torch.Tensor,
+        sent: torch.Tensor | Addend,
+        strength: float,
+        aside: torch.Tensor | None,
+        finite: Verdict,
+        keys: Sequence[str],
+    ) -> None:
+        """Keep what ``settle`` does of what ``fold_rows`` gave, here flat: each row in memory of its own.
+
+        Under masks the old are multiplied by 0, and the new ones added to them; or by 1, and zeros.
+        """
+        kept = unsent(x, sent, strength, aside)
+        if kept is None:
+            for name in names:
+                self._keep(name, x, None, finite)
+            return
+        kept = kept.view(len(names), -1)
+        if self._narrows(kept):
+            kept = rounded(kept, *map(Draws, keys))
+        if self.safe:
+            into = [torch.empty_like(row) for row in kept]
+            torch._foreach_copy_(into, [*kept])
+            self._pending.update(zip(names, into, strict=True))
+            return
+        for name, row in zip(names, kept, strict=True):
+            if name not in self.residual:
+                self.residual[name] = torch.zeros_like(row)
+        olds = [self.residual[name] for name in names]
+        if isinstance(finite, bool):
+            torch._foreach_copy_(olds, [*kept])
+        else:
+            torch._foreach_mul_(olds, (~finite).to(kept.dtype))
+            torch._foreach_add_(olds, [*kept.masked_fill_(~finite, 0.0)])
+        for name in names:
+            self._settle_held(name, finite)
+
+    def _keep(self, name: str, x: torch.Tensor, kept: torch.Tensor | None, finite: Verdict) -> None:
+        """Put what is kept of a parameter, perhaps nothing, in the old one's place, or apart until the step's end."""
         if self.safe:
             self._pending[name] = x.new_empty(0) if kept is None else kept
         elif self.masked:
@@ -130,7 +194,7 @@ class Feedback:
                 self.residual.pop(name, None)
             else:
                 self.residual[name] = kept
-            self._commit_held(name)
+            self._settle_held(name, finite)
 
     def undo(self, name: str, x: torch.Tensor, gradient: torch.Tensor) -> None:
         """Take a ``fold`` back, since some rank's gradient was not finite."""
@@ -146,7 +210,7 @@ class Feedback:
         if finite is not False:
             for name, kept in self._pending.items():
                 old = self.residual.pop(name, None)
-                kept = _masked(finite, kept, old)
+                kept = masked(finite, kept, old)
                 if old is not None and not self._narrows(old):
                     self._spare[name] = old
                 if kept.numel():
@@ -206,11 +270,17 @@ class Feedback:
     def _overwrite(self, name: str, kept: torch.Tensor | None, finite: Verdict) -> None:
         """Put what was settled of a parameter in the old one's place where its group was finite; zeros for nothing."""
         if name in self.residual:
-            _put(self.residual[name], kept, finite)
+            put(self.residual[name], kept, finite)
         elif kept is not None:
-            self.residual[name] = _masked(finite, kept, None)
-        if name in self._pending_held:
-            _put(self.held[name], self._pending_held.pop(name), finite)
+            self.residual[name] = masked(finite, kept, None)
+        self._settle_held(name, finite)
+
+    def _settle_held(self, name: str, finite: Verdict) -> None:
+        """Put what is left of what is held in its place."""
+        if not self.masked:
+            self._commit_held(name)
+        elif name in self._pending_held:
+            put(self.held[name], self._pending_held.pop(name), finite)
 
     def _format(self, tensor: torch.Tensor) -> torch.dtype:
         """The number format in which a residual of such numbers is kept."""
@@ -257,41 +327,3 @@ class Feedback:
             del self.held[name]
         else:
             self.held[name] = choose(finite, rest, self.held[name])
-
-
-def rounded(x: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Round to bfloat16, up or down at random, so that x is the expectation.
-
-    Args:
-        x: flat, float32, finite.
-        draws: the same draws, the same rounding.
-
-    Returns:
-        bfloat16, as long: within one unit in the last place of x, 2⁻⁷ of its magnitude at most.
-    """
-    # a bfloat16 is a float32's upper half: what is added to the lower half carries as often as that is large
-    bits = draws.words(x.numel(), x.device).bitwise_and_(0xFFFF).add_(x.view(torch.int32))
-    return bits.bitwise_and_(-0x10000).view(torch.float32).to(torch.bfloat16)
-
-
-def _masked(finite: Verdict, kept: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
-    """What is kept of a tensor: ``kept`` (nothing, if it has no elements) where the step was finite, else the old.
-
-    One of the two, overwritten.
-    """
-    if isinstance(finite, bool):
-        return kept
-    if old is None:
-        return kept.masked_fill_(~finite, 0.0)
-    if not kept.numel():
-        return old.masked_fill_(finite, 0.0)
-    return torch.where(finite, kept, old, out=kept)
-
-
-def _put(old: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
-    """Overwrite what is kept, where ``finite``; with zeros where nothing new is."""
-    new = old.new_zeros(()) if new is None else new
-    if isinstance(finite, bool):
-        old.copy_(new)
-    else:
-        torch.where(finite, new, old, out=old)

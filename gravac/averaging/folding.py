@@ -13,7 +13,7 @@ import torch
 
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.fused_tensors import FusedTensors, Part
-from gravac.averaging.norms import all_finite, energy_of
+from gravac.averaging.norms import all_finite, energies_of
 from gravac.averaging.plan import Choice
 from gravac.compressors.base import Fold, energy
 from gravac.compressors.dtypes import working
@@ -50,7 +50,7 @@ class Folding:
         sizes: list[torch.Tensor] = []
         for tensors, part in zip(fused, begun, strict=True):
             if part is None:
-                sizes += [energy_of(piece.flat) for piece in tensors.pieces]
+                sizes += energies_of(tensors.flats)
             elif part.energy is not None:
                 sizes.append(part.energy)
         finite = self.judge(all_finite(sizes)) if sizes else True
@@ -71,7 +71,7 @@ class Folding:
         first, several, choice = tensors.pieces[0], len(tensors.pieces) > 1, tensors.choice
         if self.evaluates or not all(self.feedback.foldable(piece.name, piece.flat) for piece in tensors.pieces):
             return None
-        if several and any(self.feedback.has(piece.name) for piece in tensors.pieces):
+        if several and (tensors.rows or any(self.feedback.has(piece.name) for piece in tensors.pieces)):
             return None
         if not choice.compressor.folds(first.flat, choice.cf):
             return None
@@ -98,6 +98,9 @@ class Folding:
             if begun.fold is None:
                 _cleared(begun.x, spoilt)  # perhaps the gradient itself, which is overwritten with the mean anyway
             return begun
+        if tensors.rows:
+            x = _cleared(self.feedback.fold_rows(tensors.names, tensors.flats), spoilt)
+            return Part(tensors, x.view(-1), folded=[*x])
         keep = self.strength_at(tensors.choice) > 0
         folded = [_cleared(self.feedback.fold(piece.name, piece.flat, keep), spoilt) for piece in tensors.pieces]
         return Part(tensors, tensors.join(folded), folded=folded)

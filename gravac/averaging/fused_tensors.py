@@ -3,28 +3,30 @@
 """Tensors side by side, so that one call serves many: small ones on a processor, all off it.
 
 Between two pieces of backward a processor's caches are cold, and a call costs some ten times what it does in a loop: a
-transformer's many small tensors, one by one, take longer to call for than to code. Which tensors go together depends on
-what all ranks know, and changes nothing of what is sent: a compressor says by ``pad_multiple`` whether, and padded how.
+transformer's many small tensors, one by one, take longer to call for than to code. On a GPU a launch costs more than
+what it computes of one tensor. Which go together depends on what all ranks know, and changes nothing of what is sent
+but roundings. Either they are one long tensor (``Profile.pad_multiple`` says whether, and padded how), or, off the
+processor, the rows of a matrix, one each, of equal length (``Compressor.batch_key``). Nothing is remembered of either:
+what a tensor leaves lies under its name. How much goes together is bounded where groups are made
+(``gravac.stepping.coalescing``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gravac.averaging.plan import Choice, Piece
-from gravac.compressors.base import Addend, Fold
+from gravac.compressors.base import Addend, Context, Fold, Rounds
 from gravac.compressors.messages import Messages
 
 LARGEST = 1 << 17
 """Elements above which a tensor stays by itself on a processor: laying it out would cost more than the calls do."""
 
-TOGETHER = 1 << 24
-"""Elements of tensors that go together where the host must not wait: 64 MiB of float32.
 
-There a launch costs more than laying out what a tensor of a network has. What is laid out is memory beside the
-gradients, and so is each of a codec's temporaries: that must not grow with the model.
-"""
+def goes_alone(x: torch.Tensor) -> bool:
+    """Tell whether a tensor lies where each is best averaged by itself: on a processor, while it is in a cache."""
+    return x.is_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,23 @@ class FusedTensors:
         pieces: the tensors; at least one.
         choice: what they are sent by.
         multiple: number of elements of which each is padded to a multiple, where there are several.
+        rows: whether several are rows of a matrix, rather than one long tensor.
     """
 
     pieces: tuple[Piece, ...]
     choice: Choice
     multiple: int = 1
+    rows: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its tensors."""
+        return [piece.name for piece in self.pieces]
+
+    @property
+    def flats(self) -> list[torch.Tensor]:
+        """Gradients of its tensors, each flat."""
+        return [piece.flat for piece in self.pieces]
 
     @property
     def elements(self) -> int:
@@ -79,8 +93,7 @@ class FusedTensors:
             return
         if not isinstance(mean, torch.Tensor):
             mean = spare if _overwritten(spare, mean) else mean.add_to(spare.zero_())
-        parts = torch.split(mean, [self._padded(piece) for piece in self.pieces])
-        flats = [piece.flat for piece in self.pieces]
+        parts, flats = torch.split(mean, [self._padded(piece) for piece in self.pieces]), self.flats
         torch._foreach_copy_(flats, [part[: flat.numel()] for part, flat in zip(parts, flats, strict=True)])
 
     def _padded(self, piece: Piece) -> int:
@@ -105,6 +118,13 @@ class Part:
     folded: Sequence[torch.Tensor] = ()
     fold: Fold | None = None
 
+    def rounds(self, contexts: Sequence[Context]) -> Rounds:
+        """Return its compressor's rounds; contexts are those of the rows, or the one of all else."""
+        choice = self.tensors.choice
+        if self.tensors.rows:
+            return choice.compressor.rounds_together(self.x.view(len(contexts), -1), choice.cf, contexts)
+        return choice.compressor.rounds(self.x, choice.cf, contexts[0])
+
     def unfold(self) -> None:
         """Take over what the compressor has made of what it folded, once its rounds are over."""
         if self.fold is None:
@@ -116,36 +136,35 @@ class Part:
             self.folded = [self.x]
 
 
-def fuse_small(
+def grouped(
     pieces: Sequence[Piece],
     choice_of: Callable[[Piece], Choice],
     multiple_of: Callable[[Piece], int],
-    most: int | None = None,
+    key_of: Callable[[Piece], Hashable | None],
+    of_any_size: bool = False,
 ) -> list[FusedTensors]:
     """Group pieces by what may go together: the same on all ranks if the arguments are.
 
     Args:
         pieces: the tensors, in the order that all ranks have them in.
         choice_of: tells what a piece is sent by.
-        multiple_of: tells what a piece must be padded to beside others of its CF, for which it is the same; 0 where it
-            must be by itself.
-        most: elements that go together at most, padding included, where tensors of any size may; ``None``: small ones
-            do, however many.
+        multiple_of: tells what a piece must be padded to beside others of its CF, for which it is the same; 0 where
+            they cannot be one long tensor.
+        key_of: tells what pieces must have in common to be rows of a matrix, beside CF, size and dtype; ``None``: they
+            cannot. Asked off the processor only.
+        of_any_size: whether not only small ones are made one long tensor.
     """
-    found: list[FusedTensors] = []
-    open_sets: dict[object, tuple[int, int]] = {}  # where in found, and how long
+    found: dict[Hashable, FusedTensors] = {}
     for piece in pieces:
-        choice = choice_of(piece)
-        multiple = multiple_of(piece) if most is not None or piece.flat.numel() <= LARGEST else 0
-        key = (choice.compresses, choice.cf, piece.flat.dtype) if multiple else piece.name
-        more = _padded(piece.flat.numel(), max(multiple, 1))
-        at, length = open_sets.get(key, (len(found), 0))
-        if most is not None and length + more > most:
-            at, length = len(found), 0
-        already = found[at].pieces if at < len(found) else ()
-        found[at : at + 1] = [FusedTensors((*already, piece), choice, max(multiple, 1))]
-        open_sets[key] = at, length + more
-    return found
+        choice, size = choice_of(piece), piece.flat.numel()
+        multiple = multiple_of(piece) if of_any_size or size <= LARGEST else 0
+        key: Hashable | None = None
+        if not multiple and not goes_alone(piece.flat) and (own := key_of(piece)) is not None:
+            key = (size, own)
+        together: Hashable = (choice.compresses, choice.cf, piece.flat.dtype, key) if multiple or key else piece.name
+        before = found[together].pieces if together in found else ()
+        found[together] = FusedTensors((*before, piece), choice, max(multiple, 1), bool(key and before))
+    return list(found.values())
 
 
 def _padded(elements: int, multiple: int) -> int:

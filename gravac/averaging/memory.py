@@ -32,10 +32,13 @@ class CompressorMemory:
             self._changed.pop(name, None)
 
     def mask(self, names: Iterable[str], finite: torch.Tensor) -> None:
-        """Undo what this step changed of some tensors' memories where only the device knows whether it was finite."""
+        """Undo what this step changed of some tensors' memories where only the device knows whether it was finite.
+
+        What is new is put in the old one's place, where that has its form, so that only one of them is there.
+        """
         for name in names:
             old, changed = self.kept.get(name, {}), self._changed.get(name, {})
-            changed.update({key: _chosen(finite, new, old.get(key)) for key, new in changed.items()})
+            changed.update({key: _into(finite, new, old.get(key)) for key, new in changed.items()})
 
     def commit(self, finite: Verdict) -> None:
         """Keep what the step changed where it was ``finite``; what it started keeping in either case."""
@@ -53,6 +56,12 @@ class CompressorMemory:
         """Replace all by copies of what is given."""
         self.kept = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in kept.items()}
         self._changed.clear()
+
+
+def _into(finite: torch.Tensor, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+    if old is None or old.shape != new.shape or old.dtype != new.dtype:
+        return new
+    return old if old is new else torch.where(finite, new, old, out=old)
 
 
 def _chosen(finite: Verdict, new: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:

@@ -22,6 +22,15 @@ def energy_of(flat: torch.Tensor) -> torch.Tensor:
     return norm.square()
 
 
+def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same of each of several, of one dtype; of many by one launch."""
+    if len(flats) == 1:
+        return [energy_of(flats[0])]
+    dtype = torch.float32 if flats[0].element_size() < 4 else None
+    norms = torch._foreach_norm([*flats], 2, dtype)
+    return [*torch._foreach_mul(norms, norms)]
+
+
 def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
     """``‖x - sent‖²``, 0-d, of flat x; ``size`` is ``‖x‖²``, 0-d."""
     if isinstance(sent, torch.Tensor):

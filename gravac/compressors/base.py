@@ -101,9 +101,6 @@ class Reduced:
 Rounds = Generator[Collective, Any, Reduced]
 """A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
 
-RoundsTogether = Generator[Collective, Any, list[Reduced]]
-"""The same for several tensors; it returns a ``Reduced`` for each."""
-
 
 @dataclass(slots=True)
 class Fold:
@@ -293,7 +290,7 @@ class Compressor(Settings):
         raise NotImplementedError
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
-        """Which tensors ``rounds_together`` can take at once: those of one key and dtype; ``None``: each by itself.
+        """Which tensors ``rounds_together`` can take at once: of one key, size and dtype; ``None``: each by itself.
 
         It must follow from what all ranks know. Asked off the CPU only, where launches cost more than caches save.
 
@@ -303,17 +300,17 @@ class Compressor(Settings):
         """
         return None
 
-    def rounds_together(self, xs: Sequence[torch.Tensor], cf: float, contexts: Sequence[Context]) -> RoundsTogether:
+    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Average tensors of one ``batch_key`` together, each as ``rounds`` does it by itself, up to rounding.
 
         Args:
-            xs: the tensors, each as ``rounds`` takes it, of one dtype on one device; two or more.
+            x: the tensors, one in each row: ``[count, elements]``, contiguous, else as ``rounds`` takes them.
             cf: compression factor wanted; 1 or more.
             contexts: what may be known about each: what is remembered, or drawn, is a tensor's own.
 
         Returns:
-            A generator that yields collectives, is resumed with their results, and returns a ``Reduced`` for each. What
-            it lays side by side it lets go of before it yields, so that memory is that of one batch.
+            A generator as ``rounds`` is. What it returns is of all rows: mean and sent are flat,
+            ``[count * elements]``, and the error is that of all.
         """
         raise NotImplementedError
 

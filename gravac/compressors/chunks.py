@@ -81,6 +81,28 @@ def whole_but_one(rows: torch.Tensor, last: torch.Tensor, k: int, chunk: int, el
     return Chosen(rows, singles)
 
 
+def first_coordinates(rows: torch.Tensor, last: torch.Tensor, k: int, chunk: int, per: int) -> torch.Tensor:
+    """The k coordinates that ``whole_but_one`` takes of each of several tensors of whole chunks, one after another.
+
+    Args:
+        rows: chunk numbers of each tensor, int64, ``[count, m]``, ascending: as many as hold k coordinates.
+        last: position among them of the one that is needed in part: int64, ``[count, 1]``.
+        k: coordinates wanted of each.
+        chunk: coordinates per chunk.
+        per: chunks of a tensor.
+
+    Returns:
+        Positions in the tensors laid side by side: int64, flat, ``[count * k]``.
+    """
+    count, m = rows.shape
+    if k < m * chunk:  # the one that is needed in part comes last
+        others = torch.arange(m - 1, device=rows.device)
+        rows = rows.gather(1, torch.cat([others + (others >= last), last], 1))
+    rows = rows + torch.arange(0, count * per, per, device=rows.device).unsqueeze(1)
+    within = torch.arange(chunk, device=rows.device)
+    return (rows.unsqueeze(2) * chunk + within).flatten(1)[:, :k].reshape(-1)
+
+
 def gather(x: torch.Tensor, chosen: Chosen, chunk: int, k: int) -> torch.Tensor:
     """The values of flat x at the chosen coordinates, chunks first: flat, ``[k]``, dtype of x."""
     whole = x[: x.numel() // chunk * chunk].view(-1, chunk)

@@ -11,13 +11,14 @@ it, so with the optimizer's momentum off they have none.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 
 from gravac.compressors.base import Context, Reduced, Rounds, Sparse, energy, k_for
-from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
+from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.threshold import ThresholdK
 
 CORRECTIONS = 10
@@ -52,6 +53,11 @@ class DGC(ThresholdK):
     clip: Annotated[float, Field(gt=0)] | None = None
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     sample: Annotated[float, Field(gt=0, le=1)] = 0.01
+
+    def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
+        """What is known at a CF: coding takes as for top-k, and a new momentum, a velocity and what is left of it."""
+        own = super().profile(cf, world=world, shapes=shapes)
+        return replace(own, coding_bytes=own.coding_bytes + 12)
 
     @property
     def exact_cf(self) -> bool:  # type: ignore[override]

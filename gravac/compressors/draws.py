@@ -10,6 +10,7 @@ middle half of the key is mixed. For rounding, signs and choices of coordinates;
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class Draws:
             first = _signed(start + begin)
             # positions, as int32 that wrap around
             torch.arange(len(into), dtype=torch.int32, device=device, out=into).add_(first)
-            self._mix(into.mul_(_signed(SPREAD)).add_(self.key[0]))
+            _mixed(into.mul_(_signed(SPREAD)).add_(self.key[0]), self.key[1])
         return out
 
     def uniform(self, count: int, device: torch.device | str = "cpu", start: int = 0) -> torch.Tensor:
@@ -108,11 +109,22 @@ class Draws:
         digest = hashlib.blake2b(f"{self.key} {position}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % below
 
-    def _mix(self, x: torch.Tensor) -> None:
-        """Mix the bits of int32 words, in place: one to one."""
-        _fold(x, 16)
-        _fold(x.mul_(_signed(FACTORS[0])).bitwise_xor_(self.key[1]), 15)
-        _fold(x.mul_(_signed(FACTORS[1])), 15)
+
+def words_each(draws: Sequence[Draws], count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return what ``Draws.words`` gives by each of several keys, by few launches: int32, ``[len(draws), count]``."""
+    # numbers that the host knows reach a device with a launch, where there are as many tensors
+    keys = torch.zeros(2, len(draws), 1, dtype=torch.int32, device=device)
+    torch._foreach_add_([*keys.flatten().unbind()], [one.key[which] for which in (0, 1) for one in draws])
+    positions = torch.arange(count, dtype=torch.int32, device=device).mul_(_signed(SPREAD))
+    return _mixed(positions + keys[0], keys[1])
+
+
+def _mixed(x: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
+    """Mix the bits of int32 words, in place: one to one."""
+    _fold(x, 16)
+    _fold(x.mul_(_signed(FACTORS[0])).bitwise_xor_(key), 15)
+    _fold(x.mul_(_signed(FACTORS[1])), 15)
+    return x
 
 
 def _sorted(keys: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Rounds, RoundsTogether
+from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.dense import dense
 from gravac.compressors.powersgd import powersgd
 from gravac.compressors.profile import CostPoints, Profile, coding_at
@@ -113,10 +113,10 @@ class Ladder(Compressor):
         member, at = self.at(cf)
         return member.batch_key(at, ctx)
 
-    def rounds_together(self, xs: Sequence[torch.Tensor], cf: float, contexts: Sequence[Context]) -> RoundsTogether:
-        """Average flat tensors together by the member that serves ``cf``."""
+    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
+        """Average the rows of x together by the member that serves ``cf``."""
         member, at = self.at(cf)
-        return (yield from member.rounds_together(xs, at, contexts))
+        return (yield from member.rounds_together(x, at, contexts))
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
         """Whether the member that serves ``cf`` does."""

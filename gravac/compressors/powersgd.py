@@ -11,6 +11,7 @@ x is viewed as the matrix ``M [n, m]``: the tensor's first dimension by all the 
 GPU: all code here is for ``[..., n, m]``, where ``...`` is nothing, or the number of matrices.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -20,7 +21,7 @@ from pydantic import Field, model_validator
 
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, RoundsTogether, energy
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import rounds_products, unit_roundoff, working
 from gravac.compressors.orthonormal import orthonormal, rescaled
@@ -41,32 +42,36 @@ class LowRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A flat matrix that is the product of two factors, multiplied out as it is added.
+    """A flat matrix that is the product of two factors, or several one after another, multiplied out as it is added.
 
     Attributes:
-        left: the factor with as many rows as the matrix: ``[n, rank]``.
-        right: the factor with as many rows as the matrix has columns: ``[m, rank]``.
+        left: the factor with as many rows as the matrix: ``[..., n, rank]``.
+        right: the factor with as many rows as the matrix has columns: ``[..., m, rank]``.
     """
 
     left: torch.Tensor
     right: torch.Tensor
 
     def add_to(self, dense: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
-        """Add ``alpha`` times the product to ``dense`` (flat, ``n * m`` elements), in place; returns it."""
-        dense.view(len(self.left), len(self.right)).addmm_(self.left, self.right.T, alpha=alpha)
+        """Add ``alpha`` times the product to ``dense`` (flat, as long as all matrices), in place; returns it."""
+        matrix = dense.view(*self.left.shape[:-1], self.right.shape[-2])
+        if matrix.dim() == 2:
+            matrix.addmm_(self.left, self.right.T, alpha=alpha)
+        else:
+            matrix.baddbmm_(self.left, self.right.mT, alpha=alpha)
         return dense
 
 
-def beyond(xs: Sequence[torch.Tensor], projected: torch.Tensor) -> torch.Tensor:
+def beyond(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
     """Squared error of projecting flat x on an orthonormal basis, from its coordinates there: 0-d.
 
-    Of several, with their coordinates ``[count, ..., ...]``: ``[count]``.
+    Of several, x being ``[count, elements]`` and the coordinates ``[count, ..., ...]``, of all of them.
     """
-    if len(xs) == 1:
-        return (energy(xs[0]) - energy(projected.reshape(-1))).clamp_(min=0)
-    whole = torch.stack(torch._foreach_norm(list(xs))).square()
+    if x.dim() == 1:
+        return (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
+    whole: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).square()
     captured: torch.Tensor = torch.linalg.vector_norm(projected, dim=(-2, -1)).square()
-    return (whole - captured).clamp_(min=0)
+    return (whole - captured).clamp_(min=0).sum()
 
 
 class PowerSGD(Compressor):
@@ -139,8 +144,7 @@ class PowerSGD(Compressor):
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
         low = [(elements, efficiency_at(self.efficiency_by_rank, plan.rank)) for elements, plan in plans if plan]
         elements = sum(elements for elements, _ in low)
-        # many matrices are a batch: each folded, and a copy of all side by side
-        by_cf = replace(super().profile(cf), coding_bytes=10)
+        by_cf = replace(super().profile(cf), coding_bytes=6 + math.ceil(16 / cf))
         return replace(by_cf, efficiency=sum(n * one for n, one in low) / elements) if elements else by_cf
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
@@ -167,48 +171,41 @@ class PowerSGD(Compressor):
         plan = self.plan(ctx.shape, cf)
         if plan is None:
             return (yield from dense.rounds(x, 1.0, ctx))
-        (reduced,) = yield from self._low_rank([x], plan, [ctx])
-        return reduced
+        return (yield from self._low_rank(x, plan, [ctx]))
 
     def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
         """Matrices of one shape and rank go together; when ``alternating``, those whose turns are alike."""
         plan = self.plan(ctx.shape, cf)
         return None if plan is None else (plan, self._turn(plan, ctx))
 
-    def rounds_together(self, xs: Sequence[torch.Tensor], cf: float, contexts: Sequence[Context]) -> RoundsTogether:
+    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
         """Average matrices of one shape, in the steps of ``rounds``: with one all-reduce for every P, and every Q."""
         plan = self.plan(contexts[0].shape, cf)
         if plan is None:
             raise ValueError(f"shape {contexts[0].shape} at {cf}x is sent dense, each tensor by itself")
-        return (yield from self._low_rank(xs, plan, contexts))
+        return (yield from self._low_rank(x, plan, contexts))
 
-    def _low_rank(self, xs: Sequence[torch.Tensor], plan: LowRank, contexts: Sequence[Context]) -> RoundsTogether:
+    def _low_rank(self, x: torch.Tensor, plan: LowRank, contexts: Sequence[Context]) -> Rounds:
         side, other, rows = self._turn(plan, contexts[0])
-        starts = [start(x, side, rows, plan.rank, ctx) for x, ctx in zip(xs, contexts, strict=True)]
-        total = first = together(starts)
+        total = first = together([start(x, side, rows, plan.rank, ctx) for ctx in contexts])
+        matrix = oriented(x, plan, side)
         for half in range(self._halves):
             basis = orthonormal(total)
-            # laid side by side again for every product: nothing that large waits for a collective
-            matrix = oriented(together(xs), plan, side)
             mine = times(matrix if half % 2 == 0 else matrix.mT, basis)
-            del matrix
             total = yield AllReduce(mine)
         if self.alternating:
-            news, olds = apart(by_importance(total), xs), apart(basis, xs)
+            news, olds = apart(by_importance(total)), apart(basis)
             for ctx, good, new, old in zip(contexts, usable(total).view(-1).tolist(), news, olds, strict=True):
                 ctx.state.pop(side, None)
                 ctx.state.update({other: new} if good else {side: old})
         elif self.warm_start:
-            for ctx, factor in zip(contexts, apart(kept(total, first), xs), strict=True):
+            for ctx, factor in zip(contexts, apart(kept(total, first)), strict=True):
                 ctx.state["q"] = factor
-        parts = [apart(one, xs) for one in (*unrounded(basis, total / contexts[0].world, mine), beyond(xs, mine))]
-        reduced = []
-        for left, mean, sent, error in zip(*parts, strict=True):
-            if self.alternating and side == "q":  # what was summed is P
-                reduced.append(Reduced(Product(mean, left), Product(sent, left), plan.cf, error=error))
-            else:
-                reduced.append(Reduced(Product(left, mean), Product(left, sent), plan.cf, error=error))
-        return reduced
+        left, mean, sent = unrounded(basis, total / contexts[0].world, mine)
+        error = beyond(x, mine)
+        if self.alternating and side == "q":  # what was summed is P
+            return Reduced(Product(mean, left), Product(sent, left), plan.cf, error=error)
+        return Reduced(Product(left, mean), Product(left, sent), plan.cf, error=error)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """``‖x‖²`` less what a power iteration on this rank's matrix alone captures, from where ``rounds`` would start.
@@ -279,9 +276,9 @@ def together(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0] if len(tensors) == 1 else torch.stack(tuple(tensors))
 
 
-def apart(batch: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """A batch's part for each of the tensors that it was made of."""
-    return (batch,) if len(tensors) == 1 else batch.unbind()
+def apart(factors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Each matrix's own of some factors ``[..., rows, rank]``."""
+    return factors.unbind() if factors.dim() > 2 else (factors,)
 
 
 def oriented(x: torch.Tensor, plan: LowRank, side: str) -> torch.Tensor:

@@ -86,8 +86,8 @@ class Profile:
         pad_multiple: multiple of elements that tensors must be padded to before they may be laid side by side; 0:
             never. Padded with zeros and laid so, each comes out as it would alone, where no error feedback is asked
             for.
-        coding_bytes: bytes that coding many tensors takes for each of their elements at most, in float32, beside
-            gradients and what is kept (``make measure-memory``). Where it is less, more go together.
+        coding_bytes: bytes that coding tensors together takes for each of their elements at most, in float32, beside
+            gradients and what is kept (``make measure-memory``). Where it is less, more go together off the CPU.
     """
 
     family: str

@@ -88,9 +88,12 @@ class Quantize(Compressor):
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """What is known at a CF: one round where ranks swap codes; padded to whole blocks, unless each is rotated."""
-        gathers = self.gathers(world)
-        whole = self.block if gathers else self.block * world
-        return replace(super().profile(cf), one_round=gathers, pad_multiple=0 if self.rotate else whole)
+        gathers, known = self.gathers(world), super().profile(cf)
+        if self.rotate:
+            return replace(known, one_round=gathers)
+        return replace(
+            known, one_round=gathers, pad_multiple=self.block if gathers else self.block * world, coding_bytes=21
+        )
 
     def candidates(self, cf_range: tuple[float, float]) -> tuple[float, ...]:
         """The compression factors 32 / bits that are in the range."""

@@ -28,12 +28,17 @@ def largest(x: torch.Tensor, k: int) -> torch.Tensor:
     """Find the indices of the k largest |x|.
 
     Args:
-        x: flat and finite, any floating dtype.
-        k: how many to select, 0 to ``x.numel()``.
+        x: flat and finite, any floating dtype; or rows of such, ``[count, elements]``.
+        k: how many to select, 0 to the number of elements.
 
     Returns:
-        int64, ``[k]``, ascending. Of equal magnitudes at the boundary the lowest indices are taken (on CPU).
+        int64, ``[k]``, ascending, or ``[count, k]``. Of equal magnitudes at the boundary the lowest indices are taken
+        (on CPU).
     """
+    if x.dim() > 1:
+        if x.device.type == "cpu" or k in (0, x.shape[1]):
+            return torch.stack([largest(row, k) for row in x])
+        return x.abs().topk(k, sorted=False).indices.sort().values
     if k >= x.numel():
         return torch.arange(x.numel(), device=x.device)
     if k == 0:

@@ -6,7 +6,9 @@ Source: Aji & Heafield, "Sparse Communication for Distributed Gradient Descent",
 Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Contractive with 1/CF; gain at least 1/CF.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -15,7 +17,7 @@ from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse, energy, k_for
 from gravac.compressors.dtypes import dtype_of
-from gravac.compressors.profile import CostPoints, EfficiencyPoints
+from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.selection import energies, largest
 
 
@@ -34,6 +36,12 @@ class TopK(Compressor):
     efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (2, 0.95), (10, 0.72), (100, 0.3))
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
+
+    def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
+        """What is known at a CF: coding takes magnitudes as large as x, and what all ranks send, widened."""
+        return replace(
+            super().profile(cf, world=world, shapes=shapes), coding_bytes=9 + math.ceil((16 + 24 * world) / cf)
+        )
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Values and indices of all slots, in bytes."""
@@ -68,6 +76,26 @@ class TopK(Compressor):
             mean=Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True))),
             sent=Sparse(((chosen.indices, mine.to(x.dtype)),)),
             cf=x.numel() / max(1, mine.numel()),
+        )
+
+    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
+        """Tensors of any shape go together, if they are equally large; not where a subclass selects otherwise."""
+        kind = type(self)
+        return self.name if kind.select is TopK.select and kind.rounds is TopK.rounds else None
+
+    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
+        """Average the rows of x, each by its own k coordinates, by one all-gather for all of them."""
+        (count, elements), ctx = x.shape, contexts[0]
+        indices = largest(x, k_for(elements, cf))
+        values = x.gather(1, indices).to(dtype_of(self.values, ctx.dtype))
+        gathered, packed = yield AllGather(values, pack_indices(indices, elements))
+        starts = torch.arange(0, count * elements, elements, device=x.device).unsqueeze(1)
+        positions = (unpack_indices(packed, elements) + starts).flatten(1)
+        shares = (gathered.to(x.dtype) / ctx.world).flatten(1)
+        return Reduced(
+            mean=Sparse(tuple(zip(positions.unbind(), shares.unbind(), strict=True))),
+            sent=Sparse((((indices + starts).view(-1), values.to(x.dtype).view(-1)),)),
+            cf=elements / max(1, indices.shape[1]),
         )
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:

@@ -8,18 +8,19 @@ consecutive coordinates; large ones tend to lie near each other. Contractive on 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
-from gravac.collectives import AllReduce, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for, laid_out
+from gravac.collectives import AllReduce, Collective, Traffic
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, k_for, laid_out
 from gravac.compressors.chunks import (
     Chosen,
     chunk_energies,
+    first_coordinates,
     folded_energies,
     folds,
     gather,
@@ -55,7 +56,7 @@ class TopKC(Compressor):
 
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """What is known at a CF: the efficiency is that of the chunks times that of how their values are sent."""
-        own = super().profile(cf)
+        own = replace(super().profile(cf), coding_bytes=5 + math.ceil(32 / cf))
         if not isinstance(self.values, Quantize):
             return own
         return replace(own, efficiency=own.efficiency * self.values.profile(self.values.finest).efficiency)
@@ -91,11 +92,34 @@ class TopKC(Compressor):
             part = yield from self.values.rounds(mine, self.values.finest, ctx.part(k))
             mean, sent = laid_out(part.mean, mine), laid_out(part.sent, mine)
         else:
-            travels = narrow(mine.div_(ctx.world), dtype_of(self.values, ctx.dtype))
-            mean = (yield AllReduce(travels)).to(x.dtype)
-            sent = travels.to(x.dtype).mul_(ctx.world)
+            mean, sent = yield from _averaged(mine, dtype_of(self.values, ctx.dtype), ctx.world)
         n = x.numel()
         return Reduced(scatter(mean, chosen, chunk, n), scatter(sent, chosen, chunk, n), n / max(1, k))
+
+    def batch_key(self, cf: float, ctx: Context) -> Hashable | None:
+        """Tensors of whole chunks go together, if they are equally large; not where values are rotated by name."""
+        elements = torch.Size(ctx.shape).numel()
+        rotates = isinstance(self.values, Quantize) and self.values.rotate
+        return None if elements % self.chunk_at(cf) or not elements or rotates else self.name
+
+    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
+        """Average the rows of x, each at its own chunks, in the steps of ``rounds``.
+
+        Energies and values are those that each row would send by itself, one row after another.
+        """
+        (count, elements), ctx, chunk = x.shape, contexts[0], self.chunk_at(cf)
+        k, flat = k_for(elements, cf), x.view(-1)
+        total = yield AllReduce((chunk_energies(flat, chunk) / ctx.world).to(NORMS))
+        positions = choose_each(total.view(count, -1), k, chunk)
+        mine = flat.index_select(0, positions)
+        if isinstance(self.values, Quantize):
+            # each row's values filled up with zeros to whole blocks, so that none has numbers of two rows
+            rows = torch.nn.functional.pad(mine.view(count, k), (0, -k % self.values.block))
+            part = yield from self.values.rounds(rows.view(-1), self.values.finest, ctx.part(rows.numel()))
+            mean, sent = (laid_out(one, rows).view_as(rows)[:, :k].reshape(-1) for one in (part.mean, part.sent))
+        else:
+            mean, sent = yield from _averaged(mine, dtype_of(self.values, ctx.dtype), ctx.world)
+        return Reduced(Sparse(((positions, mean),)), Sparse(((positions, sent),)), elements / k)
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
         """Whether the kernel of the chunks' energies can take it."""
@@ -133,11 +157,26 @@ class TopKC(Compressor):
         return unit_roundoff(dtype_of(self.values, torch.float32))
 
 
+def _averaged(
+    mine: torch.Tensor, wire: torch.dtype, world: int
+) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
+    """All-reduce values, flat, overwritten, in a number format of the wire: their mean, and what was sent."""
+    travels = narrow(mine.div_(world), wire)
+    mean = (yield AllReduce(travels)).to(mine.dtype)
+    return mean, travels.to(mine.dtype).mul_(world)
+
+
 def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> Chosen:
     """The k coordinates of the chunks with most energy (``energies``, flat); of the weakest chunk, the first ones."""
     rows = largest(energies, -(-k // chunk))
     weakest = energies.index_select(0, rows).argmin(0, keepdim=True) if k else rows
     return whole_but_one(rows, weakest, k, chunk, elements)
+
+
+def choose_each(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
+    """Where k coordinates lie that ``choose`` takes of each tensor (a row of ``energies``), side by side: flat."""
+    rows = largest(energies, -(-k // chunk))
+    return first_coordinates(rows, energies.gather(1, rows).argmin(1, keepdim=True), k, chunk, energies.shape[1])
 
 
 topkc = TopKC()

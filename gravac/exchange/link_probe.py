@@ -43,16 +43,21 @@ class LinkProbe(NamedTuple):
     copy_bytes_per_s: float
 
 
-def probe_link(transport: GroupTransport, device: torch.device = CPU) -> LinkProbe | None:
+def probe_link(
+    transport: GroupTransport, device: torch.device = CPU, agreement: GroupTransport | None = None
+) -> LinkProbe | None:
     """Measure how fast the link is; ``None`` where there is one rank. Called on every rank at the same point.
 
     1. Time an all-reduce of four bytes: the latency.
     2. Time larger ones while they are quick; all ranks go by the mean over ranks. The last one gives the bandwidth.
     3. Time a copy on each rank, and take the mean over ranks.
+    4. Where more ranks agree than average (HSDP), take the mean of their groups' seconds: what candidates there are,
+       and what waits for what, follows from it.
 
     Args:
-        transport: transport over the ranks; nothing else may be under way on it.
+        transport: transport over the ranks that average; nothing else may be under way on it.
         device: where the gradients lie; on a GPU, whose caches are large, more is sent and copied.
+        agreement: transport over the ranks that agree, likewise; ``None``: they are the same.
     """
     if transport.world == 1:
         return None
@@ -66,9 +71,9 @@ def probe_link(transport: GroupTransport, device: torch.device = CPU) -> LinkPro
         ]
         return min(taken[1:])
 
-    def agreed(seconds: float) -> float:
-        (total,) = transport.finish(transport.start([AllReduce(torch.tensor([seconds], device=device))]))
-        return float(total) / transport.world
+    def agreed(seconds: float, over: GroupTransport = transport) -> float:
+        (total,) = over.finish(over.start([AllReduce(torch.tensor([seconds], device=device))]))
+        return float(total) / over.world
 
     least = agreed(reduced(4, times=3))
     for size in sizes:
@@ -79,9 +84,13 @@ def probe_link(transport: GroupTransport, device: torch.device = CPU) -> LinkPro
     target = torch.ones_like(source)
     copying = agreed(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
     sent = AllReduce.wire_bytes(size, transport.world)
+    travelling = max(seconds - least, seconds / 2, 1e-9)  # of a size of its own in each group
+    if agreement is not None:
+        least, copying = agreed(least, agreement), agreed(copying, agreement)
+        travelling = sent * agreed(travelling / sent, agreement)
     return LinkProbe(
         latency=least / (2 * (transport.world - 1)),
-        bandwidth=8 * sent / max(seconds - least, seconds / 2, 1e-9),
+        bandwidth=8 * sent / travelling,
         copy_bytes_per_s=copied / max(copying, 1e-9),
     )
 

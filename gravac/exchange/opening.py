@@ -61,13 +61,16 @@ def open_executor(
             raise RuntimeError("pace: a slower link is emulated by sleeping, which streams cannot; use gloo, or none")
         mine = GroupTransport(group or _world(), device=device)
         agreement = None if agree_group is None else GroupTransport(agree_group, device=device)
-        probe = probe_link(GroupTransport(mine.group, device=device), device)
+        # on ledgers of their own: it is no step's traffic
+        everyone = None if agree_group is None else GroupTransport(agree_group, device=device)
+        probe = probe_link(GroupTransport(mine.group, device=device), device, everyone)
         streams = CudaDevice(device)
         return Opened(StreamExecutor(mine, streams, agreement), probe, streams)
     transport = GroupTransport if device.type == "cpu" else StagedTransport
     own = own_group(group)
     agreeing = None if agree_group is None else GroupTransport(own_group(agree_group), pace)
-    probe = probe_link(transport(own, pace), device)  # on a ledger of its own: it is no step's traffic
+    everyone = None if agreeing is None else transport(agreeing.group, pace)
+    probe = probe_link(transport(own, pace), device, everyone)
     return Opened(Fifo(transport(own, pace), agreeing), probe, None if device.type == "cpu" else CudaDevice(device))
 
 

@@ -4,9 +4,10 @@
 
 Coding starts with cold caches whenever backward ran in between, which costs some milliseconds whatever the size. So
 groups wait for the next until they are worth it, or until the backward has no more. And it takes memory by the element,
-so that a group that is large, as DDP's first one is, goes in parts. What waits and what is cut depends on sizes and the
-step's plan, and on what the link was probed at: the same on all ranks. Dense groups never wait, and are never cut:
-nothing is coded.
+so that a group that is large, as DDP's first one is, goes in parts: as many elements together as their compressor can
+code in ``TEMPORARIES``, the one bound there is. What waits and what is cut depends on sizes, the device, the step's
+plan, and on what the link was probed at: the same on all ranks. Dense groups never wait, and are never cut: nothing is
+coded.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gravac.averaging.plan import Piece, Plan
+from gravac.averaging.plan import Piece
 from gravac.compressors.profile import CODING_BYTES
 
 LEAST = 1 << 20
@@ -27,7 +28,7 @@ TEMPORARIES = 64 << 20
 """Bytes that coding tensors together may take beside gradients and what is kept, unless one alone takes more."""
 
 LARGEST = TEMPORARIES // CODING_BYTES - LEAST
-"""Most elements of a part: fewer than ``LEAST`` more may have waited for it, whatever the compressor."""
+"""Most elements of a part, whatever the compressor: fewer than ``LEAST`` more may have waited for it."""
 
 MOST = 8
 """Most parts, where the link is slow: it is busy sooner, and what is left when backward ends is less."""
@@ -45,14 +46,14 @@ class ReadyGroup:
         whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
         done: called on the exchange thread when the pieces hold the mean.
         fail: told of the exception instead.
-        more: whether it is a part of a larger group, of which more is about to come.
+        more: elements of the next part, where it is one of a larger group, of which that is about to come; else 0.
     """
 
     pieces: tuple[Piece, ...]
     whole: torch.Tensor | None
     done: Callable[[], None]
     fail: Callable[[BaseException], None]
-    more: bool = False
+    more: int = 0
 
 
 class Waiting:
@@ -68,16 +69,17 @@ class Waiting:
         self.groups: list[ReadyGroup] = []
         self.enough = self.most = 0
 
-    def begin(self, plan: Plan, total: int, exchange_s: float = 0.0) -> None:
+    def begin(self, coding_bytes: int, total: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
         """A step begins.
 
         Args:
-            plan: its plan.
+            coding_bytes: bytes that averaging takes for each element; see ``Averager.coding_bytes``.
             total: elements of all the model's tensors.
             exchange_s: see ``enough``.
+            on_cpu: whether the gradients lie where calls cost little, and a part is coded while others travel.
         """
         self.enough = enough(total, exchange_s)
-        self.most = TEMPORARIES // max(choice.profile.coding_bytes for choice in plan.choices)
+        self.most = TEMPORARIES // (CODING_BYTES if on_cpu else coding_bytes)
 
     def take(self, group: ReadyGroup | None, at_once: bool) -> list[ReadyGroup]:
         """Return what goes now that a group has come, perhaps ``at_once``: all there are, or none.
@@ -86,7 +88,7 @@ class Waiting:
         """
         self.groups += [] if group is None else [group]
         so_far = elements(self.groups)
-        for_more = group is not None and group.more and so_far + LARGEST <= self.most
+        for_more = group is not None and group.more and so_far + group.more <= self.most
         if not at_once and (so_far < self.enough or for_more):
             return []
         going, self.groups = self.groups, []
@@ -111,15 +113,7 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
         group: tensors in order; told when all parts hold the mean, by the last one.
         join: has what comes then follow all earlier parts.
     """
-    parts: list[list[Piece]] = []
-    room = 0
-    for piece in group.pieces:
-        size = piece.flat.numel()
-        if not parts or size > room:
-            parts.append([])
-            room = LARGEST
-        parts[-1].append(piece)
-        room -= size
+    parts = in_parts(group.pieces, LARGEST)
     if len(parts) < 2:
         return [group]
 
@@ -127,8 +121,26 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
         join()
         group.done()
 
-    *first, last = (replace(group, pieces=tuple(part), whole=None, done=lambda: None, more=True) for part in parts)
-    return [*first, replace(last, done=done, more=False)]
+    sizes = [sum(piece.flat.numel() for piece in part) for part in parts]
+    *first, last = (
+        replace(group, pieces=tuple(part), whole=None, done=lambda: None, more=following)
+        for part, following in zip(parts, [*sizes[1:], 0], strict=True)
+    )
+    return [*first, replace(last, done=done)]
+
+
+def in_parts(pieces: Sequence[Piece], most: int) -> list[list[Piece]]:
+    """Pieces in parts of at most so many elements, or of a single piece, in order."""
+    parts: list[list[Piece]] = []
+    room = 0
+    for piece in pieces:
+        size = piece.flat.numel()
+        if not parts or size > room:
+            parts.append([])
+            room = most
+        parts[-1].append(piece)
+        room -= size
+    return parts
 
 
 def elements(groups: Sequence[ReadyGroup]) -> int:

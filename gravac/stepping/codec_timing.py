@@ -27,6 +27,7 @@ from gravac.exchange.opening import Opened
 from gravac.exchange.streams import Stretch
 from gravac.policy import Policy
 from gravac.stepping.admission import admit, averager_of
+from gravac.stepping.coalescing import TEMPORARIES, in_parts
 
 ELEMENTS = 1 << 24
 """Number of elements that are coded at most: far more than a GPU's caches hold."""
@@ -96,9 +97,10 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[f
     if not compressed or not cfs:
         return {}
     sample, found, failures = typical(compressed), dict[float, float](), list[BaseException]()
+    untimed = dict[float, Exception]()
 
     def job() -> Any:
-        seconds = _by_cf(cfs, lambda cf: _runs(averager(), cf, sample, executor, device))
+        seconds = _by_cf(cfs, lambda cf: _runs(averager(), cf, sample, executor, device), untimed)
         found.update((cf, total / (4 * sample.elements)) for cf, total in _agreed(seconds, executor).items())
         yield from ()  # it asks for no collectives
 
@@ -106,6 +108,8 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[f
     executor.drain()
     if failures:
         raise failures[0]
+    for cf, failure in untimed.items():  # now that no rank waits: a warning may be an error
+        warnings.warn(f"gravac: coding at {cf:g}x could not be timed: {failure!r}", stacklevel=2)
     return found
 
 
@@ -124,8 +128,10 @@ def typical(forms: Sequence[Form]) -> TypicalTensors:
     return TypicalTensors(rows, columns, min(elements // math.prod(shape), ELEMENTS // (rows * columns)), dtype)
 
 
-def _by_cf(cfs: Sequence[float], runs: Callable[[float], list[float]]) -> dict[float, float | None]:
-    """Median seconds of the runs at each CF; ``None`` where they fail, or the budget is spent."""
+def _by_cf(
+    cfs: Sequence[float], runs: Callable[[float], list[float]], untimed: dict[float, Exception]
+) -> dict[float, float | None]:
+    """Median seconds of the runs at each CF; ``None`` where they fail, as ``untimed`` says, or the budget is spent."""
     spent, found = 0.0, dict[float, float | None]()
     for cf in cfs:
         found[cf] = None
@@ -134,7 +140,7 @@ def _by_cf(cfs: Sequence[float], runs: Callable[[float], list[float]]) -> dict[f
         try:
             seconds = runs(cf)
         except Exception as failure:
-            warnings.warn(f"gravac: coding at {cf:g}x could not be timed: {failure!r}", stacklevel=2)
+            untimed[cf] = failure
             continue
         spent += sum(seconds)
         found[cf] = statistics.median(seconds)
@@ -151,7 +157,9 @@ def _runs(averager: Averager, cf: float, sample: TypicalTensors, executor: Execu
     for step in range(WARM + REPEATS):
         flat.copy_(source)
         averager.begin(executor)
-        steps.append([*_coded(averager, averager.average(pieces, averager.plan(step, cf)), device)])
+        plan = averager.plan(step, cf)
+        parts = in_parts(pieces, TEMPORARIES // averager.coding_bytes(plan))
+        steps.append([span for part in parts for span in _coded(averager, averager.average(part, plan), device)])
         averager.commit()
     steps[-1][-1].ended.synchronize()
     return [sum(began.elapsed_time(ended) for began, ended in step) / 1e3 for step in steps[WARM:]]

@@ -73,8 +73,7 @@ class Steps:
         self.device = torch.device("cpu")
         self.compute_s: float | None = None
         self._waiting = Waiting()
-        self._elements = 0
-        self._one_round = False
+        self._elements, self._one_round = 0, False
 
     # handing over
 
@@ -278,7 +277,8 @@ class Steps:
             self._held_at = state.step
         self._plan = self._planner.plan(state.step, self.decision, state.factors, self.candidates)
         self._one_round = self.averager.one_round(self._plan)
-        self._waiting.begin(self._plan, self._elements, state.ran.exchange_s or 0.0 if self._one_round else 0.0)
+        link_s = state.ran.exchange_s or 0.0 if self._one_round else 0.0
+        self._waiting.begin(self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu")
         self._learning_rate = learning_rate
         self.averager.begin(self.executor)
         self._clock.begin(self.executor, every)

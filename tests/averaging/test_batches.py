@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is averaged together comes out as each by itself, is remembered by name, and asks the same of every rank."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -12,15 +12,27 @@ import pytest
 import torch
 from hypothesis import given
 
-from gravac.averaging import batches
+from gravac.averaging import fused_tensors
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.fused_tensors import FusedTensors, Part
 from gravac.averaging.plan import Choice, Piece
 from gravac.collectives import Ledger
-from gravac.compressors import Compressor, Context, dense, ladder, powersgd, topk
+from gravac.compressors import (
+    Compressor,
+    Context,
+    dense,
+    dgc,
+    hard_threshold,
+    ladder,
+    powersgd,
+    quantize,
+    redsync,
+    topk,
+    topkc,
+)
 from gravac.compressors.ladder import wire_ratio
 from gravac.compressors.orthonormal import by_cholesky, by_householder
+from gravac.compressors.quantize import Quantize
 from gravac.exchange import memory
 
 Shape = tuple[int, ...]
@@ -51,11 +63,20 @@ class Run:
         world: number of ranks.
         masked: whether nobody may look at data.
         dtype: number format of gradients.
+        made: makes what keeps residuals.
     """
 
-    def __init__(self, base: Compressor, cf: float, world: int, masked: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        base: Compressor,
+        cf: float,
+        world: int,
+        masked: bool,
+        dtype: torch.dtype,
+        made: Callable[[], Feedback] = Feedback,
+    ) -> None:
         self.cf, self.masked, self.dtype = cf, masked, dtype
-        self.averagers = [Averager(base, dense, None, 16, Feedback()) for _ in range(world)]
+        self.averagers = [Averager(base, dense, None, 16, made()) for _ in range(world)]
         self.ledgers = [Ledger(world) for _ in range(world)]
         for rank, averager in enumerate(self.averagers):
             averager.rank, averager.world = rank, world
@@ -70,7 +91,7 @@ class Run:
             outs[-1][spoilt].view(-1)[3] = float("inf")
         for averager in self.averagers:
             averager.begin(MASKS if self.masked else None)
-        with mock.patch.object(batches, "goes_alone", return_value=not together):
+        with mock.patch.object(fused_tensors, "goes_alone", return_value=not together):
             for group in groups:
                 pieces = [[Piece(str(i), mine[i].view(-1), SHAPES[i]) for i in group] for mine in outs]
                 plans = [averager.plan(number, self.cf) for averager in self.averagers]
@@ -128,6 +149,59 @@ def test_together_each_comes_out_as_by_itself(
     assert together.ledgers[0].payload_bytes == alone.ledgers[0].payload_bytes
 
 
+CHOOSING: tuple[tuple[Compressor, float], ...] = (
+    (topk, 5.0),
+    (topk(values="float16"), 1.5),
+    (topkc(chunk=8), 3.0),
+    (topkc(chunk=8, values=None), 1.0),
+    (topkc(chunk=8, values=quantize(2, block=16)), 4.0),
+    (topkc(chunk=24), 5.0),
+)
+"""What chooses coordinates; of some settings only the larger tensors are of whole chunks."""
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["looking", "masks"])
+@given(
+    case=st.sampled_from(CHOOSING),
+    made=st.sampled_from([Feedback, lambda: Feedback(safe=True), lambda: Feedback(dtype="bfloat16")]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    parted=st.lists(partitions, min_size=4, max_size=4),
+    spoilt=st.none() | st.integers(0, len(SHAPES) - 1),
+    falls=st.booleans(),
+)
+def test_what_chooses_coordinates_comes_out_to_the_bit(
+    masked: bool,
+    case: tuple[Compressor, float],
+    made: Callable[[], Feedback],
+    dtype: torch.dtype,
+    parted: list[list[int]],
+    spoilt: int | None,
+    falls: bool,
+) -> None:
+    """Residuals too, rounded at random or not, kept twice or not, and while some are released as a CF falls."""
+    together, alone = (Run(*case, 2, masked, dtype, made) for _ in range(2))
+    for number, numbers in enumerate(parted):
+        # a host that looks takes a residual back by subtracting, to rounding
+        poisoned, groups = spoilt if number == 2 and masked else None, _groups(numbers)
+        if falls and number == 1:
+            for averager in (*together.averagers, *alone.averagers):
+                averager.feedback.hold()
+        outs = [one.step(number, groups, side, poisoned) for one, side in ((together, True), (alone, False))]
+        for mine, other in zip(*outs, strict=True):
+            assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(mine, other, strict=True))
+        for one, another in zip(together.averagers, alone.averagers, strict=True):
+            for ours, theirs in (
+                (one.feedback.residual, another.feedback.residual),
+                (one.feedback.held, another.feedback.held),
+            ):
+                assert ours.keys() == theirs.keys()
+                assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+                assert all(one.untyped_storage().nbytes() == one.nbytes for one in ours.values())
+    quantized = isinstance(case[0].values, Quantize)  # then padded to whole blocks, and not of each rank's shard
+    both = together.ledgers[0].payload_bytes, alone.ledgers[0].payload_bytes
+    assert both[0] <= both[1] if quantized else both[0] == both[1]
+
+
 def test_a_checkpoint_of_a_batch_goes_on_alone() -> None:
     runs = [Run(powersgd, 3.0, 2, False, torch.float64) for _ in range(2)]
     everything = [list(range(len(SHAPES)))]
@@ -139,39 +213,35 @@ def test_a_checkpoint_of_a_batch_goes_on_alone() -> None:
     alike(runs[0].step(2, everything, True), runs[1].step(2, everything, False), torch.float64)
 
 
-def _parts(base: Compressor, cf: float, shapes: Sequence[Shape]) -> Iterator[tuple[Part, Context]]:
-    choice = Choice(base, cf, base.profile(cf))
-    for number, shape in enumerate(shapes):
-        flat = torch.zeros(shape).view(-1)
-        yield Part(FusedTensors((Piece(str(number), flat, shape),), choice), flat), Context(str(number), shape=shape)
-
-
 def _batched(base: Compressor, cf: float, shapes: Sequence[Shape]) -> list[list[str]]:
-    parts, contexts = zip(*_parts(base, cf, shapes), strict=True)
-    return [[context.name for context in batch.contexts] for batch in batches.batched(parts, contexts)]
+    pieces = [Piece(str(number), torch.zeros(shape).view(-1), shape) for number, shape in enumerate(shapes)]
+    choice = Choice(base, cf, base.profile(cf))
+    found = fused_tensors.grouped(
+        pieces, lambda _: choice, lambda _: 0, lambda piece: base.batch_key(cf, Context(piece.name, shape=piece.shape))
+    )
+    assert all(one.rows == (len(one.pieces) > 1) for one in found)
+    return [one.names for one in found]
 
 
 def test_on_a_processor_each_goes_by_itself() -> None:
-    assert _batched(powersgd, 3.0, SHAPES) == [[str(number)] for number in range(len(SHAPES))]
+    for base in (powersgd, topk, topkc):
+        assert _batched(base, 3.0, SHAPES) == [[str(number)] for number in range(len(SHAPES))]
 
 
-def test_elsewhere_equal_matrices_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "goes_alone", lambda x: False)
+def test_elsewhere_equal_ones_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_tensors, "goes_alone", lambda x: False)
     # "4" and "6" are seen as the same matrix; "1" has one dimension
-    expected = [["0", "2", "5"], ["1"], ["3", "7"], ["4", "6", "8"]]
-    assert _batched(powersgd, 3.0, SHAPES) == expected
-    assert _batched(topk, 3.0, SHAPES) == [[str(number)] for number in range(len(SHAPES))]
+    assert _batched(powersgd, 3.0, SHAPES) == [["0", "2", "5"], ["1"], ["3", "7"], ["4", "6", "8"]]
     assert _batched(powersgd, 1.0, [(4, 4)] * 2) == [["0"], ["1"]]  # low rank is no saving
-
-
-def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "goes_alone", lambda x: False)
-    monkeypatch.setattr(batches, "LARGEST", 4 * 24 * 16 * 2)
-    assert _batched(powersgd, 3.0, [(24, 16)] * 5) == [["0", "1"], ["2", "3"], ["4"]]
-    assert _batched(powersgd, 3.0, [(48, 40)] * 2) == [["0"], ["1"]]
+    equal = [["0", "2", "3", "5", "7"], ["1"], ["4", "6", "8"]]
+    assert _batched(topk, 3.0, SHAPES) == equal
+    assert _batched(topkc(chunk=8), 3.0, SHAPES) == equal
+    assert _batched(topkc(chunk=16), 3.0, SHAPES) == [equal[0], ["1"], ["4"], ["6"], ["8"]]  # no whole chunks
+    for each in (redsync(exact_count=False), dgc, hard_threshold, topkc(chunk=8, values=quantize(4, rotate=True))):
+        assert _batched(each, 3.0, SHAPES) == [[str(number)] for number in range(len(SHAPES))]
 
 
 def test_what_is_sent_dense_is_no_batch() -> None:
     contexts = [Context(name, shape=(7,)) for name in "ab"]
     with pytest.raises(ValueError, match="sent dense"):
-        next(powersgd.rounds_together([torch.zeros(7)] * 2, 3.0, contexts))
+        next(powersgd.rounds_together(torch.zeros(2, 7), 3.0, contexts))

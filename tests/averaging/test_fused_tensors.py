@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Side by side, each tensor comes out as it would alone."""
 
-from itertools import pairwise
 from types import SimpleNamespace
+from unittest import mock
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
 
+from gravac.averaging import fused_tensors
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.fused_tensors import LARGEST, fuse_small
+from gravac.averaging.fused_tensors import LARGEST, grouped
 from gravac.averaging.plan import Choice, Piece
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, dense, ladder, quantize, topk
@@ -120,22 +121,20 @@ def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
     pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
     coded, whole = (Choice(one, cf, one.profile(cf)) for one, cf in ((quantize(4), 8.0), (dense, 1.0)))
     choices = {"0": coded, "1": coded, "2": whole, "3": coded}
-    found = fuse_small(pieces, lambda piece: choices[piece.name], lambda _: 8)
+    found = grouped(pieces, lambda piece: choices[piece.name], lambda _: 8, lambda _: None)
     assert [[piece.name for piece in bundle.pieces] for bundle in found] == [["0", "3"], ["1"], ["2"]]
     assert found[0].length == 16 + 32
     assert found[0].elements == 40
 
 
-@given(sizes=st.lists(st.integers(0, 200), max_size=30), multiple=st.sampled_from([1, 8, 48]), most=st.integers(1, 500))
-def test_where_launches_cost_most_all_go_together_up_to_a_limit(sizes: list[int], multiple: int, most: int) -> None:
+@given(sizes=st.lists(st.integers(0, 200), max_size=30), multiple=st.sampled_from([1, 8, 48]))
+def test_where_launches_cost_most_all_go_together(sizes: list[int], multiple: int) -> None:
     pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
     choice = Choice(quantize(4), 8.0, quantize(4).profile(8.0))
-    found = fuse_small(pieces, lambda _: choice, lambda _: multiple, most)
-    assert [piece for one in found for piece in one.pieces] == pieces
-    assert all(one.length <= most or len(one.pieces) == 1 for one in found)
-    for one, after in pairwise(found):  # and no set could have taken the next one's first
-        padded = sum(-(-piece.flat.numel() // multiple) * multiple for piece in (*one.pieces, after.pieces[0]))
-        assert padded > most
+    with mock.patch.object(fused_tensors, "LARGEST", 100):
+        found = grouped(pieces, lambda _: choice, lambda _: multiple, lambda _: None, of_any_size=True)
+    assert [[*one.pieces] for one in found] == ([pieces] if pieces else [])
+    assert all(one.length == sum(-(-size // multiple) * multiple for size in sizes) for one in found[: len(sizes) > 1])
 
 
 @pytest.mark.parametrize("bits", [8, 4, 1])
@@ -143,7 +142,6 @@ def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gravac.averaging.fused_tensors.LARGEST", 100)
-    monkeypatch.setattr("gravac.averaging.average.TOGETHER", 3000)
     masked = SimpleNamespace(judge=lambda finite: finite, masked=True)
     shapes: list[Shape] = [(7, 33), (5,), (40, 30), (129, 3), (60, 60)]
     outs: dict[bool, list[torch.Tensor]] = {}

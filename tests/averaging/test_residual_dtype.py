@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import AdaptiveCompressor, Static, quantize, topk
-from gravac.averaging.feedback import Feedback, rounded
+from gravac.averaging.feedback import Feedback
+from gravac.averaging.residuals import rounded
 from gravac.compressors.draws import Draws
 from gravac.exchange.lockstep import Lockstep
 from gravac.settings import SettingsError

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every compressor obeys every law, and the laws catch compressors that do not."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
@@ -123,6 +124,16 @@ class Remembers(TopK):
         return came
 
 
+class MixesRows(TopK):
+    """Takes the largest coordinates of all tensors together, as if they were one."""
+
+    def batch_key(self, cf: float, ctx: Context) -> str:
+        return "all"
+
+    def rounds_together(self, x: torch.Tensor, cf: float, contexts: Sequence[Context]) -> Rounds:
+        return (yield from self.rounds(x.view(-1), cf, contexts[0]))
+
+
 @pytest.mark.parametrize(
     ("law", "broken"),
     [
@@ -137,6 +148,7 @@ class Remembers(TopK):
         (conformance.traffic_is_predicted, Understates()),
         (conformance.one_round_is_kept, LooksAtItsData()),
         (conformance.its_profile_is_possible, PilesUp()),
+        (conformance.together_each_comes_out_as_alone, MixesRows()),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )

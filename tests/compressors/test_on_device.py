@@ -113,8 +113,8 @@ def test_eight_matrices_take_hardly_more_kernels_than_one(compressor: Compressor
             with counting() as seen:
                 state = {"q": torch.empty(COLUMNS[0], 16, device=DEVICE)}
                 contexts = [Context("w", 7, 1, 2, 0, (ROWS, COLUMNS[0]), state=dict(state)) for _ in range(count)]
-                xs = [torch.empty(ROWS * COLUMNS[0], device=DEVICE) for _ in contexts]
-                rounds, came = compressor.rounds_together(xs, 10.0, contexts), None
+                x = torch.empty(count, ROWS * COLUMNS[0], device=DEVICE)
+                rounds, came = compressor.rounds_together(x, 10.0, contexts), None
                 with contextlib.suppress(StopIteration):
                     while True:
                         came = answer(rounds.send(came), 2)

@@ -77,6 +77,7 @@ def steps(
     dtype: torch.dtype = torch.float32,
     scaled: bool = False,
     apart: bool = True,
+    each: int = 1,
     storages: Storages | None = None,
     **settings: Any,
 ) -> tuple[Counting, Counted]:
@@ -91,7 +92,8 @@ def steps(
         count: number of steps that are counted.
         dtype: number format of the gradients.
         scaled: whether there is a loss scale, which only the device knows.
-        apart: whether they are handed over one by one, or all together.
+        apart: whether they are handed over group by group, or all together.
+        each: number of tensors of a group.
         storages: follows what is made in the steps that are counted, gradients too.
         settings: others of the compressor.
     """
@@ -112,7 +114,8 @@ def steps(
                     storages.begin()
             door.begin(loss_scale=scale, fail=failures.append)
             tensors = [*gradients.items()]
-            handles = [door.ready(group) for group in ([[one] for one in tensors] if apart else [tensors])]
+            size = each if apart else len(tensors)
+            handles = [door.ready(tensors[at : at + size]) for at in range(0, len(tensors), size)]
             door.end()
             handles[-1].wait()
             if failures:

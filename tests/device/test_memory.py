@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import Compressor, powersgd, quantize, topk
+from gravac import Compressor, dgc, powersgd, quantize, topk, topkc
 from gravac.stepping.coalescing import LARGEST, TEMPORARIES
 from tests.device.steps import steps
 from tests.device.storages import Storages
 
 MANY = 6
 """Tensors of a model, each as large as a part may be."""
+
+SMALL = 4
+"""Tensors in place of each, where they are small."""
 
 
 def test_storages_are_counted_as_long_as_they_live_and_views_are_not() -> None:
@@ -34,18 +37,41 @@ def test_storages_are_counted_as_long_as_they_live_and_views_are_not() -> None:
     assert storages.peak == storages.kept == 4000
 
 
-def taken(base: Compressor, cf: float, **settings: Any) -> tuple[float, float]:
+def taken(base: Compressor, cf: float, small: int = 1, **settings: Any) -> tuple[float, float]:
     """Bytes for each parameter, beside its gradient, between steps and at most in one; one bucket holds them all."""
     storages = Storages("npy")
-    steps(base, {str(n): (256, LARGEST // 256) for n in range(MANY)}, cf=cf, apart=False, storages=storages, **settings)
+    shapes = {str(n): (256, LARGEST // small // 256) for n in range(MANY * small)}
+    steps(base, shapes, cf=cf, apart=False, storages=storages, **settings)
     return storages.kept / (MANY * LARGEST) - 4, storages.peak / (MANY * LARGEST) - 4
 
 
-@pytest.mark.parametrize(("base", "cf"), [(quantize(4), 8), (topk, 100), (powersgd(4), 128)], ids=repr)
-def test_one_bucket_of_a_whole_model_is_coded_in_bounded_memory(base: Compressor, cf: float) -> None:
-    kept, most = taken(base, cf)
+@pytest.mark.parametrize("residual_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("small", [1, SMALL])
+@pytest.mark.parametrize(
+    ("base", "cf"),
+    [
+        *((quantize(bits), 32 / bits) for bits in (8, 1)),
+        *((topk, cf) for cf in (10, 100)),
+        *((topkc, cf) for cf in (2, 100)),
+        (topkc(values=quantize(1)), 2),
+        (powersgd(4), 128),
+        (powersgd, 2),
+    ],
+    ids=repr,
+)
+def test_one_bucket_of_a_whole_model_is_coded_in_bounded_memory(
+    base: Compressor, cf: float, small: int, residual_dtype: str
+) -> None:
+    kept, most = taken(base, cf, small, residual_dtype=residual_dtype)
     assert (most - kept) * MANY * LARGEST < TEMPORARIES
-    assert kept == pytest.approx(0 if base.name == "quantize" else 4, abs=0.1)
+    width = 4 if residual_dtype == "float32" else 2
+    assert kept == pytest.approx(0 if base.name == "quantize" else width, abs=2)
+
+
+def test_memories_of_a_compressor_are_there_once() -> None:
+    kept, most = taken(dgc, 100)
+    assert kept == pytest.approx(8, abs=0.01)
+    assert (most - kept) * MANY * LARGEST < TEMPORARIES
 
 
 def test_a_second_copy_of_residuals_is_kept_under_overflow_safety_alone() -> None:

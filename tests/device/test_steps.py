@@ -113,3 +113,16 @@ def test_a_group_of_matrices_is_coded_as_one(
     quiet(seen, executor, 1)
     assert sum(seen.kernels.values()) <= own, seen.kernels
     assert seen.kernels["quantize_encode"] == (1 if world == 2 else 2)
+
+
+@pytest.mark.parametrize(
+    ("base", "cf"),
+    [(quantize(4), 8.0), *((one, 100.0) for one in (topk, topkc, topkc(values=quantize(1)), powersgd(4)))],
+    ids=repr,
+)
+def test_many_equal_tensors_take_hardly_more_launches_than_one(base: Compressor, cf: float) -> None:
+    counts = []
+    for tensors in (1, 24):
+        seen, _ = steps(base, {str(number): (256, 256) for number in range(tensors)}, cf=cf, apart=False)
+        counts.append(sum(seen.kernels.values()))
+    assert counts[1] <= 1.5 * counts[0], counts

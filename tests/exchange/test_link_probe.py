@@ -62,6 +62,21 @@ def test_a_paced_link_is_found_to_be_no_faster_than_it_is_and_alike_on_every_ran
     assert min(*slow, *fast) > 0
 
 
+def of_replicas(rank: int, world: int) -> LinkProbe | None:
+    """Averages over pairs whose links differ, agrees over all four."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    everyone = GroupTransport(dist.new_group([0, 1, 2, 3]))  # type: ignore[arg-type]
+    mine = GroupTransport(pairs[rank // 2], (1e6, 1e8)[rank // 2])  # type: ignore[arg-type]
+    return probe_link(mine, agreement=everyone)
+
+
+def test_groups_that_agree_go_by_the_mean_of_their_links() -> None:
+    first, *others = processes(of_replicas, 4)
+    assert all(other == first for other in others)
+    assert first is not None
+    assert first.bandwidth <= 2 * 2 / (1 / 1e6 + 1 / 1e8)  # half of what it took may be put down to latency
+
+
 def started(rank: int, world: int, pace: float) -> list[Any]:
     ddp = parallel()
     optimizer = sgd(ddp)

@@ -130,14 +130,14 @@ def test_folded_in_the_kernel_or_before_it_all_is_the_same(
 
 
 @pytest.mark.parametrize(
-    ("bad", "first", "safe"),
-    [(float("nan"), False, False), (float("inf"), False, True), (float("nan"), True, False)],
+    ("bad", "first", "safe", "world"),
+    [(float("nan"), False, False, 2), (float("inf"), False, True, 3), (float("nan"), True, False, 3)],
 )
 @pytest.mark.parametrize(("base", "cf", "strength"), CASES, ids=lambda value: repr(value)[:30])
 def test_a_gradient_that_is_not_finite_gives_nan_everywhere_and_moves_nothing(
-    base: Compressor, cf: float, strength: float | None, safe: bool, first: bool, bad: float
+    base: Compressor, cf: float, strength: float | None, safe: bool, first: bool, bad: float, world: int
 ) -> None:
-    ranks = Ranks(base, cf, strength, 3, safe=safe)
+    ranks = Ranks(base, cf, strength, world, safe=safe)
     for step in range(0 if first else 2):
         ranks.step(step)
     before = ranks.kept()
@@ -150,6 +150,18 @@ def test_a_gradient_that_is_not_finite_gives_nan_everywhere_and_moves_nothing(
         assert not bool(averager.stats.finite)
         assert float(averager.stats.error) == float(averager.stats.energy) == 0.0
     assert all(out.isfinite().all() for outs in ranks.step(8) for out in outs)
+
+
+def test_rows_of_a_matrix_are_coded_as_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.kernels.test_folding.SHAPES", ((8, 16), (16, 8), (4, 32)))
+    alone, together = (Ranks(topkc(chunk=16), 3.0, None, 2) for _ in range(2))
+    for step in range(2):
+        monkeypatch.setattr("gravac.averaging.fused_tensors.goes_alone", lambda x: True)
+        want = alone.step(step)
+        monkeypatch.setattr("gravac.averaging.fused_tensors.goes_alone", lambda x: False)
+        for mine, other in zip(together.step(step), want, strict=True):
+            assert all(map(torch.equal, mine, other))
+        assert_same(together.kept(), alone.kept())
 
 
 def test_a_residual_that_is_left_is_sent_with_what_keeps_nothing() -> None:

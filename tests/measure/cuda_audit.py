@@ -48,6 +48,7 @@ ELEMENTS = (1 << 17, 1 << 20, 1 << 24)
 
 GROUPS: tuple[tuple[str, Compressor, float], ...] = (
     ("quantize(4)", quantize(4), 8.0),
+    ("topk", topk, 100.0),
     ("topkc", topkc, 100.0),
     ("topkc(values=quantize(1))", topkc(values=quantize(1)), 100.0),
     ("powersgd(4)", powersgd(4), 128.0),

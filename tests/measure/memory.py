@@ -4,9 +4,10 @@
 
     python -m tests.measure.memory [--json FILE]
 
-Models of two and of four tensors of 2^20 elements each go through whole steps, tensor by tensor. What grows with the
-model is kept for every parameter, from step to step or until a step's end; the rest is what one group takes while it is
-coded. By plain torch operators: kernels take less, libraries (a sort, a QR) take more within an operator.
+Models of two and of four groups of 2^20 elements each, one tensor or four, go through whole steps, group by group. What
+grows with the model is kept for every parameter, from step to step or until a step's end; the rest is what one group
+takes while it is coded. By plain torch operators: kernels take less, libraries (a sort, a QR) take more within an
+operator.
 """
 
 import argparse
@@ -34,14 +35,18 @@ SIZE = 1 << 20
 """Elements of a tensor."""
 
 FEW, MANY = 2, 4
-"""Tensors of the two models."""
+"""Groups of the two models."""
+
+EACH = (1, 4)
+"""Tensors of a group."""
 
 
-def needs(base: Compressor, cf: float, tensors: int, world: int = 2, **settings: Any) -> tuple[int, int]:
+def needs(base: Compressor, cf: float, groups: int, world: int = 2, each: int = 1, **settings: Any) -> tuple[int, int]:
     """Bytes beside the gradients: between two steps, and at most within one."""
-    storages = Storages("npy")
-    steps(base, {str(n): (256, SIZE // 256) for n in range(tensors)}, world, cf=cf, storages=storages, **settings)
-    gradients = 4 * SIZE * tensors
+    storages, shape = Storages("npy"), (256, SIZE // 256 // each)
+    shapes = {str(number): shape for number in range(groups * each)}
+    steps(base, shapes, world, cf=cf, storages=storages, each=each, **settings)
+    gradients = 4 * SIZE * groups
     return storages.kept - gradients, storages.peak - gradients
 
 
@@ -50,17 +55,21 @@ def row(
 ) -> dict[str, Any]:
     """Bytes per parameter between steps and at a step's end, and bytes that a group takes for each of its elements."""
     settings = {"residual_dtype": residual_dtype, "overflow_safety": safe, "error_feedback": fed_back}
-    kept, peak = zip(*(needs(base, cf, tensors, world, **settings) for tensors in (FEW, MANY)), strict=True)
-    within = (peak[1] - peak[0]) / (MANY - FEW)
+    found = []
+    for each in EACH:
+        kept, peak = zip(*(needs(base, cf, groups, world, each, **settings) for groups in (FEW, MANY)), strict=True)
+        within = (peak[1] - peak[0]) / (MANY - FEW)
+        found.append((peak[0] - FEW * within, within, (kept[1] - kept[0]) / (MANY - FEW)))
+    group, within, between = max(found)
     return {
         "compressor": label,
         "cf": cf,
         "world": world,
         "residual_dtype": residual_dtype,
         "overflow_safety": safe,
-        "kept": _of((kept[1] - kept[0]) / (MANY - FEW)),
+        "kept": _of(between),
         "within_a_step": _of(within),
-        "group": _of(peak[0] - FEW * within),
+        "group": _of(group),
     }
 
 

@@ -7,7 +7,8 @@ gradient averaging has after 80 % of the task's budget; efficiency is its steps 
 evaluations. The outer optimizer is tuned once, dense at H = 10 on charlm and lstm, and kept; denoise is held out. An
 interrupted run goes on where it was.
 
-    python -m tests.measure.outer_efficiency [--json FILE] [--minutes N] [--seeds N] [--tasks ...] [--workers N]
+    python -m tests.measure.outer_efficiency [--json FILE] [--minutes N] [--seeds N] [--tasks ...] [--sent ...]
+        [--outer RATE MOMENTUM] [--workers N]
 """
 
 import argparse
@@ -31,19 +32,16 @@ from tests.measure.results import keep, read, todays
 SETUPS = {"charlm": (0.4, 200), "lstm": (1.0, 200), "denoise": (1.0, 300)}
 """Scale and budget in steps of each task, as in ``make measure-tta``."""
 
-EVERY = (1, 2, 5, 10, 20, 50)
-"""Numbers of steps from one exchange to the next."""
-
-SENT: tuple[tuple[str, float], ...] = (
-    ("dense", 1.0),
-    ("quantize(8)", 4.0),
-    ("quantize(4)", 8.0),
-    ("quantize(2)", 16.0),
-    ("quantize(1)", 32.0),
-    ("topk", 50.0),
-    ("topkc", 50.0),
-)
-"""What is sent, and its CF."""
+SENT = {
+    "dense": 1.0,
+    "quantize(8)": 4.0,
+    "quantize(4)": 8.0,
+    "quantize(2)": 16.0,
+    "quantize(1)": 32.0,
+    "topk": 50.0,
+    "topkc": 50.0,
+}
+"""What is sent, with its CF."""
 
 OUTER = ((1.0, 0.0), (0.7, 0.6), (0.9, 0.3), (1.0, 0.3), (0.7, 0.9), (0.7, 0.0))
 """Learning rate and Nesterov momentum of the outer optimizer that are tried."""
@@ -154,13 +152,13 @@ def crossing(curve: Sequence[tuple[int, float]], target: float) -> float | None:
     return None
 
 
-def grid(names: Sequence[str], outer: dict[str, tuple[float, float]], seeds: Iterable[int]) -> Iterable[Case]:
+def grid(names: Sequence[str], sent: Sequence[str], outer: tuple[float, float], seeds: Iterable[int]) -> Iterable[Case]:
     """What is run, most telling first."""
     for seed in seeds:
         for every in (10, 20, 5, 50, 2, 1):
-            for label, cf in SENT:
+            for label in sent:
                 for name in names:
-                    yield Case(name, every, label, cf, *outer[name], seed=seed)
+                    yield Case(name, every, label, SENT[label], *outer, seed=seed)
 
 
 def main() -> None:
@@ -169,6 +167,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=[*SETUPS], choices=[*SETUPS])
+    parser.add_argument("--sent", nargs="+", default=[*SENT], choices=[*SENT])
+    parser.add_argument("--outer", nargs=2, type=float, help="learning rate and momentum; otherwise they are tuned")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
@@ -197,16 +197,15 @@ def main() -> None:
         seeds = range(arguments.seeds)
         references = run((Case(name, 0, seed=seed), None) for seed in seeds for name in arguments.tasks)
         targets = {(row["task"], row["seed"]): at_share(row) for row in references}
-        tried = run(
-            (Case(name, 10, rate=rate, momentum=momentum), targets[name, 0])
-            for rate, momentum in OUTER
-            for name in ("charlm", "lstm")
-            if name in arguments.tasks
-        )
-        chosen = best(tried, targets)
-        print("outer optimizer:", chosen)
-        outer = dict.fromkeys(SETUPS, chosen)
-        run((case, targets[case.task, case.seed]) for case in grid(arguments.tasks, outer, seeds))
+        if arguments.outer:
+            outer = (arguments.outer[0], arguments.outer[1])
+        else:
+            tuned = [name for name in ("charlm", "lstm") if name in arguments.tasks]
+            wanted = [Case(name, 10, rate=rate, momentum=momentum) for rate, momentum in OUTER for name in tuned]
+            outer = best(run((case, targets[case.task, 0]) for case in wanted))
+        print("outer optimizer:", outer)
+        cases = grid(arguments.tasks, arguments.sent, outer, seeds)
+        run((case, targets[case.task, case.seed]) for case in cases)
 
 
 def at_share(row: dict[str, Any]) -> float:
@@ -214,7 +213,7 @@ def at_share(row: dict[str, Any]) -> float:
     return dict(map(tuple, row["curve"]))[round(0.8 * SETUPS[row["task"]][1])]
 
 
-def best(tried: Sequence[dict[str, Any]], targets: dict[tuple[str, int], float]) -> tuple[float, float]:
+def best(tried: Sequence[dict[str, Any]]) -> tuple[float, float]:
     """Return the outer settings of the fewest steps, by geometric mean over the tasks; what is not reached is last."""
     by_setting: dict[tuple[float, float], list[float]] = {}
     for row in tried:

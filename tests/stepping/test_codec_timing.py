@@ -255,6 +255,25 @@ def measured(rank: int, world: int, streams: bool, fails: tuple[int, ...]) -> tu
     return found, own
 
 
+def strict(rank: int, world: int) -> str:
+    """What is raised where a warning is an error, and one rank's kernels fail."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        device = Idle(CPU)
+        executor = executor_of(True, device)
+        try:
+            found = time_codecs(policy_of(Fails()(ranks=(1,))), FORMS, Opened(executor, LINK, device))
+        except UserWarning as raised:
+            return str(raised)
+        return str(max(found))
+
+
+def test_a_warning_that_is_an_error_is_raised_when_the_ranks_have_agreed() -> None:
+    first, failed, last = processes(strict, 3)
+    assert "could not be timed" in failed
+    assert first == last == "100.0"
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_ranks_go_by_the_mean_of_what_all_of_them_measured(streams: bool) -> None:
     ranks = processes(measured, 3, streams, (1,))
