@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two sites with a slow link between them: each trains on its own, and how often they exchange what is decided too.
 
-As root on Linux, two sites on one machine, 20 Mbit/s between them:
-
-    python examples/two_sites.py --rate 20mbit
-
 On two real ones, of which one is HOST:
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/two_sites.py
+
+As root on Linux, two sites on one machine with 20 Mbit/s between them (``--rate 5mbit`` makes it slower):
+
+    python examples/two_sites.py
 """
 
 import argparse
