@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings as tried
 
 from gravac import AdaptiveCompressor, Compressor, artopk, ladder, topk
 from gravac.collectives import AllGather, Collective, Ledger, tensors_of
@@ -22,10 +21,7 @@ from gravac.controllers.base import Controller
 from gravac.exchange.streams import StreamExecutor
 from tests.device.idle import Idle
 
-WORLD, STEPS = 3, 8
-
-SCHEDULES = 1000 if tried.default.max_examples >= 500 else 300  # type: ignore[attr-defined]
-"""Schedules tried: as many as the profile of all laws is long."""
+WORLD, STEPS, SCHEDULES = 3, 8, 1000
 
 SHAPES = {"a": (8, 8), "b": (16, 8), "c": (4, 8), "bias": (8,)}
 
