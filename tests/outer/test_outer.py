@@ -206,10 +206,6 @@ def test_weights_of_sixteen_bit_have_anchors_of_thirty_two() -> None:
     assert equal(trained.weights)
 
 
-class Clocked(Ranks):
-    """Ranks whose steps take 0.1 s of a clock that the exchange's seconds are added to."""
-
-
 def test_goodput_chooses_how_often_too_and_alike_on_all_ranks() -> None:
     trained = Ranks(2, base="ladder", cf_range=(2, 1000), controller=Goodput(), every=(1, 20), clock=0.01).train(80)
     first, second = trained.outer
