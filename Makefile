@@ -164,7 +164,7 @@ measure-tta: $(VENV)/.lab  ## every method on three tasks, four links, three see
 	$(BIN)/gravac report docs/measurements/tta.json --out report --markdown docs/results.md
 
 SEEDS := 0 1 2
-LANGUAGE = $(INTEGRATIONS)/bin/gravac bench tta --link 20mbit 100mbit --factored --times-each-seed \
+LANGUAGE = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 20mbit 100mbit --factored --times-each-seed \
 	--methods fp16 'torch-powersgd(4)' 'torch-powersgd(8)' 'powersgd(4)@128' \
 	'quantize(8)' 'quantize(4)' 'quantize(2)' 'quantize(1)' goodput:ladder@2-1000 \
 	--json docs/measurements/language.json --seeds 1 --first-seed
