@@ -21,7 +21,7 @@ from gravac.exchange.executor import Executor
 from gravac.integrations.ddp import canonical, learning_rate
 from gravac.live import Live
 from gravac.outer.buffers import Buffers
-from gravac.outer.candidates import choices, widened
+from gravac.outer.candidates import check_chosen, choices, widened
 from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.rounds import Rounds
 from gravac.settings import Settings, SettingsError
@@ -55,6 +55,10 @@ class OuterSettings(Settings):
         if not right:
             raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
         return low, high
+
+    def plain(self) -> dict[str, str | int | float | bool]:
+        """Return the settings that the run's record tells, by name, as plain values."""
+        return {f"outer.{name}": str(value) if isinstance(value, tuple) else value for name, value in self}
 
 
 class OuterOptimizer(Live):
@@ -131,12 +135,7 @@ class OuterOptimizer(Live):
         settings |= {"controller": controller, "process_group": process_group, "log_dir": log_dir}
         self._compressor = AdaptiveCompressor(base, cf_range, **settings)
         self._controller = self._compressor.policy.controller
-        low, high = self.settings.every
-        if low < high and not getattr(self._controller, "chooses_every", False):
-            raise SettingsError(
-                f"every: {self._controller.name} decides between compression factors alone, and not between {low} and "
-                f'{high} steps; give one number, such as every=10, or controller="goodput"'
-            )
+        check_chosen(self._controller, *self.settings.every)
         parameters = _trained(module, fragments)
         if executor is None:
             _share(module, process_group)
@@ -146,7 +145,8 @@ class OuterOptimizer(Live):
         anchors = {name: anchor for fragment in self._fragments for name, anchor in fragment.anchors.items()}
         self.outer = outer(anchors.values())
         travelling = {**anchors, **self._buffers.parameters}
-        self._door = self._compressor.door(travelling, executor=executor, widen=self._widened)
+        told = self.settings.plain()
+        self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told)
         between = (self.settings.every, delay, mixing)
         self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, *between)
         self._closed = False
