@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from gravac.lab.training.methods import Exchange
+from gravac.lab.training.exchange import Exchange
 from gravac.lab.training.session import Spec, log_folder
 
 _hparams: Any = hparams  # torch has no types for it
@@ -51,17 +51,15 @@ class WorkerReport:
             step: steps trained so far.
             clock: training seconds so far.
             loss: training loss of the step.
-            exchange: what exchanges gradients; ``None`` without DDP.
+            exchange: what exchanges; ``None`` of one worker alone.
             samples: samples a step, over all ranks.
         """
         if self._board:
             self._board.add_scalar("loss/training", loss, step)
         if self._lines and time.monotonic() - self._last >= REPORT_SECONDS:
             self._last = time.monotonic()
-            cf, gain = (exchange.cf, exchange.gain) if exchange else (None, None)
-            self.line(
-                "step", step=step, seconds=clock, loss=loss, cf=cf, gain=gain, samples_per_s=step * samples / clock
-            )
+            told = {name: getattr(exchange, name) if exchange else None for name in ("cf", "gain", "every")}
+            self.line("step", step=step, seconds=clock, loss=loss, samples_per_s=step * samples / clock, **told)
 
     def evaluation(self, step: int, clock: float, metric: float) -> None:
         """Tell of the metric, by steps and by training seconds (there TensorBoard's "step" is milliseconds)."""
@@ -103,6 +101,7 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
             "seconds": ends[min(turn.step, len(ends) - 1)],
             "compressor": turn.compressor,
             "cf": turn.cf,
+            "every": turn.every,
             "changed": turn.changed,
             "gain": turn.gain if math.isfinite(turn.gain) else None,
             "t_system": turn.t_system,
