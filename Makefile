@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-memory measure-outer-traffic measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -130,6 +130,12 @@ measure-worth: $(VENV)/.test  ## what a compressed step is worth, every compress
 
 measure-outer-efficiency: $(VENV)/.lab $(VENV)/.test  ## what a step is worth where ranks exchange every H steps, in memory; resumable (3 hours)
 	$(BIN)/python -m tests.measure.outer_efficiency $(ARGS)
+
+measure-outer-memory: $(VENV)/.test  ## what outer steps would take of a GPU's and of CPU memory, counted without a GPU (1 minute)
+	$(BIN)/python -m tests.measure.outer_memory --json docs/measurements/outer_memory.json
+
+measure-outer-traffic: $(VENV)/.test  ## bytes of a round and of its fullest step, by fragments, in memory (1 minute)
+	$(BIN)/python -m tests.measure.outer_traffic --json docs/measurements/outer_traffic.json
 
 measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json

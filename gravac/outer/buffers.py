@@ -48,10 +48,10 @@ class Buffers:
         """What travels, by the name it travels by: flat, so that it is sent dense."""
         return {PREFIX + name: anchor.reshape(-1) for name, anchor in self.anchors.items()}
 
-    def leave(self) -> tuple[Piece, ...]:
-        """Return how far each is from its anchor, as flat pieces."""
+    def leave(self, weight: float = 1.0) -> tuple[Piece, ...]:
+        """Return how far each is from its anchor, times a weight, as flat pieces."""
         self._pieces = tuple(
-            Piece(PREFIX + name, (self.anchors[name] - live).reshape(-1), (live.numel(),))
+            Piece(PREFIX + name, (self.anchors[name] - live).mul_(weight).reshape(-1), (live.numel(),))
             for name, live in self._live.items()
         )
         return self._pieces

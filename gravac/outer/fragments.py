@@ -7,6 +7,7 @@
 same on all of them whenever each of them gets to 4.
 """
 
+import functools
 import itertools
 import threading
 from collections.abc import Mapping
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 
 from gravac.averaging.plan import Piece
+from gravac.outer.anchors import Keeping, travels_in
 from gravac.stepping.door import flat, memory_shape
 
-SIXTEEN_BIT = (torch.float16, torch.bfloat16)
-"""Number formats whose anchors are kept in float32: an outer step is small beside the weights."""
+IN_PLACE = Keeping()
+"""Anchors lie beside their parameters, in the number format that pseudo-gradients have."""
 
 
 class Journey:
@@ -26,20 +28,27 @@ class Journey:
 
     Args:
         fragment: whose anchors less weights it is.
+        weight: factor on them.
+        number: number of the round.
 
     Attributes:
         pieces: pseudo-gradients of its parameters, flat; their means over the ranks, once it is ``here``.
         whole: flat tensor that the pieces are views of, one after the other.
+        number: number of the round.
         own: squared norm of what this rank sends, 0-d, float64.
         mean: squared norm of the mean that came, 0-d, float64.
     """
 
-    def __init__(self, fragment: "Fragment") -> None:
-        anchors = [flat(name, anchor) for name, anchor in fragment.anchors.items()]
-        self.whole = torch.cat(anchors)
-        parts = self.whole.tensor_split(list(itertools.accumulate(anchor.numel() for anchor in anchors))[:-1])
+    def __init__(self, fragment: "Fragment", weight: float, number: int) -> None:
+        self.number = number
+        sizes = [parameter.numel() for parameter in fragment.parameters.values()]
+        like = next(iter(fragment.parameters.values()))
+        self.whole = torch.empty(sum(sizes), dtype=fragment.travels_in, device=like.device)
+        parts = self.whole.tensor_split(list(itertools.accumulate(sizes))[:-1])
         for part, (name, parameter) in zip(parts, fragment.parameters.items(), strict=True):
-            part.sub_(flat(name, parameter))
+            part.copy_(flat(name, fragment.anchors[name])).sub_(flat(name, parameter))
+        if weight != 1:
+            self.whole.mul_(weight)
         shaped = zip(fragment.parameters.items(), parts, strict=True)
         self.pieces = tuple(Piece(name, part, memory_shape(parameter)) for (name, parameter), part in shaped)
         self.own = self.mean = _square(self.whole)
@@ -52,6 +61,10 @@ class Journey:
         if failure is None:
             self.mean = _square(self.whole)
         self._came.set()
+
+    def ends(self) -> None:
+        """Let go of the means, which nobody needs any more; their norm stays."""
+        self.whole, self.pieces = self.whole.new_empty(0), ()
 
     @property
     def here(self) -> bool:
@@ -74,34 +87,48 @@ class Fragment:
 
     Args:
         parameters: trained on this rank, by name; dense in memory.
+        keeping: how anchors are kept.
 
     Attributes:
         parameters: those given.
+        travels_in: number format of the pseudo-gradients.
         anchors: weights that all ranks share, by name; the outer optimizer trains them.
         journey: pseudo-gradient that is under way; ``None`` where none is.
         due: number of the rank's step from which on what was under way is taken up; ``None`` where nothing is to be.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], keeping: Keeping = IN_PLACE) -> None:
         self.parameters = dict(parameters)
-        self.anchors = {name: anchor_of(parameter) for name, parameter in parameters.items()}
+        self.anchors = {name: keeping.anchor(name, parameter) for name, parameter in parameters.items()}
+        self.travels_in = functools.reduce(torch.promote_types, map(travels_in, parameters.values()))
+        self.keeping = keeping
         self.journey: Journey | None = None
         self.due: int | None = None
 
-    def leave(self, due: int) -> Journey:
-        """Set out with anchors less weights; ``due`` is the attribute."""
-        self.journey, self.due = Journey(self), due
+    @property
+    def like_pieces(self) -> dict[str, torch.Tensor]:
+        """Tensors of the shapes, strides, number formats and device of what travels, by name; of any values."""
+        return {
+            name: p if p.dtype == self.travels_in else torch.empty_like(p, dtype=self.travels_in)
+            for name, p in self.parameters.items()
+        }
+
+    def leave(self, due: int, weight: float = 1.0, number: int = 0) -> Journey:
+        """Set out with anchors less weights; ``due`` is the attribute, the rest is ``Journey``'s."""
+        self.journey, self.due = Journey(self, weight, number), due
         return self.journey
 
     def arrive(self, outer: torch.optim.Optimizer) -> None:
         """Have the outer optimizer make its step on the anchors with the means, which are here; only once."""
         if self.journey is None:
             return
-        for piece, anchor in zip(self.journey.pieces, self.anchors.values(), strict=True):
-            anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride())
-        outer.step()
-        for anchor in self.anchors.values():
-            anchor.grad = None
+        with self.keeping.in_full(self.anchors, self.journey.number):
+            for piece, anchor in zip(self.journey.pieces, self.anchors.values(), strict=True):
+                anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
+            outer.step()
+            for anchor in self.anchors.values():
+                anchor.grad = None
+        self.journey.ends()
         self.journey = None
 
     @torch.no_grad()
@@ -112,11 +139,10 @@ class Fragment:
             own: that share, in [0, 1).
         """
         for name, parameter in self.parameters.items():
-            anchor = self.anchors[name].to(parameter.dtype)
             if own:
-                parameter.lerp_(anchor, 1 - own)
+                parameter.lerp_(self.anchors[name].to(parameter), 1 - own)
             else:
-                parameter.copy_(anchor)
+                parameter.copy_(self.anchors[name])
         self.due = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,18 +165,15 @@ class Fragment:
         self.journey, self.due = None, state["due"]
 
 
-def anchor_of(parameter: torch.Tensor) -> torch.nn.Parameter:
-    """Return a copy for the outer optimizer: the same shape and strides, in float32 where the dtype has 16 bit."""
-    dtype = torch.float32 if parameter.dtype in SIXTEEN_BIT else parameter.dtype
-    return torch.nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=True)
-
-
-def in_fragments(parameters: Mapping[str, torch.nn.Parameter], number: int) -> list[Fragment]:
+def in_fragments(
+    parameters: Mapping[str, torch.nn.Parameter], number: int, keeping: Keeping = IN_PLACE
+) -> list[Fragment]:
     """Cut a model's parameters, in order, into fragments of about as many elements each.
 
     Args:
         parameters: parameters by name, at least as many as fragments.
         number: number of fragments.
+        keeping: how anchors are kept.
 
     Example:
         >>> sizes = {"a": 10, "b": 10, "c": 20, "d": 5}
@@ -168,7 +191,7 @@ def in_fragments(parameters: Mapping[str, torch.nn.Parameter], number: int) -> l
             parts.append({})
         parts[-1][name] = parameter
         so_far, left = so_far + parameter.numel(), left - 1
-    return [Fragment(part) for part in parts]
+    return [Fragment(part, keeping) for part in parts]
 
 
 def _square(whole: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import Field, field_validator
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.adaptive import AdaptiveCompressor
@@ -20,11 +19,14 @@ from gravac.controllers.base import Controller
 from gravac.exchange.executor import Executor
 from gravac.integrations.ddp import canonical, learning_rate
 from gravac.live import Live
+from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import choices, widened
 from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.rounds import Rounds
-from gravac.settings import Settings, SettingsError
+from gravac.outer.settings import OuterSettings
+from gravac.outer.shares import Shares
+from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
 from gravac.telemetry.records import DecisionRecord
 
@@ -33,28 +35,6 @@ Outer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 plain_sgd: Outer = partial(torch.optim.SGD, lr=1.0)
 """Moves the anchor to the mean of the ranks' weights."""
-
-
-class OuterSettings(Settings):
-    """When ranks exchange; explained at :class:`gravac.OuterOptimizer`."""
-
-    every: tuple[int, int] = (1, 100)
-    fragments: int = Field(default=1, ge=1)
-    delay: int = Field(default=0, ge=0)
-    mixing: float = Field(default=0.0, ge=0, lt=1)
-
-    @field_validator("every", mode="before")
-    @classmethod
-    def _range(cls, value: Any) -> tuple[int, int]:
-        both = (value, value) if isinstance(value, int) else value
-        try:
-            low, high = both
-            right = all(type(bound) is int and bound >= 1 for bound in (low, high)) and low <= high
-        except (TypeError, ValueError):
-            right = False
-        if not right:
-            raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
-        return low, high
 
 
 class OuterOptimizer(Live):
@@ -77,6 +57,13 @@ class OuterOptimizer(Live):
         delay: number of steps behind which an exchange travels before it is taken up; 0 waits for it.
         mixing: share of its own weights that a rank keeps where it takes up the anchor, in [0, 1) (α of Streaming
             DiLoCo).
+        by_speed: whether ranks make steps in proportion to their speed, ``every`` on average; then all train for a
+            number of ``rounds``, and not of steps.
+        samples: number of samples of a step on this rank, by which pseudo-gradients count; ``None``, on every rank:
+            all alike.
+        anchor_dtype: ``"bfloat16"`` keeps the anchors so, rounded at random; ``"float32"`` in the format of
+            pseudo-gradients, which have at least 32 bit.
+        offload: whether to keep anchors, and make the outer step, in CPU memory.
         local_buffers: names of floating-point buffers, or of modules, that stay each rank's own; others are averaged.
         process_group: ranks that exchange; ``None``: the default group.
         log_dir: folder for TensorBoard and JSONL logs; ``None`` writes nothing.
@@ -120,6 +107,10 @@ class OuterOptimizer(Live):
         fragments: int = 1,
         delay: int = 0,
         mixing: float = 0.0,
+        by_speed: bool = False,
+        samples: int | None = None,
+        anchor_dtype: str = "float32",
+        offload: bool = False,
         local_buffers: Iterable[str] = (),
         process_group: dist.ProcessGroup | None = None,
         log_dir: str | Path | None = None,
@@ -127,6 +118,7 @@ class OuterOptimizer(Live):
         **settings: Any,
     ) -> None:
         given: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
+        given |= {"by_speed": by_speed, "samples": samples, "anchor_dtype": anchor_dtype, "offload": offload}
         self.settings = OuterSettings(**given)
         settings |= {"controller": controller, "process_group": process_group, "log_dir": log_dir}
         self._compressor = AdaptiveCompressor(base, cf_range, **settings)
@@ -140,15 +132,20 @@ class OuterOptimizer(Live):
         parameters = _trained(module, fragments)
         if executor is None:
             _share(module, process_group)
+            _check_alike(module, self.settings, process_group)
         self.inner = inner
-        self._fragments = in_fragments(parameters, fragments)
+        self._keeping = Keeping(anchor_dtype == "bfloat16", offload, self._compressor.policy.seed)
+        self._fragments = in_fragments(parameters, fragments, self._keeping)
         self._buffers = Buffers(module, tuple(local_buffers))
-        anchors = {name: anchor for fragment in self._fragments for name, anchor in fragment.anchors.items()}
-        self.outer = outer(anchors.values())
-        travelling = {**anchors, **self._buffers.parameters}
+        self._anchors = {name: anchor for fragment in self._fragments for name, anchor in fragment.anchors.items()}
+        with self._keeping.in_full(self._anchors, 0):
+            self.outer = outer(self._anchors.values())
+        travelling = {name: like for fragment in self._fragments for name, like in fragment.like_pieces.items()}
+        travelling |= self._buffers.parameters
         self._door = self._compressor.door(travelling, executor=executor, widen=self._widened)
+        shares = Shares(self._door, by_speed, samples)
         between = (self.settings.every, delay, mixing)
-        self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, *between)
+        self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between)
         self._closed = False
 
     def step(self) -> None:
@@ -184,11 +181,11 @@ class OuterOptimizer(Live):
         one rank may do it alone.
         """
         self._rounds.settle()
-        held = [(p, p.detach().clone()) for fragment in self._fragments for p in fragment.parameters.values()]
+        live = {name: p for fragment in self._fragments for name, p in fragment.parameters.items()}
+        held = [(p, p.detach().to(self._anchors[name].device, copy=True)) for name, p in live.items()]
         with torch.no_grad():
-            for fragment in self._fragments:
-                for name, parameter in fragment.parameters.items():
-                    parameter.copy_(fragment.anchors[name])
+            for name, parameter in live.items():
+                parameter.copy_(self._anchors[name])
             self._buffers.swap()
         try:
             yield
@@ -205,6 +202,11 @@ class OuterOptimizer(Live):
         """Number of steps from one exchange to the next, as decided last."""
         candidate = self._door.decided()
         return self.settings.every[0] if candidate is None else candidate.every
+
+    @property
+    def steps_of_ranks(self) -> tuple[int, ...]:
+        """Number of steps that each rank makes in the present round; none before the first."""
+        return self._rounds.shares.steps
 
     @property
     def cf(self) -> float:
@@ -288,9 +290,11 @@ class OuterOptimizer(Live):
         parts: tuple[Fragment | Buffers, ...] = (*self._fragments, self._buffers)
         for part, one in zip(parts, (*mine["fragments"], mine["buffers"]), strict=True):
             part.load_state_dict({**one, "own": {**one["own"], **one["anchors"]}, "due": None} if of_others else one)
-        self.outer.load_state_dict(mine["optimizer"])
+        with self._keeping.in_full(self._anchors, 0):  # what the outer optimizer keeps is brought to their format
+            self.outer.load_state_dict(mine["optimizer"])
         self.inner.load_state_dict(mine["inner"])
-        self._rounds.load_state_dict({**mine["rounds"], "in_round": 0} if of_others else mine["rounds"])
+        reset = {"in_round": 0, "shares": None} if of_others else {}
+        self._rounds.load_state_dict({**mine["rounds"], **reset})
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
@@ -334,6 +338,21 @@ def _share(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
     first = 0 if group is None else dist.get_global_rank(group, 0)
     for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.detach(), first, group=group)
+
+
+def _check_alike(module: torch.nn.Module, settings: OuterSettings, group: dist.ProcessGroup | None) -> None:
+    """Check what some ranks may have forgotten, with which all would wait for each other for ever.
+
+    Raises:
+        SettingsError: some ranks, but not all, make steps by speed, or told how many samples they have.
+    """
+    told = {"by_speed": settings.by_speed, "samples": settings.samples is not None}
+    counts = torch.tensor([*told.values()], dtype=torch.int32, device=next(module.parameters()).device)
+    dist.all_reduce(counts, group=group)
+    world = dist.get_world_size(group)
+    for name, count in zip(told, counts.tolist(), strict=True):
+        if count not in (0, world):
+            raise SettingsError(f"{name}: set on {count} of {world} ranks; set it on all of them, or on none")
 
 
 def _anchored(fragments: Iterable[Any]) -> list[Iterable[str]]:

@@ -19,6 +19,7 @@ import torch
 from gravac.candidate import Candidate
 from gravac.outer.buffers import Buffers
 from gravac.outer.fragments import Fragment, Journey
+from gravac.outer.shares import Shares
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.door import Door, Handle
 
@@ -34,6 +35,7 @@ class Rounds:
         fragments: parts of the model, in the order in which they leave.
         buffers: travel with the last fragment.
         outer: optimizer of the anchors.
+        shares: what each rank does in a round.
         every: lowest and highest number of steps of a round.
         delay: number of steps behind which a fragment travels; 0: training waits for it.
         own: share of its own weights that a rank keeps where it takes up the anchors.
@@ -41,6 +43,7 @@ class Rounds:
     Attributes:
         ended: number of rounds whose last fragment has left.
         late: number of fragments that had not come when they were due; each was taken up later.
+        shares: those given.
     """
 
     def __init__(
@@ -49,16 +52,19 @@ class Rounds:
         fragments: Sequence[Fragment],
         buffers: Buffers,
         outer: torch.optim.Optimizer,
+        shares: Shares,
         every: tuple[int, int],
         delay: int,
         own: float,
     ) -> None:
         self.ended = self.late = 0
         self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
+        self.shares = shares
         self._every, self._delay, self._own = every, delay, own
         self._waits = delay == 0 and len(fragments) == 1
         self._steps = self._in_round = 0
-        self._length: int | None = None
+        self._length: int | None = None  # of the round: steps of a rank on average
+        self._mine: int | None = None  # steps of this rank
         self._journeys: list[Journey] = []
         self._handle: Handle | None = None
         self._chosen = _Chosen()
@@ -74,11 +80,14 @@ class Rounds:
         Raises:
             ExchangeError: a rank did not answer.
         """
+        self.shares.made()
         self._steps += 1
         self._in_round += 1
         self._length = self._length or self._known()
         if self._length is not None:
-            self._leave(max(self._length, self._in_round), learning_rate)
+            self._mine = self._mine or self.shares.begin(self._length)
+            behind = max(0, self._in_round - self._mine)  # it was decided late, in the first round
+            self._leave(self._mine + behind, self._length + behind, learning_rate)
 
     def arrive(self) -> None:
         """Take up fragments that are due and have come; one that is late has time until it is to leave again."""
@@ -89,6 +98,7 @@ class Rounds:
                 self.late += fragment.due == self._steps
                 continue
             self._finish(fragment)
+        self.shares.trains()
 
     def leave_now(self, learning_rate: float, whole: bool = False) -> None:
         """End the round: have all fragments leave that have not.
@@ -96,9 +106,17 @@ class Rounds:
         Args:
             learning_rate: learning rate of the inner optimizer.
             whole: whether also a round is ended that no fragment has left in.
+
+        Raises:
+            RuntimeError: ranks make other numbers of steps, and this one is within a round.
         """
+        if self.shares.by_speed and self._in_round:
+            raise RuntimeError(
+                f"by_speed: this rank is {self._in_round} steps into round {self.ended}, others elsewhere; save and "
+                "synchronize on all ranks when the same round has ended, as told by .rounds"
+            )
         if self._journeys or (whole and self._in_round):
-            self._leave(self._in_round, learning_rate)
+            self._leave(self._in_round, self._in_round, learning_rate)
 
     def finish(self) -> None:
         """Wait until nothing is under way, and take up all of it."""
@@ -113,12 +131,14 @@ class Rounds:
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, and how many steps the round has; nothing is under way."""
         self._length = self._length or (self._known() if self.ended else None)
-        return {"ended": self.ended, "steps": self._steps, "in_round": self._in_round, "length": self._length}
+        known = {"ended": self.ended, "steps": self._steps, "in_round": self._in_round, "length": self._length}
+        return {**known, "shares": self.shares.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from counters."""
         self.ended, self._steps, self._in_round = state["ended"], state["steps"], state["in_round"]
         self._length = state["length"]
+        self.shares.load_state_dict(state.get("shares"))
 
     def _known(self) -> int | None:
         """Return how many steps the present round has; ``None``: that is not known yet."""
@@ -137,7 +157,8 @@ class Rounds:
             return None if candidate is None else candidate.every
         return self._chosen.wait().every
 
-    def _leave(self, length: int, learning_rate: float) -> None:
+    def _leave(self, length: int, every: int, learning_rate: float) -> None:
+        """Have those leave whose turn it is in a round of ``length`` steps, of a rank on average ``every``."""
         number = len(self._fragments)
         ready = sum(step <= self._in_round for step in leaves_at(length, number))
         for at in range(len(self._journeys), ready):
@@ -145,12 +166,14 @@ class Rounds:
             self._finish(fragment)
             if at == 0:
                 self._chosen.forget()
+                self.shares.ask()
                 self._door.begin(
-                    learning_rate=learning_rate, every=length, begun=self._chosen.take, fail=self._chosen.fail
+                    learning_rate=learning_rate, every=every, begun=self._chosen.take, fail=self._chosen.fail
                 )
-            journey = fragment.leave(self._steps + self._delay)
+            weight = self.shares.weight
+            journey = fragment.leave(self._steps + self._delay, weight, self.ended)
             self._journeys.append(journey)
-            buffers = self._buffers.leave() if last else ()
+            buffers = self._buffers.leave(weight) if last else ()
             whole = None if buffers else journey.whole
             self._handle = self._door.pieces((*journey.pieces, *buffers), whole, True, journey.came)
         if ready == number:
@@ -160,8 +183,9 @@ class Rounds:
         sent, self._journeys = tuple(self._journeys), []
         waited = None if self._waits else self._waited
         self._door.end(Timestamps(backward=self._door.mark(), waited=waited), lambda: spread(sent))
+        self.shares.end()
         self.ended += 1
-        self._in_round, self._length, self._waited = 0, None, 0.0
+        self._in_round, self._length, self._mine, self._waited = 0, None, None, 0.0
 
     def _finish(self, fragment: Fragment) -> None:
         self._arrive(fragment)

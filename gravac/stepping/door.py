@@ -18,6 +18,7 @@ from gravac.exchange.executor import Fail, Mark, Number
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
 from gravac.stepping.steps import Steps
+from gravac.stepping.sums import Sums
 
 Then = Callable[[BaseException | None], None]
 """Takes ``None`` when the tensors hold the mean, or what went wrong."""
@@ -185,6 +186,25 @@ class Door:
         """
         self._steps.device = self.device
         self._steps.prepare(self.forms, seconds, chosen, fail)
+
+    def sums(self, what: str, numbers: Sequence[float]) -> Sums:
+        """Start to sum this rank's numbers over the ranks. Called on every rank, between ``end`` and ``begin``.
+
+        Args:
+            what: what they are, for errors.
+            numbers: this rank's, as many on every rank.
+        """
+        return Sums(self._steps.executor, what, numbers)
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, once a step began."""
+        return self._steps.averager.rank
+
+    @property
+    def world(self) -> int:
+        """Number of ranks, once a step began."""
+        return self._steps.averager.world
 
     def decided(self) -> Candidate | None:
         """Wait for all that was handed over, and return what was decided last; ``None`` before the first step."""

@@ -13,7 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gravac.settings import SettingsError
-from tests.measure import before_after, judgement, published, tables_of_demo, tables_of_rows, tables_of_runs
+from tests.measure import (
+    before_after,
+    judgement,
+    published,
+    tables_of_demo,
+    tables_of_outer,
+    tables_of_rows,
+    tables_of_runs,
+)
 
 Table = tuple[str, Callable[[], str]]
 """The record's name, and what makes Markdown of it."""
@@ -70,7 +78,9 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "before_after": ("before_after", lambda: before_after.table(published.rows("before_after"))),
     },
     OUTER: {
-        "outer_efficiency": ("outer_efficiency", tables_of_rows.outer_efficiency),
+        "outer_efficiency": ("outer_efficiency", tables_of_outer.outer_efficiency),
+        "outer_memory": ("outer_memory", tables_of_outer.outer_memory),
+        "outer_traffic": ("outer_traffic", tables_of_outer.outer_traffic),
     },
     ADVISE: {
         "predictions": ("predictions", tables_of_rows.predictions),

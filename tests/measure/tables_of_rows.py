@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.measure import ladder as ladders
-from tests.measure import outer_efficiency as outer_steps
 from tests.measure import switching as switches
 from tests.measure import worth as worths
 from tests.measure.published import rows
@@ -354,18 +353,3 @@ def wins(costs: str, gpu: str, key: str, least_gbit: float = 0) -> str:
     """How many of how many set-ups."""
     own = [r for r in rows("datacentre") if (r["costs"], r["gpu"]) == (costs, gpu) and r["gbit"] >= least_gbit]
     return f"{sum(row[key] for row in own)} of {sum(row['setups'] for row in own)}"
-
-
-def outer_efficiency() -> str:
-    """Efficiency by task and number of steps between exchanges; a run that did not reach its target has a bound."""
-    found = outer_steps.efficiencies(rows("outer_efficiency"))
-    numbers = sorted({every for _, every in found})
-    lines = head("task", *(f"H = {every}" for every in numbers))
-    for task in dict.fromkeys(task for task, _ in found):
-        lines.append(line(task, *(_efficiency(found.get((task, every))) for every in numbers)))
-    points = outer_steps.points(rows("outer_efficiency"))
-    return "\n".join([*lines, line("geometric mean", *(_efficiency(points.get(every)) for every in numbers))])
-
-
-def _efficiency(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small model, its data, and N ranks in memory that train it with outer steps."""
 
+import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -64,6 +66,7 @@ class Ranks:
             for module, optimizer, executor in zip(self.modules, self.inner, self.lockstep.executors, strict=True)
         ]
         self.made = 0
+        self.steps = [0] * ranks
 
     def train(self, steps: int) -> "Ranks":
         for _ in range(steps):
@@ -74,6 +77,30 @@ class Ranks:
             for outer in self.outer:
                 outer.arrive()
             self.made += 1
+        return self
+
+    def at_speeds(self, seconds: Sequence[float]) -> "Ranks":
+        """Have each rank's clock say that a step takes so long."""
+        for outer, each in zip(self.outer, seconds, strict=True):
+            at_speed(outer, each)
+        return self
+
+    def train_rounds(self, number: int) -> "Ranks":
+        """Train by rounds, of which each rank makes as many steps as are its own; one fragment after the other."""
+        parts = len(self.outer[0]._fragments)
+        end = number * parts + min(map(_left, self.outer))
+        while (goal := min(map(_left, self.outer)) + 1) <= end:
+            for rank, outer in enumerate(self.outer):
+                while _left(outer) < goal:
+                    inner_step(self.modules[rank], self.inner[rank], self.steps[rank], rank)
+                    self.steps[rank] += 1
+                    outer.leave()
+                    if _left(outer) < goal:
+                        outer.arrive()
+            self.lockstep.run()
+            for outer in self.outer:
+                if _left(outer) == goal:  # otherwise it left several at once, which the others have not
+                    outer.arrive()
         return self
 
     def synchronize(self) -> None:
@@ -97,5 +124,17 @@ class Ranks:
         return found
 
 
-def equal(tensors: list[torch.Tensor]) -> bool:
+def at_speed(outer: OuterOptimizer, seconds: float) -> None:
+    """Have a rank's clock say that a step takes so long."""
+    shares = outer._rounds.shares
+    shares.clock, shares._since = itertools.count(0.0, seconds).__next__, None
+
+
+def _left(outer: OuterOptimizer) -> int:
+    """Number of fragments that left so far."""
+    rounds = outer._rounds
+    return rounds.ended * len(outer._fragments) + len(rounds._journeys)
+
+
+def equal(tensors: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(tensors[0], one) for one in tensors)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outer steps of real processes: equal anchors and decisions whatever is late, checkpoints, a rank that stops."""
 
+import os
+import signal
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -103,6 +105,54 @@ def test_a_checkpoint_of_all_ranks_is_taken_up_bit_for_bit(tmp_path: Path) -> No
     ranks = processes(resumed, 2, tmp_path)
     assert all(torch.equal(*one) for one in ranks)
     assert not torch.equal(ranks[0][0], ranks[1][0])
+
+
+def killed(rank: int, world: int, folder: Path) -> None:
+    """Save, and train on until the last rank is gone; as it would be in a data centre, nobody is told."""
+    group = dist.new_group(timeout=timedelta(seconds=5))
+    module = network()
+    inner = SGD(module.parameters())
+    outer = OuterOptimizer(module, inner, every=3, by_speed=True, dense_below=0, process_group=group, **FOUR_BITS)
+    while outer.rounds < 4:
+        inner_step(module, inner, outer.rounds, rank)
+        outer.step()
+    checkpoint.save(folder, outer)
+    with outer.synced():
+        torch.save(flat(module), folder / f"anchor{rank}")
+    try:
+        while outer.rounds < 20:
+            if rank == 2 and outer.rounds == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+            inner_step(module, inner, outer.rounds, rank)
+            outer.step()
+    except ExchangeError as failure:
+        (folder / f"said{rank}").write_text(str(failure))
+    os._exit(0)  # the default group waits for the rank that is gone
+
+
+def fewer(rank: int, world: int, folder: Path) -> list[torch.Tensor]:
+    module = network()
+    inner = SGD(module.parameters())
+    outer = OuterOptimizer(module, inner, every=3, by_speed=True, dense_below=0, **FOUR_BITS)
+    checkpoint.load(folder, outer)
+    found = [flat(module)]
+    while outer.rounds < 7:
+        inner_step(module, inner, outer.rounds, rank)
+        outer.step()
+    found.append(flat(module))
+    outer.close()
+    return found
+
+
+def test_the_others_end_when_a_rank_is_killed_and_fewer_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"ranks \[0, 1, 2\] returned nothing; exit codes \[0, 0, -9\]"):
+        processes(killed, 3, tmp_path)
+    assert all("gravac:" in (tmp_path / f"said{rank}").read_text() for rank in range(2))
+    (first, later), other = processes(fewer, 2, tmp_path)
+    assert torch.equal(first, torch.load(tmp_path / "anchor0"))
+    assert equal([first, other[0]])
+    assert equal([later, other[1]])
+    assert not torch.equal(first, later)
 
 
 def left_alone(rank: int, world: int, folder: Path) -> str:

@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Where and how anchors are kept: what it changes, and what it must not."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gravac import SettingsError
+from gravac.outer.anchors import Keeping
+from tests.measure.outer_memory import MATRICES, needs
+from tests.outer.ranks import Ranks, equal, network
+from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved
+
+
+def in_sixteen_bit() -> torch.nn.Module:
+    return network().to(torch.bfloat16)
+
+
+def strided() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Unflatten(1, (3, 4, 4)), torch.nn.Conv2d(3, 8, 4), torch.nn.Flatten()
+    return torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("make", [network, strided])
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_off_the_device_is_the_same_bits(fragments: int, make: Any) -> None:
+    settings: dict[str, Any] = {"every": 3, "fragments": fragments, "outer": MOMENTUM, "make": make, **FOUR_BITS}
+    there, here = (Ranks(2, offload=offload, **settings).train(9) for offload in (False, True))
+    assert all(map(torch.equal, there.weights, here.weights))
+    assert all(map(torch.equal, there.anchors, here.anchors))
+
+
+@given(every=st.integers(1, 4), fragments=st.integers(1, 3), delay=st.integers(0, 3), offload=st.booleans())
+def test_rounded_anchors_are_the_same_on_all_ranks(every: int, fragments: int, delay: int, offload: bool) -> None:
+    settings: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "outer": MOMENTUM}
+    trained = Ranks(2, anchor_dtype="bfloat16", offload=offload, **settings, **FOUR_BITS).train(9)
+    first = trained.outer[0]
+    assert {anchor.dtype for anchor in first._anchors.values()} == {torch.bfloat16}
+    assert {one["momentum_buffer"].dtype for one in first.outer.state.values()} == {torch.float32}
+    assert equal(trained.anchors)
+
+
+@given(strides=st.booleans(), step=st.floats(2**-12, 2**-9))
+def test_what_is_too_small_for_the_format_counts_in_the_mean(strides: bool, step: float) -> None:
+    weights = torch.ones(64, 64, 2).transpose(0, 2) if strides else torch.ones(2, 64, 64)
+    keeping = Keeping(bfloat16=True)
+    anchor = keeping.anchor("w", weights)
+    for number in range(16):
+        with keeping.in_full({"w": anchor}, number), torch.no_grad():
+            assert anchor.dtype == torch.float32
+            anchor.sub_(step)
+    assert anchor.stride() == weights.stride()
+    assert float(anchor.detach().float().mean()) == pytest.approx(1 - 16 * step, abs=1e-3)
+
+
+def test_a_run_with_rounded_anchors_goes_on_bit_for_bit() -> None:
+    settings: dict[str, Any] = {"every": 3, "outer": MOMENTUM, "anchor_dtype": "bfloat16", "make": strided, **FOUR_BITS}
+    whole = Ranks(2, **settings).train(7)
+    states = [saved(outer.state_dict()) for outer in whole.outer]
+    whole.train(5)
+    again = Ranks(2, **settings)
+    for outer, state in zip(again.outer, states, strict=True):
+        outer.load_state_dict(state)
+    again.made = 7
+    again.train(5)
+    assert all(map(torch.equal, whole.weights, again.weights))
+    assert all(map(torch.equal, whole.anchors, again.anchors))
+
+
+def test_a_format_that_loses_too_much_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"anchor_dtype.*'float32' or 'bfloat16'.*float16"):
+        Ranks(1, anchor_dtype="float16")
+    with pytest.raises(SettingsError, match=r"anchor_dtype: bfloat16, and 0.weight is in torch.float64; use float32"):
+        Ranks(1, anchor_dtype="bfloat16", make=lambda: network().double())
+
+
+@pytest.mark.parametrize(("anchor_dtype", "each"), [("float32", 4), ("bfloat16", 2)])
+def test_off_the_device_nothing_is_kept_on_it(anchor_dtype: str, each: int) -> None:
+    size = 1 << 12
+    of = MATRICES * size
+    settings: dict[str, Any] = {"anchor_dtype": anchor_dtype, "fragments": MATRICES, "size": size}
+    there, here = needs(torch.bfloat16, 0.9, offload=True, **settings)
+    assert there.kept == pytest.approx(2 * of, rel=0.05)
+    assert there.peak < 2 * of + 3 * 4 * size
+    assert here.kept == pytest.approx((each + 4) * of, rel=0.05)
+    there, _ = needs(torch.bfloat16, 0.9, offload=False, **settings)
+    assert there.kept == pytest.approx((2 + each + 4) * of, rel=0.05)
