@@ -26,6 +26,7 @@ from gravac import (
 from gravac.outer.efficiency import DENSE
 from gravac.outer.rounds import leaves_at
 from tests.measure.outer_efficiency import points
+from tests.measure.outer_traffic import bytes_of_steps
 from tests.measure.published import rows
 from tests.outer.ranks import SGD, Ranks, averaged, equal, flat, inner_step, network
 
@@ -271,3 +272,10 @@ def test_a_closed_one_says_so() -> None:
 def test_what_a_controller_goes_by_is_what_was_measured() -> None:
     measured = points(rows("outer_efficiency"))
     assert dict(DENSE) == {every: pytest.approx(efficiency, abs=0.005) for every, efficiency in measured.items()}
+
+
+def test_fragments_spread_a_rounds_bytes_over_its_steps() -> None:
+    (published,) = (row for row in rows("outer_traffic") if (row["compressor"], row["fragments"]) == ("quantize(4)", 4))
+    sent = bytes_of_steps(quantize(bits=4), 8, 4)
+    assert [step + 1 for step, one in enumerate(sent) if one] == [10, 20, 30, 40]
+    assert (sum(sent), max(sent)) == (published["bytes"], published["peak_bytes"])
