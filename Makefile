@@ -10,11 +10,11 @@ ARGS ?=
 PIP = -m pip install --quiet --no-input --disable-pip-version-check
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-memory measure-outer-traffic measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-memory measure-outer-traffic measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -48,6 +48,9 @@ test-integrations-short:  ## the same without examples and scripts of the docs, 
 
 test-trackers: $(INTEGRATIONS)/.trackers  ## with Weights & Biases and MLflow themselves, in the same environment (2 minutes more)
 	$(INTEGRATIONS)/bin/python -m pytest tests/telemetry/test_trackers.py $(ARGS)
+
+test-torchft: $(INTEGRATIONS)/.torchft  ## the lab's baselines of torchft, in the same environment (a minute)
+	$(INTEGRATIONS)/bin/python -m pytest tests/lab/test_apart.py -k torchft $(ARGS)
 
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
@@ -178,6 +181,19 @@ LANGUAGE = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 20mbit 100mbit 
 measure-language: $(VENV)/.lab environment-integrations  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
 	set -e; for seed in $(SEEDS); do $(LANGUAGE) $$seed --task gpt2 modernbert $(ARGS); done
 
+OUTER_FIXED := $(foreach every,5 10 20,$(foreach bits,8 2 1,'outer(every=$(every)):quantize($(bits))'))
+OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 5mbit 20mbit 100mbit --factored \
+	--methods fp32 fp16 'quantize(2)' goodput:ladder@2-1000 outer:ladder@2-1000 $(OUTER_FIXED) 'outer(every=10):dense' \
+	matched:outer:ladder@2-1000 'torchft-diloco(every=10)' \
+	--json docs/measurements/outer_tta.json --seeds 1 --first-seed
+
+measure-outer-tta: $(VENV)/.lab $(INTEGRATIONS)/.torchft  ## outer steps, fixed, adaptive, shuffled, torchft's, on three links; needs root; resumable (some hours)
+	set -e; for seed in $(SEEDS); do \
+		$(OUTER_TTA) $$seed --task charlm --scale 0.4 --budget 200 $(ARGS); \
+		$(OUTER_TTA) $$seed --task lstm --scale 1 --budget 200 $(ARGS); \
+		$(OUTER_TTA) $$seed --task denoise --scale 1 --budget 300 --limit 8 $(ARGS); \
+	done
+
 measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)
 	$(BIN)/python -m tests.measure.judgement
 
@@ -238,9 +254,9 @@ $(INTEGRATIONS)/.integrations: $(VENV)/.test constraints-integrations.txt
 	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[integrations]'
 	@touch $@
 
-$(INTEGRATIONS)/.trackers: $(INTEGRATIONS)/.integrations
-	@echo "installing gravac[trackers] into $(INTEGRATIONS)... (once, a minute)"
-	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[trackers]'
+$(INTEGRATIONS)/.trackers $(INTEGRATIONS)/.torchft: $(INTEGRATIONS)/.%: $(INTEGRATIONS)/.integrations
+	@echo "installing gravac[$*] into $(INTEGRATIONS)... (once, a minute)"
+	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[$*]'
 	@touch $@
 
 # targets share .venv: never two installations at once

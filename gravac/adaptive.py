@@ -26,7 +26,7 @@ from gravac.live import Live
 from gravac.policy import Policy, RunSettings, beside, load_policy
 from gravac.stepping.admission import Admission, Widen, admit, averager_of
 from gravac.stepping.codec_timing import time_codecs
-from gravac.stepping.deciding import Deciding
+from gravac.stepping.deciding import NOTHING, Deciding
 from gravac.stepping.door import Door
 from gravac.stepping.step_records import totals
 from gravac.stepping.steps import Steps
@@ -153,11 +153,10 @@ class AdaptiveCompressor(Live):
         told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()})
 
         def candidates(forms: Sequence[Form]) -> Admission:
-            found = admit(policy, self._averager, forms, self._link, self._coding)
-            return self._widen(found, self._steps.compute_s)
+            return self._widen(admit(policy, self._averager, forms, self._link, self._coding), self._steps.compute_s)
 
-        deciding = Deciding(policy.controller, candidates, *told)
-        self._steps = Steps(self._averager, deciding, policy.levels, policy.survey_every)
+        self._deciding = Deciding(policy.controller, candidates, *told)
+        self._steps = Steps(self._averager, self._deciding, policy.levels, policy.survey_every)
         self._door = Door(self._steps, self._open)
         self._adapter = DDPAdapter(self._door)
         self._attached = self._closed = False
@@ -228,6 +227,7 @@ class AdaptiveCompressor(Live):
         agree_group: dist.ProcessGroup | None = None,
         executor: Executor | None = None,
         widen: Widen | None = None,
+        told: Mapping[str, str | int | float | bool] = NOTHING,
     ) -> Door:
         """Open the door for gradients of anything but DDP: see ``gravac.stepping.door``. Called on every rank.
 
@@ -237,9 +237,11 @@ class AdaptiveCompressor(Live):
             agree_group: ranks that agree on decisions, where these are more (HSDP); ``None``: the same.
             executor: runs the steps, instead of what ``group`` asks for: of ranks in memory, ``exchange.lockstep``.
             widen: makes other candidates of those admitted; ``None``: they are what may be chosen.
+            told: settings that the run's record tells besides this compressor's.
         """
         self._check_free()
         self._widen = widen or self._widen
+        self._deciding.settings |= told
         self._attached = True
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
         self._door.know(parameters)

@@ -354,7 +354,7 @@ def test_the_command_puts_decisions_side_by_side(
     assert len(capsys.readouterr().out.splitlines()) > len(out.splitlines())
     plain = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert len(plain["steps"]) == 600
-    assert set(plain["steps"][0]) == {"step", "ran", "would", "estimated"}
+    assert set(plain["steps"][0]) == {"step", "ran", "would", "ran_every", "would_every", "estimated"}
     assert {"recorded", "replayed", "share_estimated", "same", "candidates"} <= set(plain)
 
 

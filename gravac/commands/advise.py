@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac advise``: whether compressing would pay, from a model of time."""
+"""The command ``gravac advise``: whether compressing, or exchanging less often, would pay, by a model of time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def add(commands: Commands) -> None:
     """Add the command and its arguments."""
     parser = commands.add_parser(
         "advise",
-        help="predict which compression, if any, makes steps shorter",
-        description="Predicts the step time of every compressor for a model, a number of workers and a network, and "
-        "says whether compressing is worth it. Measures nothing.",
+        help="predict which compression, if any, makes steps shorter, and whether outer steps pay",
+        description="Predicts the step time of every compressor for a model, a number of workers and a network, with "
+        "DDP's hook and with outer steps, and says which is worth it. Measures nothing.",
     )
     parser.add_argument("--model", required=True, help="such as resnet50, resnet101, vgg16, lstm, bert-base")
     parser.add_argument("--batch-seconds", type=float, required=True, metavar="S", help="of one batch on one worker")

@@ -58,7 +58,9 @@ def _add_tta(benches: Commands) -> None:
         description="Trains each task with every method over every link until a target that dense training reaches, "
         "and writes what it took. Runs that the file holds already are not repeated. Methods: fp32, fp16, bf16, "
         "torch-powersgd(RANK), a compressor at a CF (topk@10, quantize(4)), a controller over one "
-        "(gravac:ladder@2-1000). Links: 100mbit, 50mbit/10mbit (down/up), 1gbit,30s:50mbit (a schedule), unthrottled.",
+        "(gravac:ladder@2-1000), outer steps (outer:ladder, outer(every=10):quantize(2)), torchft-diloco(every=10), "
+        "torchft-localsgd(every=10), and the choices of an adaptive one at random times (matched:outer:ladder). Links: "
+        "100mbit, 50mbit/10mbit (down/up), 1gbit,30s:50mbit (a schedule), 100mbit,rank1:20mbit, unthrottled.",
     )
     parser.add_argument(
         "--task", nargs="+", default=["charlm"], dest="tasks", metavar="TASK", help="charlm lstm denoise ... (charlm)"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gravac.commands.common import Commands, require, runs
 from gravac.commands.policies import table
 from gravac.policy import load_policy
+from gravac.settings import SettingsError
 
 if TYPE_CHECKING:
     from gravac.replay import Replay
@@ -29,6 +30,13 @@ def add(commands: Commands) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="gravac.jsonl of a run's log_dir")
     parser.add_argument("--policy", required=True, metavar="P", help="a shipped policy, or a TOML file")
     parser.add_argument(
+        "--every",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="of outer steps: from one exchange to the next, one number, or the lowest and the highest (as recorded)",
+    )
+    parser.add_argument(
         "--run", type=int, default=-1, dest="which", metavar="N", help="which run of the file, from 0 (default: last)"
     )
     parser.add_argument("--all", action="store_true", dest="whole", help="show decisions that change nothing too")
@@ -42,7 +50,12 @@ def _run(options: argparse.Namespace) -> None:
         require("lab", "matplotlib")
     from gravac.replay import read_trace, replay
 
-    played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
+    every = options.every and (options.every[0], options.every[-1])
+    if every and (len(options.every) > 2 or not 1 <= every[0] <= every[1]):
+        raise SettingsError(
+            f"every: {options.every} is no range; give a number of steps, or the lowest and the highest"
+        )
+    played = replay(read_trace(options.trace, options.which), load_policy(options.policy), every)
     print(words(played, options.whole))
     if options.json is not None:
         from gravac.lab.json_file import write_json
@@ -64,7 +77,12 @@ def words(played: Replay, whole: bool = False) -> str:
     recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
-        (str(played.steps[0]), f"{played.ran[0]:g}x", f"{played.would[0]:g}x", "where it begins"),
+        (
+            str(played.steps[0]),
+            _often(f"{played.ran[0]:g}x", played.ran_every[0]),
+            _often(f"{played.would[0]:g}x", played.would_every[0]),
+            "where it begins",
+        ),
     ]
     left_out = 0
     for step in sorted({*recorded, *replayed}):
@@ -75,14 +93,16 @@ def words(played: Replay, whole: bool = False) -> str:
             reasons = [one.reason if one else "-" for one in (then, now)]
             reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
             rows.append((str(step), _choice(then), _choice(now), reason))
-    apart = sum(a != b for a, b in zip(played.ran, played.would, strict=True))
+    ran, would = zip(played.ran, played.ran_every, strict=True), zip(played.would, played.would_every, strict=True)
+    apart = sum(a != b for a, b in zip(ran, would, strict=True))
+    counted, other = ("rounds", "CF or length") if max(played.ran_every + played.would_every) > 1 else ("steps", "CF")
     lines = [
         table(rows),
         "",
         "* the candidate changes" + (f"; {left_out} rows where none does are left out (--all)" if left_out else ""),
-        f"steps: {len(played.steps)}; another CF than recorded in {apart} of them",
+        f"{counted}: {len(played.steps)}; another {other} than recorded in {apart} of them",
         f"decisions: {'the same as recorded' if played.same else 'not the same as recorded'}",
-        f"steps that rest on estimates: {played.share_estimated:.1%}",
+        f"{counted} that rest on estimates: {played.share_estimated:.1%}",
         *(f"not among the candidates: {dropped_words(one)}" for one in played.dropped),
         *(f"note: {note}" for note in played.notes),
     ]
@@ -90,27 +110,34 @@ def words(played: Replay, whole: bool = False) -> str:
 
 
 def draw(played: Replay, path: Path, policy: str) -> None:
-    """Draw both CFs over steps, as a PNG; steps that rest on estimates are shaded. Needs matplotlib."""
+    """Draw both CFs over steps, as a PNG; steps that rest on estimates are shaded. Needs matplotlib.
+
+    Where ranks made outer steps, the numbers of steps from one exchange to the next stand below, by rounds.
+    """
     from matplotlib.figure import Figure  # without pyplot: a PNG is drawn by Agg, whatever the display
 
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.step(played.steps, played.ran, where="post", color="#0072b2", label="recorded")
-    axes.step(played.steps, played.would, where="post", color="#d55e00", linestyle="--", label=f"replayed: {policy}")
+    rounds = max(played.ran_every + played.would_every) > 1
+    figure = Figure(figsize=(8, 6 if rounds else 4), layout="constrained")
+    panels = figure.subplots(2 if rounds else 1, squeeze=False, sharex=True)[:, 0]
+    pairs = [(played.ran, played.would), (played.ran_every, played.would_every)]
+    names = ["compression factor (1 is dense)", "steps from one exchange to the next"]
     bars = [(step, 1) for step, estimated in zip(played.steps, played.estimated, strict=True) if estimated]
-    if bars:
-        label = f"estimated ({played.share_estimated:.0%} of steps)"
-        height = axes.get_xaxis_transform()
-        axes.broken_barh(
-            bars, (0, 1), transform=height, color="#999999", alpha=0.25, linewidth=0, antialiased=False, label=label
-        )
-    cfs = sorted({*played.ran, *played.would})
-    axes.set_yscale("log")
-    axes.set_yticks(cfs, [f"{cf:.3g}x" for cf in cfs], minor=False)
-    axes.set_yticks([], minor=True)
-    axes.set_xlabel("step")
-    axes.set_ylabel("compression factor (1 is dense)")
-    axes.legend(loc="best", frameon=False)
+    for axes, (ran, would), name, unit in zip(panels, pairs, names, ("x", ""), strict=False):
+        axes.step(played.steps, ran, where="post", color="#0072b2", label="recorded")
+        axes.step(played.steps, would, where="post", color="#d55e00", linestyle="--", label=f"replayed: {policy}")
+        if bars:
+            label = f"estimated ({played.share_estimated:.0%} of {'rounds' if rounds else 'steps'})"
+            height = axes.get_xaxis_transform()
+            axes.broken_barh(
+                bars, (0, 1), transform=height, color="#999999", alpha=0.25, linewidth=0, antialiased=False, label=label
+            )
+        values = sorted({*ran, *would})
+        axes.set_yscale("log")
+        axes.set_yticks(values, [f"{value:.3g}{unit}" for value in values], minor=False)
+        axes.set_yticks([], minor=True)
+        axes.set_ylabel(name)
+    panels[-1].set_xlabel("round" if rounds else "step")
+    panels[0].legend(loc="best", frameon=False)
     figure.savefig(path, dpi=120)
 
 
@@ -119,4 +146,10 @@ def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionReco
 
 
 def _choice(record: DecisionRecord | None) -> str:
-    return "-" if record is None else f"{record.compressor} {record.cf:g}x{'*' if record.changed else ''}"
+    if record is None:
+        return "-"
+    return _often(f"{record.compressor} {record.cf:g}x", record.every) + ("*" if record.changed else "")
+
+
+def _often(what: str, every: int) -> str:
+    return f"{what} every {every}" if every > 1 else what

@@ -5,7 +5,7 @@
 from gravac.costmodel.fitting import Fit, Observation, fit
 from gravac.costmodel.machine import Costs, Machine
 from gravac.costmodel.network import Network, collective_seconds
-from gravac.costmodel.step import Format, Load, Prediction, break_even, load, predict
+from gravac.costmodel.step import Format, Load, Prediction, break_even, crossing, load, predict
 
 __all__ = [
     "Costs",
@@ -18,6 +18,7 @@ __all__ = [
     "Prediction",
     "break_even",
     "collective_seconds",
+    "crossing",
     "fit",
     "load",
     "predict",

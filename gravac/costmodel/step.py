@@ -14,7 +14,7 @@ Utility of Gradient Compression in Distributed Training Systems", MLSys 2022 (th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -223,6 +223,15 @@ def break_even(
         network = Network(alpha, bandwidth)
         return other.over(network, machine).step_s < sixteen.over(network, machine).step_s
 
+    return crossing(wins)
+
+
+def crossing(wins: Callable[[float], bool]) -> float | None:
+    """The bandwidth below which something is so, bits per second; ``None`` where it is so nowhere, or everywhere.
+
+    Args:
+        wins: whether it is so at a bandwidth, between ``LOWEST`` and ``HIGHEST``.
+    """
     low, high = LOWEST, HIGHEST
     if not wins(low) or wins(high):
         return None

@@ -15,6 +15,9 @@ from gravac.checkpoint.resize import OnResize, check_on_resize
 FOLDER = "gravac"
 """Name of the folder in a framework's checkpoint, or of the key in its one file, that holds all ranks' states."""
 
+STEP = "gravac_step/"
+"""Beginning of the names of what a framework logs."""
+
 Recipe = Callable[[], AdaptiveCompressor]
 
 
@@ -71,8 +74,9 @@ def tell_of_no_state(where: str) -> None:
 def metrics(compressor: AdaptiveCompressor) -> dict[str, float]:
     """Return what a framework's loggers show of the last step, without what is not known yet.
 
-    ``gravac/cf`` is the compression factor in force, ``gravac/gain`` the share of the gradient's energy that was sent,
-    ``gravac/wire_ratio`` dense float32 bytes over bytes sent. They are the same on all ranks.
+    ``gravac_step/cf`` is the compression factor in force, ``gravac_step/gain`` the share of the gradient's energy that
+    was sent, ``gravac_step/wire_ratio`` dense float32 bytes over bytes sent. They are the same on all ranks. No tag of
+    gravac's own log begins so: its charts would look for the band of a gain that has none.
     """
     known = {"cf": compressor.cf, "gain": compressor.gain, "wire_ratio": compressor.wire_ratio}
-    return {f"gravac/{name}": value for name, value in known.items() if value is not None}
+    return {STEP + name: value for name, value in known.items() if value is not None}

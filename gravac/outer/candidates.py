@@ -3,11 +3,14 @@
 """What a controller chooses from where ranks exchange every so many steps: (how often, compressor, CF)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gravac.candidate import Candidate
+from gravac.controllers.base import Controller
 from gravac.outer.efficiency import efficiency
+from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
 
 STEPS = (1, 2, 5)
@@ -28,13 +31,23 @@ def choices(least: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({least, most, *(one for one in between if least <= one <= most)}))
 
 
+def check_chosen(controller: Controller[Any], low: int, high: int) -> None:
+    """Refuse a controller that does not choose how often, where that is to be chosen.
+
+    Raises:
+        SettingsError: there are several numbers of steps, and it decides between compression factors alone.
+    """
+    if low < high and not getattr(controller, "chooses_every", False):
+        raise SettingsError(
+            f"every: {controller.name} decides between compression factors alone, and not between {low} and {high} "
+            'steps; give one number, such as every=10, or controller="goodput"'
+        )
+
+
 def widened(
     admission: Admission, every: Sequence[int], compute_s: float | None, delay: int, keep_all: bool
 ) -> Admission:
-    """Return an admission with each candidate at each number of steps between two exchanges.
-
-    Left out is a compressed one that sends no less than another of at least its efficiency. Dense ones stay: where
-    bytes are cheap, coding is what costs.
+    """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
 
     Args:
         admission: candidates of an exchange in every step.
@@ -43,14 +56,27 @@ def widened(
         delay: number of steps behind which an exchange may travel.
         keep_all: whether to leave nothing out.
     """
-    first, *others = (_every(one, number, compute_s, delay) for number in every for one in admission.candidates)
-    kept = [
-        one for one in others if keep_all or one.dense or not any(_better(other, one) for other in (first, *others))
-    ]
-    return Admission((first, *sorted(kept, key=lambda one: (one.wire_ratio, one.cf))), admission.dropped)
+    all_of_them = [at_every(one, number, compute_s, delay) for number in every for one in admission.candidates]
+    return Admission(screened(all_of_them, lambda one: keep_all), admission.dropped)
 
 
-def _every(candidate: Candidate, every: int, compute_s: float | None, delay: int) -> Candidate:
+def screened(candidates: Sequence[Candidate], stays: Callable[[Candidate], bool]) -> tuple[Candidate, ...]:
+    """Return the first of candidates, then the others by bytes, less those that none would choose.
+
+    Left out is a compressed one that sends no less than another of at least its efficiency. Dense ones stay: where
+    bytes are cheap, coding is what costs.
+
+    Args:
+        candidates: all that there are.
+        stays: whether one stays whatever the others are.
+    """
+    first, *others = candidates
+    kept = [one for one in others if stays(one) or one.dense or not any(_better(other, one) for other in candidates)]
+    return (first, *sorted(kept, key=lambda one: (one.wire_ratio, one.cf)))
+
+
+def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: int) -> Candidate:
+    """Return a candidate of an exchange in every step as it is in every so many; see ``widened``."""
     coding, exchange = (None if s is None else s / every for s in (candidate.coding_s, candidate.exchange_s))
     step = None
     if compute_s is not None and coding is not None and exchange is not None:

@@ -10,22 +10,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from gravac.adaptive import AdaptiveCompressor
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
 from gravac.exchange.executor import Executor
-from gravac.integrations.ddp import canonical, learning_rate
+from gravac.integrations.ddp import learning_rate
 from gravac.live import Live
 from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
-from gravac.outer.candidates import choices, widened
+from gravac.outer.candidates import check_chosen, choices, widened
 from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.rounds import Rounds
 from gravac.outer.settings import OuterSettings
 from gravac.outer.shares import Shares
+from gravac.outer.starting import check_alike, share, trained
 from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
 from gravac.telemetry.records import DecisionRecord
@@ -123,16 +123,11 @@ class OuterOptimizer(Live):
         settings |= {"controller": controller, "process_group": process_group, "log_dir": log_dir}
         self._compressor = AdaptiveCompressor(base, cf_range, **settings)
         self._controller = self._compressor.policy.controller
-        low, high = self.settings.every
-        if low < high and not getattr(self._controller, "chooses_every", False):
-            raise SettingsError(
-                f"every: {self._controller.name} decides between compression factors alone, and not between {low} and "
-                f'{high} steps; give one number, such as every=10, or controller="goodput"'
-            )
-        parameters = _trained(module, fragments)
+        check_chosen(self._controller, *self.settings.every)
+        parameters = trained(module, fragments)
         if executor is None:
-            _share(module, process_group)
-            _check_alike(module, self.settings, process_group)
+            share(module, process_group)
+            check_alike(module, self.settings, process_group)
         self.inner = inner
         self._keeping = Keeping(anchor_dtype == "bfloat16", offload, self._compressor.policy.seed)
         self._fragments = in_fragments(parameters, fragments, self._keeping)
@@ -142,7 +137,8 @@ class OuterOptimizer(Live):
             self.outer = outer(self._anchors.values())
         travelling = {name: like for fragment in self._fragments for name, like in fragment.like_pieces.items()}
         travelling |= self._buffers.parameters
-        self._door = self._compressor.door(travelling, executor=executor, widen=self._widened)
+        told = self.settings.plain()
+        self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told)
         shares = Shares(self._door, by_speed, samples)
         between = (self.settings.every, delay, mixing)
         self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between)
@@ -305,54 +301,6 @@ class OuterOptimizer(Live):
         """Let the controller choose how often, too."""
         numbers = choices(*self.settings.every)
         return widened(admission, numbers, compute_s, self.settings.delay, self._controller.keeps_all)
-
-
-def _trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters to train, by name.
-
-    Raises:
-        TypeError: the module is wrapped in DistributedDataParallel.
-        ValueError: there are none, or fewer than fragments.
-    """
-    if isinstance(module, DistributedDataParallel):
-        raise TypeError(
-            "module: it is wrapped in DistributedDataParallel, which averages gradients in every step; give the module "
-            "itself, ddp.module, and train that, or use AdaptiveCompressor with the wrapped one"
-        )
-    parameters = {canonical(name): p for name, p in module.named_parameters() if p.requires_grad}
-    if len(parameters) < fragments:
-        raise ValueError(
-            f"module: it has {len(parameters)} parameters to train, which do not make {fragments} fragments"
-        )
-    return parameters
-
-
-def _share(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give all ranks the weights and buffers of their first.
-
-    Raises:
-        RuntimeError: there is no process group.
-    """
-    if not dist.is_initialized():
-        raise RuntimeError("no process group: call torch.distributed.init_process_group first")
-    first = 0 if group is None else dist.get_global_rank(group, 0)
-    for tensor in (*module.parameters(), *module.buffers()):
-        dist.broadcast(tensor.detach(), first, group=group)
-
-
-def _check_alike(module: torch.nn.Module, settings: OuterSettings, group: dist.ProcessGroup | None) -> None:
-    """Check what some ranks may have forgotten, with which all would wait for each other for ever.
-
-    Raises:
-        SettingsError: some ranks, but not all, make steps by speed, or told how many samples they have.
-    """
-    told = {"by_speed": settings.by_speed, "samples": settings.samples is not None}
-    counts = torch.tensor([*told.values()], dtype=torch.int32, device=next(module.parameters()).device)
-    dist.all_reduce(counts, group=group)
-    world = dist.get_world_size(group)
-    for name, count in zip(told, counts.tolist(), strict=True):
-        if count not in (0, world):
-            raise SettingsError(f"{name}: set on {count} of {world} ranks; set it on all of them, or on none")
 
 
 def _anchored(fragments: Iterable[Any]) -> list[Iterable[str]]:

@@ -33,3 +33,8 @@ class OuterSettings(Settings):
         if not right:
             raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
         return low, high
+
+    def plain(self) -> dict[str, str | int | float | bool]:
+        """Return the settings that the run's record tells, by name, as plain values; none that was not set."""
+        told = ((name, str(value) if isinstance(value, tuple) else value) for name, value in self)
+        return {f"outer.{name}": value for name, value in told if value is not None}

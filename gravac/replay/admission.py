@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from gravac.candidate import Candidate
 from gravac.compressors import Compressor
+from gravac.outer.candidates import at_every, screened
+from gravac.outer.efficiency import efficiency
 from gravac.policy import Policy
 from gravac.replay.trace import same
 from gravac.stepping.admission import Admission, admitted
 from gravac.telemetry.records import RunRecord
 
+ALIKE = 1.01
+"""Ratio of bytes, and of efficiency, by which an estimated candidate must beat recorded ones to be one besides them."""
 
-def admit_recorded(run: RunRecord, policy: Policy) -> Admission:
+
+def admit_recorded(run: RunRecord, policy: Policy, every: Sequence[int] = ()) -> Admission:
     """The admission that a policy would have had in a recorded run.
 
     What the record knows of a compressor at a CF, admitted or dropped, is taken from there; of others the wire ratio
@@ -27,8 +33,10 @@ def admit_recorded(run: RunRecord, policy: Policy) -> Admission:
     Args:
         run: record of the run.
         policy: gives controller, base and range.
+        every: numbers of steps from one exchange to the next, ascending, where the run made outer steps.
     """
-    recorded = [*run.candidates, *(dropped.candidate for dropped in run.dropped)]
+    single = [in_each_step(one) for one in run.candidates] if every else list(run.candidates)
+    recorded = [*sorted(single, key=lambda one: one.every), *(dropped.candidate for dropped in run.dropped)]
     start = policy.dense_format.cf
     as_then = any(one.dense and same(one.cf, start) for one in recorded)
 
@@ -47,7 +55,74 @@ def admit_recorded(run: RunRecord, policy: Policy) -> Admission:
         then = (it for it in run.candidates if it.compressor == one.compressor and not it.dense)
         return as_then and any(same(it.cf, one.cf) for it in then)
 
-    return admitted(policy, predicted, stays)
+    admission = admitted(policy, predicted, stays)
+    return _at_each(admission, run, every, policy.controller.keeps_all) if every else admission
+
+
+def _at_each(admission: Admission, run: RunRecord, every: Sequence[int], keep_all: bool) -> Admission:
+    """Return an admission at each number of steps, as ``gravac.outer`` makes it, with what the run had where it had it.
+
+    What the run had at other numbers of steps alone, it had left out at this one.
+    """
+    delay = run.settings.get("outer.delay", 0)
+    assert isinstance(delay, int)
+    compute_s = _compute(max(run.candidates, key=lambda one: one.every), delay)
+    then = {one.every for one in run.candidates}
+    found: list[Candidate] = []
+    for number in every:
+        for one in admission.candidates:
+            alike = [it for it in run.candidates if it.compressor == one.compressor and same(it.cf, one.cf)]
+            as_then = next((it for it in alike if it.every == number), None)
+            if as_then is not None or keep_all or number not in then or not alike:
+                found.append(as_then or at_every(one, number, compute_s, delay))
+
+    def stays(one: Candidate) -> bool:
+        return keep_all or one in run.candidates
+
+    def worse(one: Candidate) -> bool:
+        sends, makes = one.wire_ratio / ALIKE, one.efficiency / ALIKE
+        return any(it.wire_ratio >= sends and it.efficiency >= makes for it in run.candidates)
+
+    kept = [one for one in found if one.dense or stays(one) or not worse(one)]
+    return Admission(screened(kept, stays), admission.dropped)
+
+
+def in_each_step(candidate: Candidate) -> Candidate:
+    """Return a candidate of outer steps as it is where each step is exchanged; its ``every`` stays.
+
+    Its efficiency is right to the digits that a record has times ``every``.
+
+    Example:
+        >>> from gravac.outer.candidates import at_every
+        >>> one = Candidate("topk", 10.0, 6.4, 0.9, coding_s=1e-3, exchange_s=2e-3)
+        >>> again = in_each_step(at_every(one, 5, None, 0))
+        >>> again.every, round(again.wire_ratio, 6), round(again.efficiency, 2), round(again.exchange_s, 6)
+        (5, 6.4, 0.9, 0.002)
+    """
+    every = candidate.every
+    least = efficiency(replace(candidate, efficiency=0.0), every)  # of one whose step in each round is lost
+    most = efficiency(replace(candidate, efficiency=1.0), every)
+    coding, exchange = (None if s is None else s * every for s in (candidate.coding_s, candidate.exchange_s))
+    share = min(1.0, max(0.0, (candidate.efficiency - least) / (most - least)))
+    return replace(
+        candidate,
+        wire_ratio=candidate.wire_ratio / every,
+        efficiency=share,
+        coding_s=coding,
+        exchange_s=exchange,
+        step_s=None,
+    )
+
+
+def _compute(candidate: Candidate, delay: int) -> float | None:
+    """Seconds of a step without exchange, by what a candidate's step was expected to take; ``None``: not known."""
+    coding, exchange, step = candidate.coding_s, candidate.exchange_s, candidate.step_s
+    if coding is None or exchange is None or step is None:
+        return None
+    hides = min(delay, candidate.every) / candidate.every
+    if coding + exchange <= hides * step:
+        return step
+    return (step - coding - exchange) / (1 - hides) if hides < 1 else None
 
 
 def _ratio_at(known: Sequence[tuple[float, float]], cf: float) -> float:

@@ -10,6 +10,8 @@ not run is filled in, and the step counts as estimated:
   ``NEAREST`` gains nearest in time; beyond the lowest and the highest, theirs. Shadow gains are optimistic.
 - step time: interpolated in wire bytes between the candidates that ran, at the median of their ``NEAREST`` clean step
   times nearest in time; beyond the fewest and the most bytes, theirs. A clean step evaluates no shadow CFs.
+- where ranks made outer steps, a step here is a round; gains are those of the number of steps from one exchange to the
+  next that is nearest among those that ran, and bytes are those of one of a round's steps.
 - predicted wire ratio of a candidate that the run did not admit: interpolated, log on log, between those that it
   did and those it dropped; beyond them, in proportion to CF.
 
@@ -27,6 +29,7 @@ from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Dropped
 from gravac.controllers.base import Decision
+from gravac.outer.candidates import check_chosen, choices
 from gravac.policy import Policy
 from gravac.replay.admission import admit_recorded
 from gravac.replay.recording import Recording
@@ -46,6 +49,8 @@ class Replay:
         steps: numbers of the steps that were recorded, counted from 0.
         ran: CF of each step as recorded.
         would: CF of each step as the policy would have had it.
+        ran_every: number of steps that each stands for, as recorded: 1, but for a round of outer steps.
+        would_every: that number as the policy would have had it.
         estimated: whether what the policy was fed in each step rests on an estimate.
         candidates: what the policy could choose from, dense first.
         dropped: what the policy could not choose, each with the cause.
@@ -57,6 +62,8 @@ class Replay:
     steps: tuple[int, ...]
     ran: tuple[float, ...]
     would: tuple[float, ...]
+    ran_every: tuple[int, ...]
+    would_every: tuple[int, ...]
     estimated: tuple[bool, ...]
     candidates: tuple[Candidate, ...]
     dropped: tuple[Dropped, ...]
@@ -76,7 +83,8 @@ class Replay:
 
     def plain(self) -> dict[str, Any]:
         """The replay as plain values for JSON; a number that is not finite is ``None``."""
-        steps = zip(self.steps, self.ran, self.would, self.estimated, strict=True)
+        names = ("step", "ran", "would", "ran_every", "would_every", "estimated")
+        steps = zip(self.steps, self.ran, self.would, self.ran_every, self.would_every, self.estimated, strict=True)
         plain: dict[str, Any] = finite(
             {
                 "share_estimated": self.share_estimated,
@@ -94,23 +102,24 @@ class Replay:
                 ],
                 "recorded": self.recorded,
                 "replayed": self.replayed,
-                "steps": [dict(zip(("step", "ran", "would", "estimated"), step, strict=True)) for step in steps],
+                "steps": [dict(zip(names, step, strict=True)) for step in steps],
             }
         )
         return plain
 
 
-def replay(trace: Trace, policy: Policy) -> Replay:
+def replay(trace: Trace, policy: Policy, every: tuple[int, int] | None = None) -> Replay:
     """Feed a run's measurements to a policy's controller.
 
     Args:
         trace: the recorded run.
         policy: gives controller, range and base; its base must be the one recorded, as a trace says nothing of the
             gain of another compressor.
+        every: lowest and highest number of steps from one exchange to the next, of outer steps; ``None``: as recorded.
 
     Raises:
-        SettingsError: the policy has another base or decides by single tensors, the trace has no or not all steps, or
-            it has no gain of any CF where one is needed.
+        SettingsError: ``every`` is not for this run or this controller, the policy has another base or decides by
+            single tensors, the trace has no or not all steps, or it has no gain of any CF where one is needed.
     """
     if not trace.steps:
         raise SettingsError("trace: it has no step records, so there is nothing to replay")
@@ -118,7 +127,7 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         raise SettingsError("trace: steps are missing in between; a controller must see every step")
     notes = _notes(trace, policy)
-    candidates, dropped = admit_recorded(trace.run, policy)
+    candidates, dropped = admit_recorded(trace.run, policy, _every(trace, policy, every))
     recording = Recording(trace, policy.base.name)
     controller = policy.controller
     state, coming = controller.start(candidates)
@@ -129,10 +138,11 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         )
     holds: Decision = coming
     steps_per_epoch = trace.number("steps_per_epoch")
-    would, estimated, replayed = [], [], []
+    would: list[Candidate] = []
+    estimated, replayed = [], []
     for record in trace.steps:
         measured, guessed = recording.measure(record, holds)
-        would.append(holds.candidate.cf)
+        would.append(measured.candidate)
         estimated.append(guessed)
         state, decision = controller.observe(state, measured)
         changed = decision.runs != coming.runs
@@ -143,7 +153,9 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     return Replay(
         tuple(numbers),
         tuple(record.cf for record in trace.steps),
-        tuple(would),
+        tuple(one.cf for one in would),
+        tuple(record.every for record in trace.steps),
+        tuple(one.every for one in would),
         tuple(estimated),
         candidates,
         dropped,
@@ -151,6 +163,20 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         tuple(replayed),
         notes,
     )
+
+
+def _every(trace: Trace, policy: Policy, every: tuple[int, int] | None) -> tuple[int, ...]:
+    """Numbers of steps of a round to choose from; none where the run exchanged gradients.
+
+    Raises:
+        SettingsError: they are not for the run, or the controller does not choose between them.
+    """
+    if every is not None and not trace.every:
+        raise SettingsError("every: the run exchanged in every step, and a trace of it says nothing of rounds")
+    numbers = trace.every if every is None else choices(*every)
+    if numbers:
+        check_chosen(policy.controller, numbers[0], numbers[-1])
+    return numbers
 
 
 def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
@@ -177,8 +203,8 @@ def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
 
 
 def _candidate(one: Candidate) -> dict[str, Any]:
-    return {"compressor": one.compressor, "cf": one.cf, "wire_ratio": one.wire_ratio}
+    return {"compressor": one.compressor, "cf": one.cf, "every": one.every, "wire_ratio": one.wire_ratio}
 
 
-def _gist(record: DecisionRecord) -> tuple[int, str, float, bool]:
-    return record.step, record.compressor, float(f"{record.cf:.5g}"), record.changed
+def _gist(record: DecisionRecord) -> tuple[int, str, float, int, bool]:
+    return record.step, record.compressor, float(f"{record.cf:.5g}"), record.every, record.changed

@@ -31,6 +31,12 @@ class Trace:
     steps: tuple[StepRecord, ...]
     decisions: tuple[DecisionRecord, ...]
 
+    @property
+    def every(self) -> tuple[int, ...]:
+        """Numbers of steps that a round could have, ascending; none where the run exchanged gradients."""
+        numbers = {one.every for one in self.run.candidates}
+        return tuple(sorted(numbers)) if "outer.every" in self.run.settings or numbers - {1} else ()
+
     def number(self, setting: str) -> float | None:
         """A setting of the run that is a number; ``None`` where it is a word, such as ``"auto"``, or missing."""
         value = self.run.settings.get(setting)

@@ -34,6 +34,7 @@ class Deciding:
     Attributes:
         decision: decision in force; ``None`` before the first step.
         candidates: candidates admitted; none before the first step.
+        settings: told in the run's record, when the first step begins.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Deciding:
         self._emit = emit
         self._samples = samples_per_step
         self._steps_per_epoch = steps_per_epoch
-        self._settings = dict(settings)
+        self.settings = dict(settings)
         self._restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
         self._latency = 0
@@ -73,7 +74,7 @@ class Deciding:
             state.controller, self.decision = self._controller.restore(self._restored, self.candidates)
         else:
             state.controller, self.decision = self._controller.start(self.candidates)
-        self._emit(RunRecord(self._settings, world, self.candidates, dropped, self._timed))
+        self._emit(RunRecord(self.settings, world, self.candidates, dropped, self._timed))
         return self.decision
 
     def samples(self, ranks: int) -> float:

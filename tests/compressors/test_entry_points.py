@@ -175,7 +175,7 @@ def test_bench_and_advise_list_it(site: Path) -> None:
     pytest.importorskip("rich")
     few = ("--elements", "4096", "--cf", "10", "--repeats", "1", "--only", "comb", "topk")
     assert re.search(r"\bcomb +10\b", gravac(site, "bench", "compressors", *few))
-    asked = ["advise", "--model", "resnet50", "--batch-seconds", "0.3", "--link", "1gbit", "--workers", "2"]
+    asked = ["advise", "--model", "resnet50", "--batch-seconds", "0.3", "--link", "1gbit", "--workers", "2", "--all"]
     done = subprocess.run(
         [sys.executable, "-m", "gravac", *asked],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, ROOT))), "COLUMNS": "200"},

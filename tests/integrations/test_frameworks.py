@@ -64,7 +64,7 @@ def test_one_process_trains_on_without_gravac_and_says_so() -> None:
     optimizer = torch.optim.SGD(FSDPStrategy.model.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="Accelerate trains in one process"):
         compressor = attach(accelerator("NO", processes=1), FSDPStrategy.model, optimizer)
-    assert metrics(compressor) == {"gravac/cf": 1.0}
+    assert metrics(compressor) == {"gravac_step/cf": 1.0}
     compressor.close()
 
 

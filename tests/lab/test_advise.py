@@ -11,18 +11,25 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gravac import OuterOptimizer, Static, dense, topk
+from gravac.candidate import Candidate
 from gravac.collectives import AllReduce
 from gravac.commands import advise as advise_command
 from gravac.commands import calibrate as calibrate_command
 from gravac.compressors import Quantize
 from gravac.costmodel import Machine, Network, collective_seconds
+from gravac.exchange.lockstep import Lockstep
 from gravac.lab import calibrate
 from gravac.lab.advise import Advice, advise, shapes_of
+from gravac.lab.advise.outer_steps import code
 from gravac.lab.calibrate import Calibration, line, read_calibration
 from gravac.lab.shapes import MODELS
 from gravac.lab.tta.observed import hold_out, observations
 from gravac.lab.tta.record import Split
+from gravac.outer.efficiency import efficiency
 from tests.lab.made_up_runs import made_up
 
 SLOW = Network(50e-6, 1e8)
@@ -49,14 +56,23 @@ def test_the_command_shows_a_table_and_writes_json_and_a_plot(
     assert run("advise", "--model", "resnet50", "--batch-seconds", "0.15", "--link", "100mbit", *which, *where) == 0
     said = capsys.readouterr().out
     lines = said.splitlines()
-    assert lines[0].startswith("try quantize 8x: ") and "a step takes" in lines[1] and "not measured" in lines[2]
+    assert lines[0].startswith("DDP's hook: try quantize 8x: ")
+    assert lines[1].startswith("outer steps: ") and " steps: " in lines[1]
+    assert lines[2].startswith("take outer steps: ") and "assumed" in lines[2]
+    assert "OuterOptimizer(" in lines[3] and "a step takes" in lines[4] and "not measured" in lines[5]
     assert "efficiency" in said and "break-even" in said
     content = json.loads((tmp_path / "a.json").read_text())
-    assert [(c["compressor"], c["cf"]) for c in content["choices"]] == [
+    assert [(c["compressor"], c["cf"]) for c in content["choices"] if c["every"] is None] == [
         ("dense", 1.0), ("dense", 2.0), ("topk", 8.0), ("topk", 100.0), ("quantize", 8.0)
     ]  # fmt: skip
     assert content["workers"] == 8
-    assert [content["verdict"], content["reason"]] == lines[:2]
+    assert lines[:5] == [
+        f"DDP's hook: {content['hook']}",
+        f"outer steps: {content['outer']}",
+        content["verdict"],
+        f"in code: {content['code']}",
+        f"with DDP's hook: {content['reason']}",
+    ]
     for choice in content["choices"]:
         assert choice["cost"] == pytest.approx(choice["step_s"] * 1000 / 3600 * 8 * 3)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -76,18 +92,22 @@ def test_the_ten_best_by_time_to_accuracy_are_shown_and_all_when_asked(
     best, whole = rows(), rows("--all")
     assert len(best) == 10 and len(whole) > 40
     assert best == [line for line in whole if line in best], "all are in the same order"
-    assert sum(line.startswith("dense") for line in best) == 2, "what is compared with is always there"
-    progress = [float(line.split()[2]) for line in whole]
+    hook = [line for line in best if line.split()[2] == "-"]
+    assert sum(line.startswith("dense") for line in hook) == 2, "what is compared with is always there"
+    assert len(hook) > 2, "and so is the best that compresses in DDP's hook"
+    progress = [float(line.split()[3]) for line in whole]
     assert progress == sorted(progress, reverse=True)
 
 
 def test_the_best_are_those_that_make_most_progress_per_second() -> None:
     advice = advise("resnet50", 0.15, 8, SLOW, GPU)
     best = advice.best(5)
-    assert len(best) == 5 and sum(choice.compressor == "dense" for choice in best) == 2
-    left_out = [choice.progress for choice in advice.choices if choice not in best]
-    assert min(choice.progress for choice in best if choice.compressor != "dense") >= max(left_out)
-    assert len(advice.best(0)) == 2
+    assert len(best) == 5 and sum(choice.reference for choice in best) == 2
+    for outer in (True, False):
+        left_out = [c.progress for c in advice.choices if c not in best and (c.every is not None) == outer]
+        taken = [c.progress for c in best if not c.reference and (c.every is not None) == outer]
+        assert min(taken) >= max(left_out)
+    assert len(advice.best(0)) == 3
 
 
 def test_a_calibration_gives_network_speed_and_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,14 +132,73 @@ def test_every_model_has_advice(model: str) -> None:
 
 def test_on_a_fast_network_it_says_to_stay_with_bf16() -> None:
     advice = advise("resnet50", 0.5, 8, FAST, GPU)
-    assert advice.verdict.startswith("stay with bf16: nothing is predicted")
+    assert advice.hook.startswith("stay with bf16: nothing is predicted")
     assert max(choice.speed_up for choice in advice.choices) <= 1.05
+    assert advice.verdict.startswith("take DDP's hook, dense: ")
+    assert advice.code == "ddp.register_comm_hook(None, bf16_compress_hook)"
+
+
+@given(
+    batch_s=st.floats(1e-3, 1.0),
+    workers=st.integers(2, 16),
+    latency=st.floats(0, 1e-3),
+    bandwidth=st.floats(1e6, 1e12),
+    copies=st.floats(1e9, 1e12),
+)
+def test_outer_steps_are_advised_only_where_ddp_waits(
+    batch_s: float, workers: int, latency: float, bandwidth: float, copies: float
+) -> None:
+    shapes, names = [(300, 200), (200,), (100, 200)], ["topk", "quantize"]
+    advice = advise(shapes, batch_s, workers, Network(latency, bandwidth), Machine(copies), names)
+    hook = {(one.compressor, one.cf): one for one in advice.choices if one.every is None}
+    outer = [one for one in advice.choices if one.every is not None]
+    for one in outer:
+        same = hook[one.compressor, one.cf]
+        assert one.every != 1 or one.progress < same.progress, "one step a round is no more than gradient averaging"
+        assert one.wire_ratio == pytest.approx(one.every * same.wire_ratio)
+        assert one.efficiency <= 1
+    usual = max(one.progress for one in hook.values() if one.reference)
+    best = max(one.progress for one in hook.values())
+    best = best if best > 1.05 * usual else usual
+    apart = max(one.progress for one in outer)
+    assert advice.verdict.startswith("take outer steps: ") <= (apart > 1.05 * best)
+    if hook["dense", 2.0].step_s <= 1.05 * batch_s:
+        assert advice.verdict.startswith("take DDP's hook")
+
+
+def test_outer_steps_are_those_that_the_optimizer_would_admit() -> None:
+    advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["topk"], [10.0, 30.0])
+    outer = {(one.compressor, one.cf, one.every): one for one in advice.choices if one.every is not None}
+    assert {every for _, _, every in outer} == {1, 2, 5, 10, 20, 50, 100}
+    for (name, cf, every), one in outer.items():
+        expected = efficiency(Candidate(name, cf, 1.0, topk.profile(cf).efficiency if name == "topk" else 1.0), every)
+        assert one.efficiency == expected
+        assert one.step_s == pytest.approx(0.15 + one.compress_s + one.exposed_s)
+    assert not any(cf > 32 for _, cf, _ in outer)
+
+
+def test_the_code_that_is_advised_makes_what_it_says() -> None:
+    names: dict[str, Any] = {"Static": Static, "OuterOptimizer": OuterOptimizer, "dense": dense}
+    for name, cf, every in (("topk", 10.0, 20), ("quantize", 32 / 3, 5), ("dense", 2.0, 50), ("dense", 1.0, 2)):
+        model = torch.nn.Linear(64, 64)
+        names |= {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+        line = code(name, cf, every, "bfloat16")
+        outer = eval(line[:-1] + ", executor=executor)", names | {"executor": Lockstep(1).executors[0]})  # noqa: S307
+        for _ in range(every):
+            model(torch.randn(4, 64)).square().mean().backward()
+            outer.step()
+        assert outer.rounds == 1
+        assert (outer.every, outer.cf) == (every, pytest.approx(cf, rel=1e-4))
+        outer.close()
+    assert code("topk", 10.0, None, "bfloat16") == (
+        'AdaptiveCompressor(base="topk", controller=Static(cf=10)).attach(ddp, optimizer)'
+    )
 
 
 def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quantize, "efficiency_points", ((1.0, 0.01),))
     advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"])
-    assert advice.verdict.startswith("stay with bf16: no choice") and "quantize 32x makes steps" in advice.reason
+    assert advice.hook.startswith("stay with bf16: no choice") and "quantize 32x makes steps" in advice.reason
 
 
 def test_a_live_module_and_its_shapes_give_the_same() -> None:
@@ -134,7 +213,8 @@ def test_a_live_module_and_its_shapes_give_the_same() -> None:
 
 def test_one_worker_exchanges_nothing() -> None:
     advice = advise("resnet50", 0.15, 1, SLOW, GPU, ["topk", "quantize"])
-    assert advice.verdict.startswith("stay with bf16")
+    assert advice.hook.startswith("stay with bf16") and advice.verdict.startswith("take DDP's hook, dense")
+    assert advice.outer.startswith("nothing: one worker")
     assert all(choice.wire_ratio == 1.0 for choice in advice.choices)
 
 

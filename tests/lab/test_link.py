@@ -24,6 +24,7 @@ def links(draw: st.DrawFn) -> Link:
         tuple(Phase(time, draw(RATES), draw(RATES)) for time in times),
         draw(st.just(0.0) | st.floats(SMALLEST, LONGEST_DELAY)),
         draw(st.just(0.0) | st.floats(SMALLEST, MOST_LOSS)),
+        tuple((rank, Phase(0.0, draw(RATES), draw(RATES))) for rank in sorted(draw(st.sets(st.integers(0, 7))))),
     )
 
 
@@ -48,7 +49,8 @@ def test_a_phase_holds_from_its_time_on(link: Link, seconds: float) -> None:
 
 @given(links())
 def test_nothing_is_slower_than_the_slowest(link: Link) -> None:
-    rates = [rate for phase in link.phases for rate in (phase.down, phase.up) if rate is not None]
+    phases = [*link.phases, *(phase for _, phase in link.of_ranks)]
+    rates = [rate for phase in phases for rate in (phase.down, phase.up) if rate is not None]
     assert link.slowest == (min(rates) if rates else None)
 
 
@@ -64,6 +66,18 @@ def test_nothing_is_slower_than_the_slowest(link: Link) -> None:
             "1000mbit, 30s: 50mbit/10mbit, 60s:1gbit",
             Link((Phase(0, 1e9, 1e9), Phase(30, 50e6, 10e6), Phase(60, 1e9, 1e9))),
             "1gbit,30s:50mbit/10mbit,60s:1gbit",
+        ),
+        (
+            "100mbit, rank1: 100mbit/20mbit +20ms",
+            Link((Phase(0, 1e8, 1e8),), 20, of_ranks=((1, Phase(0, 1e8, 20e6)),)),
+            "100mbit,rank1:100mbit/20mbit+20ms",
+        ),
+        (
+            "1gbit,rank2:5mbit,3s:5mbit,rank0:unthrottled",
+            Link(
+                (Phase(0, 1e9, 1e9), Phase(3, 5e6, 5e6)), of_ranks=((0, Phase(0, None, None)), (2, Phase(0, 5e6, 5e6)))
+            ),
+            "1gbit,3s:5mbit,rank0:unthrottled,rank2:5mbit",
         ),
         ("100mbit+20ms+0.1%", Link((Phase(0, 1e8, 1e8),), 20, 0.1), "100mbit+20ms+0.1%"),
         ("100mbit + 0.1% + 20 ms", Link((Phase(0, 1e8, 1e8),), 20, 0.1), "100mbit+20ms+0.1%"),

@@ -203,6 +203,14 @@ def test_upload_is_on_the_worker_and_download_on_the_hub() -> None:
 
 
 @needs_namespaces
+def test_a_rank_may_have_a_link_of_its_own() -> None:
+    with EmulatedNetwork(2, parse_link("40mbit,rank1:30mbit/15mbit")) as network:
+        assert [rates(network, worker) for worker in range(2)] == [[40e6, 40e6], [15e6, 30e6]]
+    with pytest.raises(ValueError, match="names rank2; ranks are 0 to 1"):
+        EmulatedNetwork(2, "40mbit,rank2:30mbit")
+
+
+@needs_namespaces
 def test_unthrottled_has_no_bucket_and_can_be_throttled_and_freed() -> None:
     with EmulatedNetwork(2, parse_link("unthrottled")) as network:
         assert rates(network, 0) == rates(network, 1) == [None, None]

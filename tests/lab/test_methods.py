@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from gravac import GraVAC
 from gravac.compressors import quantize, topk, topkc
-from gravac.lab.training.methods import Method, attach, bucket_mb, compressor
+from gravac.lab.training.attach import attach
+from gravac.lab.training.expression import compressor
+from gravac.lab.training.methods import Method
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,23 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
     assert Method.parse("gravac:topk").cf_range == (10, 1000)
 
 
+def test_outer_steps_have_one_every_or_a_choice() -> None:
+    chosen = Method.parse("outer(fragments=2, delay=1):ladder")
+    assert chosen.outer is not None and (chosen.outer.every, chosen.outer.delay, chosen.cf_range) == (
+        (1, 100),
+        1,
+        (2, 1000),
+    )
+    assert chosen.adaptive and chosen.apart and not chosen.factored
+    fixed = Method.parse("outer(every=10):quantize(2)")
+    assert (fixed.cf, fixed.adaptive, fixed.factored) == (16, False, False)
+    assert Method.parse("outer(every=10):dense").cf == 1
+    assert Method.parse("outer(every=10):quantize@2-16").adaptive, "the CF is a choice"
+    assert Method.parse("outer(every=(5, 50)):ladder@2-64").cf_range == (2, 64)
+    matched = Method.parse("matched:outer:ladder@2-64")
+    assert (matched.of, matched.adaptive, matched.cf_range) == ("outer:ladder@2-64", True, (2, 64))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -62,6 +80,16 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
         ("gravac(epsilon=):topk", "is no controller"),
         ("gravac:topk@1000-10", "lower bound 1000 is above"),
         ("torch-powersgd(0)", "rank must be at least 1"),
+        ("outer(every=0):ladder", "every: give a number of steps"),
+        ("outer(often=3):ladder", "often: unknown setting"),
+        ("outer(10):ladder", "name each, such as"),
+        ("outer:topk@10", "every is a choice"),
+        ("outer(every=10):topk", "say which, such as topk@10"),
+        ("outer(every=10, momentum=1):topk@10", "momentum"),
+        ("torchft-diloco(every=0)", "every"),
+        ("torchft-localsgd(rate=1)", "rate: unknown setting"),
+        ("matched:topk@10", "makes no choices"),
+        ("matched:matched:outer:ladder", "makes no choices"),
         ("topk@@", "cannot be read; use fp32"),
     ],
 )
@@ -92,12 +120,11 @@ def test_every_kind_of_method_trains(text: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     count = sum(parameter.numel() for parameter in model.parameters())
-    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(method, count))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    exchange = attach(method, ddp, optimizer, samples_per_step=4, log_dir=None)
+    exchange = attach(method, model, optimizer, samples_per_step=4, log_dir=None)
     for _ in range(4):
         optimizer.zero_grad()
-        ddp(torch.randn(16, 64)).square().mean().backward()
+        exchange.module(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
         exchange.stepped()
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())

@@ -297,5 +297,5 @@ def run() -> TrainingRecord:
 
 def test_a_session_travels_as_json() -> None:
     legs = (Leg(ALONE, ALONE, steps=3), Leg("topk@10", "a/b", seconds=1.5, target=2.0, every_steps=5))
-    spec = Spec("lstm", 0.5, 3, "", 2, "folder", None, None, 1e8, "100mbit", legs)
+    spec = Spec("lstm", 0.5, 3, "", 2, "folder", None, None, None, 1e8, "100mbit", legs)
     assert Spec.from_json(spec.to_json()) == spec

@@ -46,6 +46,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "talk": ("talk", tables_of_runs.talk_table),
         "charlm": ("tta_charlm", tables_of_runs.charlm),
         "language": ("language", tables_of_runs.language),
+        "language_steps": ("language", tables_of_runs.language_steps),
         "language_hindsight": ("language", lambda: judgement.table(published.language_verdicts())),
         "efficiency": ("efficiency", tables_of_runs.efficiency),
         "probed": ("probed", tables_of_runs.probed),

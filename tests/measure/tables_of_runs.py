@@ -141,6 +141,25 @@ def language() -> str:
     return "\n".join(lines)
 
 
+def language_steps() -> str:
+    """How many times dense's steps each method needs on the language models: median, and all seeds."""
+    # each seed's steps of a static method are of its run without a link
+    own = [run for run in runs("language") if run.link == "unthrottled"]
+    needed = {(run.task, run.method, run.seed): run.steps_to_target for run in own}
+    tasks, methods = (list(dict.fromkeys(found)) for found in zip(*((r.task, r.method) for r in own), strict=True))
+    lines = head("method", *tasks)
+    for method in methods:
+        told = []
+        for task in tasks:
+            dense = {seed: steps for (at, by, seed), steps in needed.items() if (at, by) == (task, "fp32") and steps}
+            ran = [seed for seed in dense if (task, method, seed) in needed]
+            ratios = [(needed[task, method, seed] or math.inf) / dense[seed] for seed in ran]
+            by_seed = " ".join("missed" if math.isinf(ratio) else f"{ratio:.2f}" for ratio in ratios)
+            told.append(f"{statistics.median(ratios):.2f} ({by_seed})" if ratios else "")
+        lines.append(line(f"`{method}`", *told))
+    return "\n".join(lines)
+
+
 def published_comparisons() -> str:
     """The paper's comparisons: what it published, and what they are here."""
     tasks = list(talk.TASKS)

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.candidate import Span
+from gravac.candidate import DENSE, Candidate, Span
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.compressors import COMPRESSORS, Compressor, ladder
+from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
+from gravac.lab.advise.outer_steps import Exchanged, bandwidth_below, outer_steps
+from gravac.lab.advise.verdict import which, with_hook, with_outer_steps
 from gravac.lab.shapes import MODELS, Shape
-
-MARGIN = 1.05
-"""Ratio of two predicted step times below which they count as equal: predictions are not more exact than that."""
 
 REACH = (1.0, 1000.0)
 """Lowest and highest CF considered."""
@@ -49,9 +48,10 @@ class Option:
         speed_up: step time of 16 bit over this one.
         wire_ratio: wire bytes of dense float32 over those of this choice.
         break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
-            for what is itself dense.
+            for DDP's dense exchange itself.
         efficiency: share of a dense step's progress that one of its steps is expected to make.
         cost: price of 1000 steps, in the price's currency; ``None`` without a price.
+        every: number of steps from one exchange to the next, of outer steps; ``None``: DDP's hook exchanges in each.
     """
 
     compressor: str
@@ -64,6 +64,12 @@ class Option:
     break_even: float | None
     efficiency: float
     cost: float | None
+    every: int | None = None
+
+    @property
+    def reference(self) -> bool:
+        """Tell whether it is what others are compared with: dense, by DDP."""
+        return self.compressor == DENSE and self.every is None
 
     @property
     def progress(self) -> float:
@@ -71,7 +77,8 @@ class Option:
         return self.speed_up * self.efficiency
 
     def __str__(self) -> str:
-        return f"{self.compressor} {self.cf:.4g}x"
+        often = {None: "", 1: " every step"}.get(self.every, f" every {self.every} steps")
+        return f"{self.compressor} {self.cf:.4g}x{often}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +86,12 @@ class Advice:
     """Predictions for a model, and the verdict that follows from them.
 
     Attributes:
-        choices: float32, 16 bit, then every compressor and CF.
-        verdict: which choice is best, in words.
-        reason: what its step takes, and what else comes near, in words.
+        choices: float32, 16 bit, then every compressor and CF with DDP's hook, then outer steps.
+        hook: which choice is best with DDP's hook, in words.
+        outer: which choice is best with outer steps, in words.
+        verdict: which of the two to take, in words.
+        reason: what a step takes with DDP's hook, and what else comes near, in words.
+        code: the line of code that does what the verdict says.
         workers: number of ranks.
         network: network between the workers.
         machine: speed of each worker.
@@ -90,8 +100,11 @@ class Advice:
     """
 
     choices: tuple[Option, ...]
+    hook: str
+    outer: str
     verdict: str
     reason: str
+    code: str
     workers: int
     network: Network
     machine: Machine
@@ -104,10 +117,11 @@ class Advice:
         return tuple(sorted(self.choices, key=lambda choice: -choice.progress))
 
     def best(self, count: int) -> tuple[Option, ...]:
-        """The first ``count`` of them, all that is dense among them."""
-        left = count - sum(choice.break_even is None for choice in self.choices)
-        compressed = [choice for choice in self.by_progress if choice.break_even is not None][: max(0, left)]
-        return tuple(choice for choice in self.by_progress if choice.break_even is None or choice in compressed)
+        """The first ``count`` of them; among them DDP's dense ones, and the best that its hook can do."""
+        kept = [choice for choice in self.by_progress if choice.reference]
+        kept += [choice for choice in self.by_progress if choice.every is None and not choice.reference][:1]
+        others = [choice for choice in self.by_progress if choice not in kept][: max(0, count - len(kept))]
+        return tuple(choice for choice in self.by_progress if choice in (*kept, *others))
 
 
 def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
@@ -206,12 +220,13 @@ def advise(
     shapes = shapes_of(model)
     elements = sum(math.prod(shape) for shape in shapes)
     full = AllReduce.wire_bytes(4 * elements, workers)
-    sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense).over(network, machine)
+
+    def cost(step_s: float) -> float | None:
+        return None if price_per_hour is None else 1000 * step_s / 3600 * workers * price_per_hour
 
     def choice(
         name: str, cf: float, predicted: Prediction, even: float | None = None, efficiency: float = 1.0
     ) -> Option:
-        hours = 1000 * predicted.step_s / 3600 * workers
         return Option(
             compressor=name,
             cf=cf,
@@ -222,45 +237,47 @@ def advise(
             wire_ratio=wire_ratio(full, predicted.wire_bytes),
             break_even=even,
             efficiency=efficiency,
-            cost=None if price_per_hour is None else hours * price_per_hour,
+            cost=cost(predicted.step_s),
         )
 
-    single = load(shapes, None, 1, batch_s, workers, machine, dense="float32").over(network, machine)
-    choices = [choice("dense", 1.0, single), choice("dense", 2.0, sixteen)]
+    def outer_choice(one: Exchanged, it: Candidate) -> Option:
+        assert it.step_s is not None
+        assert it.coding_s is not None
+        even = bandwidth_below(one, it.every, in_sixteen, network, machine)
+        return Option(
+            compressor=it.compressor,
+            cf=it.cf,
+            step_s=it.step_s,
+            compress_s=it.coding_s,
+            exposed_s=it.step_s - it.coding_s - batch_s,
+            speed_up=sixteen.step_s / it.step_s,
+            wire_ratio=it.wire_ratio,
+            break_even=_always_or_never(even, it.step_s < sixteen.step_s),
+            efficiency=it.efficiency,
+            cost=cost(it.step_s),
+            every=it.every,
+        )
+
+    in_single = load(shapes, None, 1, batch_s, workers, machine, dense="float32")
+    in_sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense)
+    sixteen = in_sixteen.over(network, machine)
+    hook = [choice(DENSE, 1.0, in_single.over(network, machine)), choice(DENSE, 2.0, sixteen)]
+    ways: list[Exchanged] = []
     for compressor, cf in candidates(compressors, cfs, machine):
-        predicted = load(shapes, compressor, cf, batch_s, workers, machine, dense=dense).over(network, machine)
+        ways.append(Exchanged(compressor, cf, load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)))
+        predicted = ways[-1].load.over(network, machine)
         even = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
-        if even is None:
-            even = math.inf if predicted.step_s < sixteen.step_s else 0.0
-        choices.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
-    verdict, reason = _verdict(choices[2:], sixteen, dense)
-    return Advice(tuple(choices), verdict, reason, workers, network, machine, batch_s, elements)
+        even = _always_or_never(even, predicted.step_s < sixteen.step_s)
+        hook.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
+    denses = [Exchanged(Dense(), 1.0, in_single), Exchanged(Dense(dtype=dense), 2.0, in_sixteen)]
+    apart = outer_steps(denses, ways, full, network, machine) if workers > 1 else []
+    outer = [outer_choice(one, it) for one, it in apart]
+    best, reason = with_hook(hook[2:], sixteen, dense)
+    verdict, line = which(hook, outer, dense)
+    said = (best, with_outer_steps(outer, dense), verdict, reason, line)
+    return Advice((*hook, *outer), *said, workers, network, machine, batch_s, elements)
 
 
-def _verdict(choices: Sequence[Option], sixteen: Prediction, dense: Format) -> tuple[str, str]:
-    """What is best, and why, a line each."""
-    short = {"bfloat16": "bf16", "float16": "fp16"}.get(dense, dense)
-    best = max(choices, key=lambda choice: choice.progress)
-    fastest = max(choices, key=lambda choice: choice.speed_up)
-    step = f"a step takes {_ms(sixteen.step_s)} in {short}, {_ms(sixteen.exposed_s)} of it waiting for the exchange"
-    if fastest.speed_up <= MARGIN:
-        return (
-            f"stay with {short}: nothing is predicted to make a step more than 5 % shorter",
-            f"{step}; nearest comes {fastest}, {fastest.speed_up:.2f} times as fast",
-        )
-    if best.progress <= MARGIN:
-        return (
-            f"stay with {short}: no choice is expected to make more than 5 % more progress per second",
-            f"{step}; {fastest} makes steps {fastest.speed_up:.2f} times as fast, but less of each; nearest comes "
-            f"{best}, {best.progress:.2f} times the progress",
-        )
-    reason = f"{step}; with {best} {_ms(best.step_s)}, {_ms(best.compress_s)} of it coding, each expected to make "
-    reason += f"{best.efficiency:.0%} of a dense step's progress"
-    mild = min((c for c in choices if c.progress >= 0.95 * best.progress), key=lambda choice: choice.cf)
-    if mild.cf < 0.8 * best.cf:
-        reason += f"; {mild}, which is milder, comes within 5 %"
-    return f"try {best}: {best.progress:.2f} times the progress per second of {short}", reason
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g} ms"
+def _always_or_never(even: float | None, wins: bool) -> float:
+    """Return a bandwidth of ``break_even``; where there is none, what holds at all of them."""
+    return even if even is not None else math.inf if wins else 0.0

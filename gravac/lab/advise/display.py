@@ -20,7 +20,8 @@ from gravac.lab.shapes import Shape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
-from gravac.lab.advise.choices import MARGIN, Advice, Option, shapes_of
+from gravac.lab.advise.choices import Advice, Option, shapes_of
+from gravac.lab.advise.verdict import MARGIN
 
 BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))
 """Bandwidths on the plot's axis, bits per second: 0.01 to 100 Gbit/s."""
@@ -32,11 +33,11 @@ WORKERS = tuple(2**power for power in range(1, 13))
 SHOWN = 10
 """Choices in the table, unless all are asked for."""
 
-CHECK = "Predicted, not measured. Check it with gravac bench tta; AdaptiveCompressor() finds out while training."
+CHECK = "Predicted, not measured. Check it with gravac bench tta; without controller= it is found out while training."
 
 
 def show(advice: Advice, console: Console | None = None, count: int | None = SHOWN) -> None:
-    """Print the answer in three lines, and the table of the best choices below it. Needs rich.
+    """Print the answer in three lines, what it rests on, and the table of the best choices below it. Needs rich.
 
     Args:
         advice: what to show.
@@ -49,7 +50,14 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
     from gravac.lab.console import wide
 
     console = wide(console)
-    for line in (advice.verdict, advice.reason, CHECK):
+    for line in (
+        f"DDP's hook: {advice.hook}",
+        f"outer steps: {advice.outer}",
+        advice.verdict,
+        f"in code: {advice.code}",
+        f"with DDP's hook: {advice.reason}",
+        CHECK,
+    ):
         console.print(line, highlight=False, soft_wrap=True)
     network, machine = advice.network, advice.machine
     shown = advice.by_progress if count is None else advice.best(count)
@@ -61,16 +69,28 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
         f"{1e6 * network.alpha:.4g} µs a message",
         caption=f"Soonest to an accuracy first{f'; {rest} more with --all' if rest else ''}. Coding costs as many "
         f"copies as on a CPU, at {machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides "
-        "exchange.",
+        "exchange. H: steps from one exchange to the next, by OuterOptimizer; -: DDP's hook.",
     )
     table.add_column("compressor")
     priced = any(choice.cost is not None for choice in advice.choices)
-    heads = ["CF", "progress", "step ms", "coding ms", "waiting ms", "speed", "efficiency", "wire ratio", "break-even"]
+    heads = [
+        "CF",
+        "H",
+        "progress",
+        "step ms",
+        "coding ms",
+        "waiting ms",
+        "speed",
+        "efficiency",
+        "wire ratio",
+        "break-even",
+    ]
     for head in [*heads, *(["cost / 1000 steps"] if priced else [])]:
         table.add_column(head, justify="right")
     for choice in shown:
         cells = [
             f"{choice.cf:.4g}",
+            "-" if choice.every is None else str(choice.every),
             f"{choice.progress:.2f}",
             f"{1e3 * choice.step_s:.1f}",
             f"{1e3 * choice.compress_s:.1f}",
@@ -81,7 +101,7 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
             _even(choice.break_even),
             *([f"{choice.cost:.2f}"] if choice.cost is not None else []),
         ]
-        style = "bold green" if choice.break_even is not None and choice.progress > MARGIN else None
+        style = "bold green" if not choice.reference and choice.progress > MARGIN else None
         table.add_row(choice.compressor, *cells, style=style)
     console.print(table)
 
@@ -104,8 +124,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
         return {**{name: getattr(choice, name) for name in Option.__slots__}, "break_even": even}
 
     return {
-        "verdict": advice.verdict,
-        "reason": advice.reason,
+        **{name: getattr(advice, name) for name in ("hook", "outer", "verdict", "reason", "code")},
         "workers": advice.workers,
         "batch_seconds": advice.batch_s,
         "elements": advice.elements,
@@ -125,7 +144,9 @@ def save(advice: Advice, path: Path) -> None:
 def plot(
     advice: Advice, model: str | torch.nn.Module | Sequence[Shape], path: Path, dense: Format = "bfloat16"
 ) -> None:
-    """Draw speed-up over 16 bit by bandwidth, and by workers, of each compressor's best choice. Needs matplotlib.
+    """Draw speed-up over 16 bit by bandwidth, and by workers, of each compressor's best choice with DDP's hook.
+
+    Needs matplotlib.
 
     Args:
         advice: predictions for the model.
@@ -138,7 +159,9 @@ def plot(
     shapes = shapes_of(model)
     machine, network = advice.machine, advice.network
     best: dict[str, Option] = {}
-    for choice in advice.choices[2:]:
+    for choice in advice.choices:
+        if choice.reference or choice.every is not None:
+            continue
         if choice.compressor not in best or choice.progress > best[choice.compressor].progress:
             best[choice.compressor] = choice
     shown = sorted(best.values(), key=lambda choice: -choice.progress)[:8]

@@ -8,13 +8,14 @@ The words::
     50mbit/10mbit                  download/upload of each worker
     unthrottled                    no limit
     1gbit,30s:50mbit,60s:1gbit     a schedule: seconds since training began, and what holds from then on
+    100mbit,rank1:100mbit/20mbit   a rank with rates of its own, all the time
     100mbit+20ms+0.1%              one-way delay and loss, on each direction of each worker's link
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gravac.lab.links.rates import HIGHEST, LOWEST, UNITS, format_rate, parse_rate
@@ -24,7 +25,7 @@ UNTHROTTLED = "unthrottled"
 PACED = "paced, not a real link"
 """Note on every result that was measured without an emulated link."""
 
-EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit+20ms+0.1% or unthrottled"
+EXAMPLES = "such as 100mbit, 50mbit/10mbit, 1gbit,30s:50mbit, 100mbit,rank1:20mbit, 100mbit+20ms+0.1% or unthrottled"
 
 SHORTEST_PHASE = 0.5
 """Seconds that a phase must last at least: rates are changed by commands that take up to 0.2 s on a busy machine."""
@@ -35,6 +36,7 @@ LONGEST = 86_400.0
 SMALLEST, LONGEST_DELAY, MOST_LOSS = 0.001, 10_000.0, 50.0
 """Smallest delay (ms) and loss (%) other than 0, largest delay in milliseconds, and largest loss in percent."""
 
+_RANK = re.compile(r"\s*rank(\d+)\s*:(.*)")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+")
 
 
@@ -65,6 +67,7 @@ class Link:
         phases: phases in the order of time, the first at 0.
         delay_ms: milliseconds added to each packet, in each direction; between two workers lie two links.
         loss_percent: share of packets lost in each direction, in percent.
+        of_ranks: ``(rank, rates)`` of ranks that have rates of their own, by ascending rank; their ``at_seconds`` is 0.
 
     Raises:
         ValueError: a rate, time, delay or loss is out of range; names it and the remedy.
@@ -73,10 +76,17 @@ class Link:
     phases: tuple[Phase, ...]
     delay_ms: float = 0.0
     loss_percent: float = 0.0
+    of_ranks: tuple[tuple[int, Phase], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.phases or self.phases[0].at_seconds != 0:
             raise ValueError(f"link: the first phase must begin at 0 s, {EXAMPLES}")
+        ranks = [rank for rank, _ in self.of_ranks]
+        if any(after <= before for before, after in pairwise([-1, *ranks])):
+            raise ValueError(
+                f"link: {str(self)!r} names its ranks twice or not in ascending order; use each once, such as "
+                "100mbit,rank0:20mbit,rank1:50mbit"
+            )
         times = [phase.at_seconds for phase in self.phases]
         for before, time in pairwise(times):
             if not before + SHORTEST_PHASE <= time <= LONGEST:
@@ -101,7 +111,7 @@ class Link:
                 )
 
     def __str__(self) -> str:
-        words = ",".join(str(phase) for phase in self.phases)
+        words = ",".join([*map(str, self.phases), *(f"rank{rank}:{phase}" for rank, phase in self.of_ranks)])
         if self.delay_ms:
             words += f"+{_number(self.delay_ms)}ms"
         if self.loss_percent:
@@ -122,16 +132,27 @@ class Link:
         """
         return next((phase for phase in reversed(self.phases) if phase.at_seconds <= seconds), self.phases[0])
 
+    def of_rank(self, rank: int, phase: Phase) -> Phase:
+        """Return the rates of a rank while a phase holds.
+
+        Example:
+            >>> link = parse_link("100mbit,rank1:20mbit")
+            >>> [link.of_rank(rank, link.phases[0]).up for rank in range(2)]
+            [100000000.0, 20000000.0]
+        """
+        return dict(self.of_ranks).get(rank, phase)
+
     def _rates(self) -> list[float]:
-        return [rate for phase in self.phases for rate in (phase.down, phase.up) if rate is not None]
+        phases = (*self.phases, *(phase for _, phase in self.of_ranks))
+        return [rate for phase in phases for rate in (phase.down, phase.up) if rate is not None]
 
 
 def parse_link(text: str) -> Link:
     """Return a link from words; ``str`` of it gives the words back.
 
     Example:
-        >>> parse_link("50mbit/10mbit+20ms")
-        Link(phases=(Phase(at_seconds=0.0, down=50000000.0, up=10000000.0),), delay_ms=20.0, loss_percent=0.0)
+        >>> parse_link("50mbit/10mbit+20ms").phases
+        (Phase(at_seconds=0.0, down=50000000.0, up=10000000.0),)
         >>> str(parse_link("1000mbit, 30s: 50mbit"))
         '1gbit,30s:50mbit'
 
@@ -149,8 +170,11 @@ def parse_link(text: str) -> Link:
                 "and percent, each once, such as 100mbit+20ms+0.1%"
             )
         tail[unit] = float(number)
-    phases = tuple(_phase(words, position == 0, text) for position, words in enumerate(rates.split(",")))
-    return Link(phases, tail.get("ms", 0.0), tail.get("%", 0.0))
+    of_all = [words for words in rates.split(",") if not _RANK.fullmatch(words)]
+    phases = tuple(_phase(words, position == 0, text) for position, words in enumerate(of_all))
+    own = [found for words in rates.split(",") if (found := _RANK.fullmatch(words))]
+    of_ranks = tuple(sorted(((int(found[1]), _rates_of(found[2], text)) for found in own), key=lambda one: one[0]))
+    return Link(phases, tail.get("ms", 0.0), tail.get("%", 0.0), of_ranks)
 
 
 def _phase(words: str, first: bool, text: str) -> Phase:
@@ -162,10 +186,14 @@ def _phase(words: str, first: bool, text: str) -> Phase:
         raise ValueError(
             f"link: in {text!r}, {words!r} does not say when; use seconds and a colon, such as 1gbit,30s:50mbit"
         )
+    return replace(_rates_of(rates, text), at_seconds=float(at[:-1]) if at else 0.0)
+
+
+def _rates_of(rates: str, text: str) -> Phase:
     down, slash, up = rates.partition("/")
     try:
         rate = _parse(down)
-        return Phase(float(at[:-1]) if at else 0.0, rate, _parse(up) if slash else rate)
+        return Phase(0.0, rate, _parse(up) if slash else rate)
     except ValueError as error:
         raise ValueError(f"link: {text!r}: {error}; a link is {EXAMPLES}") from None
 

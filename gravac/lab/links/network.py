@@ -5,6 +5,7 @@
 One more namespace, the hub, holds the bridge, so nothing is added to the machine's own network::
 
     worker 0: eth0 == p0 :hub: p1 == eth0 :worker 1        tbf on eth0: upload; tbf on p0, p1: download
+              eth1 == c0 :hub: c1 == eth1                  not throttled, by a bridge of its own
 
 A namespace's name carries the process that owns it, so what a killed process left behind is recognised, and removed
 the next time a network is made. What a link can be is in ``gravac.lab.links.link``, its changes over time in
@@ -21,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
@@ -32,6 +33,9 @@ from gravac.lab.links.rates import parse_rate
 
 INTERFACE = "eth0"
 """Name of a worker's interface inside its namespace, for ``GLOO_SOCKET_IFNAME``."""
+
+CONTROL = "eth1"
+"""Name of another, as fast as the machine is, for what belongs to the measurement and not to what is measured."""
 
 MOST_WORKERS = 8
 
@@ -76,6 +80,8 @@ class EmulatedNetwork:
             raise ValueError(f"workers: {workers} is outside 2 to {MOST_WORKERS}; use 2")
         self.workers = workers
         self.link = _link(link)
+        if unknown := [rank for rank, _ in self.link.of_ranks if rank >= workers]:
+            raise ValueError(f"link: {str(self.link)!r} names rank{unknown[0]}; ranks are 0 to {workers - 1}")
         self._stem = f"{mark()}-{next(_serial)}"
         self._impaired = bool(self.link.delay_ms or self.link.loss_percent)
         self._segment = LARGEST_SEGMENT
@@ -102,23 +108,23 @@ class EmulatedNetwork:
 
     def set_rate(self, worker: int, rate: float) -> None:
         """Set both directions of a worker's link, also while traffic flows. Bits per second."""
-        self._shape([worker], rate, rate)
+        self._shape({worker: Phase(0.0, rate, rate)})
 
     def apply(self, phase: Phase) -> None:
-        """Set both directions of every worker's link to a phase's rates, also while traffic flows."""
-        self._shape(range(self.workers), phase.down, phase.up)
+        """Set both directions of every worker's link to its rates in a phase, also while traffic flows."""
+        self._shape({worker: self.link.of_rank(worker, phase) for worker in range(self.workers)})
 
     def interface_bytes(self, worker: int) -> tuple[int, int]:
         """Return what a worker's interface has sent and received so far, headers included."""
         counted = self.interface_counters(worker)
         return counted.sent, counted.received
 
-    def interface_counters(self, worker: int) -> Counters:
-        """Return bytes and packets of a worker's interface so far.
+    def interface_counters(self, worker: int, interface: str = INTERFACE) -> Counters:
+        """Return bytes and packets of one of a worker's interfaces so far.
 
         A large segment that the link passes whole counts as one packet with one header.
         """
-        (shown,) = json.loads(_command("ip", "-n", self.namespace(worker), "-s", "-j", "link", "show", INTERFACE))
+        (shown,) = json.loads(_command("ip", "-n", self.namespace(worker), "-s", "-j", "link", "show", interface))
         sent, received = shown["stats64"]["tx"], shown["stats64"]["rx"]
         return Counters(sent["bytes"], received["bytes"], sent["packets"], received["packets"])
 
@@ -149,18 +155,16 @@ class EmulatedNetwork:
 
     def _create(self) -> None:
         _command("ip", "netns", "add", self.hub)
-        _command("ip", "-n", self.hub, "link", "add", "br0", "type", "bridge")
-        _command("ip", "-n", self.hub, "link", "set", "br0", "addrgenmode", "none", "up")
+        for bridge in ("br0", "br1"):
+            _command("ip", "-n", self.hub, "link", "add", bridge, "type", "bridge")
+            _command("ip", "-n", self.hub, "link", "set", bridge, "addrgenmode", "none", "up")
         for worker in range(self.workers):
             namespace, port = self.namespace(worker), f"p{worker}"
             inside = ("ip", "-n", namespace)
             _command("ip", "netns", "add", namespace)
-            _command(*inside, "link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", self.hub)
             _command(*inside, "link", "set", "lo", "up")
-            _command(*inside, "address", "add", f"{self.address(worker)}/24", "dev", INTERFACE)
-            # no IPv6 addresses: gloo shall find one address, and the byte counters no neighbour discovery
-            _command(*inside, "link", "set", INTERFACE, "addrgenmode", "none", "up")
-            _command("ip", "-n", self.hub, "link", "set", port, "addrgenmode", "none", "master", "br0", "up")
+            self._join(worker, INTERFACE, port, "br0", self.address(worker))
+            self._join(worker, CONTROL, f"c{worker}", "br1", f"10.78.0.{worker + 1}")
             if self._segment < LARGEST_SEGMENT:
                 try:
                     _command(*inside, "link", "set", INTERFACE, "gso_max_size", str(self._segment))
@@ -171,11 +175,19 @@ class EmulatedNetwork:
                     _command("tc", "-n", where, "qdisc", "add", "dev", device, "root", "handle", "1:", *self._netem())
         self.apply(self.link.phases[0])
 
-    def _shape(self, workers: Iterable[int], down: float | None, up: float | None) -> None:
+    def _join(self, worker: int, interface: str, port: str, bridge: str, address: str) -> None:
+        """Join a worker to a bridge of the hub."""
+        inside = ("ip", "-n", self.namespace(worker))
+        _command(*inside, "link", "add", interface, "type", "veth", "peer", "name", port, "netns", self.hub)
+        _command(*inside, "address", "add", f"{address}/24", "dev", interface)
+        # no IPv6 addresses: gloo shall find one address, and the byte counters no neighbour discovery
+        _command(*inside, "link", "set", interface, "addrgenmode", "none", "up")
+        _command("ip", "-n", self.hub, "link", "set", port, "addrgenmode", "none", "master", bridge, "up")
+
+    def _shape(self, rates: Mapping[int, Phase]) -> None:
         """Set the rates of workers' links, all at once, in one command per namespace."""
-        workers = list(workers)
-        commands = {self.namespace(worker): self._shaping(INTERFACE, up) for worker in workers}
-        commands[self.hub] = [line for worker in workers for line in self._shaping(f"p{worker}", down)]
+        commands = {self.namespace(worker): self._shaping(INTERFACE, one.up) for worker, one in rates.items()}
+        commands[self.hub] = [line for worker, one in rates.items() for line in self._shaping(f"p{worker}", one.down)]
         running = {
             namespace: subprocess.Popen(
                 ["tc", "-n", namespace, "-batch", "-"],

@@ -115,6 +115,7 @@ class ReportRow:
         relative: ``tta`` in multiples of the limit.
         speedup: fp16's time to target / its own, paired by seed.
         steps: number of steps to the target.
+        every: number of steps from one exchange to the next, mean over a run.
         samples_per_s: samples per second over all ranks.
         efficiency: samples per second over those of as many workers alone; 1 is linear scaling.
         bytes_per_step: bytes on the wire, per rank and step.
@@ -132,6 +133,7 @@ class ReportRow:
     relative: Amount | None
     speedup: Amount | None
     steps: Amount
+    every: float
     samples_per_s: float
     efficiency: float | None
     bytes_per_step: float | None

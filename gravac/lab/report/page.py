@@ -196,6 +196,7 @@ _COLUMNS = (
     ("of the limit", "1 is a free network"),
     (f"speed over {BASELINE}", "by seed; min to max"),
     ("steps to target", ""),
+    ("every", "steps to an exchange"),
     ("samples/s", "all ranks"),
     ("scaling efficiency", "1 is linear"),
     ("wire ratio", "fp32 is 1"),
@@ -223,6 +224,7 @@ def _row(row: ReportRow) -> str:
         _NOTHING if row.relative is None else _amount(row.relative, times),
         _NOTHING if row.speedup is None else _amount(row.speedup, times) + _ranged(row.speedup, lambda x: f"{x:.2f}"),
         _amount(row.steps, lambda x: f"{x:,.0f}"),
+        f"{row.every:.3g}",
         f"{row.samples_per_s:,.0f}" if row.samples_per_s >= 10 else f"{row.samples_per_s:.2f}",
         _maybe(row.efficiency, ".2f"),
         _NOTHING if row.wire_ratio is None else f"{row.wire_ratio:.3g}",
@@ -316,7 +318,8 @@ def _reasons(run: TrainingRecord) -> str:
         return '<p class="pale">It changed nothing.</p>'
     rows = "".join(
         f'<tr><th scope="row">{number}</th><td>{turn.step:,}</td><td>{_maybe(turn.seconds, ",.1f")}</td>'
-        f'<td class="text">{escape(turn.compressor)}</td><td>{turn.cf:.4g}</td><td>{_maybe(turn.gain, ".3f")}</td>'
+        f'<td class="text">{escape(turn.compressor)}{_every(turn.every)}</td><td>{turn.cf:.4g}</td>'
+        f"<td>{_maybe(turn.gain, '.3f')}</td>"
         f'<td class="text">{escape(turn.reason)}</td></tr>'
         for number, turn in enumerate(turns, start=1)
     )
@@ -324,6 +327,10 @@ def _reasons(run: TrainingRecord) -> str:
 <th scope="col">s</th><th class="text" scope="col">from here</th><th scope="col">CF</th><th scope="col">gain</th>
 <th class="text" scope="col">reason</th></tr></thead><tbody>{rows}</tbody></table></div>"""
     return f"<details{' open' * (len(turns) <= 12)}><summary>{len(turns)} changes</summary>{table}</details>"
+
+
+def _every(steps: int) -> str:
+    return f" every {steps} steps" if steps > 1 else ""
 
 
 def _figure(section: Section, name: str, shown: PageSection, out: Path) -> str:

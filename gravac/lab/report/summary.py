@@ -156,6 +156,7 @@ def _row(
         relative=tta.over(limit) if limit else None,
         speedup=paired(runs, baseline),
         steps=steps,
+        every=statistics.median(run.every or 1 for run in runs),
         samples_per_s=statistics.median(run.samples_per_s for run in runs),
         efficiency=_middle(runs, lambda run: run.efficiency),
         bytes_per_step=own_bytes,

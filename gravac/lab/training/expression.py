@@ -66,6 +66,25 @@ def controller(text: str) -> Any:
         raise ValueError(f"{text!r}: {error}") from None
 
 
+def settings(text: str) -> dict[str, Any]:
+    """Return settings in parentheses, by name.
+
+    Example:
+        >>> settings("(every=(1, 50), delay=2)")
+        {'every': (1, 50), 'delay': 2}
+
+    Raises:
+        ValueError: they are no settings by name.
+    """
+    try:
+        node = ast.parse(f"settings{text}", mode="eval").body
+        if isinstance(node, ast.Call) and not node.args and all(keyword.arg for keyword in node.keywords):
+            return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+    except (SyntaxError, ValueError):
+        pass
+    raise ValueError(f"{text!r} are no settings; name each, such as (every=10, fragments=2)")
+
+
 def _compressor(node: ast.expr) -> Compressor:
     if isinstance(node, ast.Name):
         if node.id not in COMPRESSORS:

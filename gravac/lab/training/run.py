@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gravac.lab.links.network import INTERFACE, EmulatedNetwork
+from gravac.lab.links.network import CONTROL, INTERFACE, EmulatedNetwork
 from gravac.lab.links.owner import mark, orphaned
 from gravac.lab.links.schedule import Schedule
 from gravac.lab.training.session import Leg, Spec
@@ -144,6 +144,7 @@ class TrainingRun:
             folder=str(self._folder),
             log_dir=str(settings.log_dir) if settings.log_dir is not None else None,
             interface=INTERFACE if network else None,
+            control=CONTROL if network else None,
             pace=None if network else settings.slowest,
             link=settings.link,
             legs=self._legs,

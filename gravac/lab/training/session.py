@@ -7,6 +7,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from gravac.lab.training.shuffled import Play
 
 ALONE = "alone"
 """Method of a leg in which rank 0 trains by itself, without DDP, and the others wait: what one worker can do."""
@@ -27,6 +30,7 @@ class Leg:
         target: value of the task's metric at which it stops; ``None`` goes on.
         every_steps: number of steps between two evaluations; ``None`` does not count steps.
         every_seconds: seconds of training between two evaluations. With neither, nothing is evaluated.
+        played: choices that a matched random method plays.
     """
 
     method: str
@@ -36,6 +40,7 @@ class Leg:
     target: float | None = None
     every_steps: int | None = None
     every_seconds: float | None = None
+    played: tuple[Play, ...] = ()
 
     @property
     def evaluates(self) -> bool:
@@ -53,6 +58,7 @@ class Spec:
         folder: folder in which ranks meet and rank 0 writes ``events.jsonl``.
         log_dir: folder of TensorBoard logs, with one for each leg's label; ``None`` writes none.
         interface: network interface whose bytes count; ``None`` when the session has none of its own.
+        control: network interface of what ranks tell each other about training; ``None``: that of everything.
         pace: bits per second at which our exchange holds itself back; ``None`` on real links.
         link: link in words, for the logs.
         legs: legs to train, in order.
@@ -66,6 +72,7 @@ class Spec:
     folder: str
     log_dir: str | None
     interface: str | None
+    control: str | None
     pace: float | None
     link: str
     legs: tuple[Leg, ...]
@@ -78,7 +85,11 @@ class Spec:
     def from_json(cls, text: str) -> Spec:
         """Return the session that ``to_json`` wrote."""
         plain = json.loads(text)
-        return cls(**{**plain, "legs": tuple(Leg(**leg) for leg in plain["legs"])})
+        return cls(**{**plain, "legs": tuple(_leg(**leg) for leg in plain["legs"])})
+
+
+def _leg(played: list[list[Any]], **plain: Any) -> Leg:
+    return Leg(played=tuple(Play(*one) for one in played), **plain)
 
 
 def log_folder(spec: Spec, leg: Leg) -> Path | None:

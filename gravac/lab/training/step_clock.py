@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ class Lap:
         seconds: time of the whole step.
         input_wait: time waiting for the batch.
         compute: time of forward, backward and optimizer.
-        exposed: time from the end of backward's own work until its gradients were averaged.
+        exposed: time from the end of backward's own work until its gradients were averaged; of outer steps, time
+            that the exchange took of it.
     """
 
     seconds: float
@@ -57,10 +59,16 @@ class TrainingClock:
         """Note that backward returned."""
         self._returned = time.perf_counter()
 
-    def stop(self) -> Lap:
-        """Note that the step is over; return its times."""
+    def stop(self, exposed_of: Callable[[float], float] | None = None) -> Lap:
+        """Note that the step is over; return its times.
+
+        Args:
+            exposed_of: gives ``Lap.exposed``, told the time from the end of backward's own work to its return; ``None``
+                takes that.
+        """
         now = time.perf_counter()
         exposed = max(0.0, self._returned - (self._backward or self._returned))
+        exposed = exposed if exposed_of is None else exposed_of(exposed)
         waited = self._inputs - self._began
         return Lap(now - self._began, waited, now - self._began - waited - exposed, exposed)
 

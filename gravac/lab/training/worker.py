@@ -5,7 +5,8 @@
 A session is a list of *legs*: each trains a fresh model with one method. The clock of a leg counts training only:
 neither the start (imports, first connection, the copy of the weights) nor evaluation. Rank 0 decides when to evaluate
 and when to stop, and says so in one integer a step on a group of its own, sent while the step runs: the same small cost
-for every method.
+for every method. That group has interfaces of its own where links are emulated: a command neither waits behind an
+exchange nor counts as bytes. Where ranks train apart, what they share is evaluated.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ import statistics
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from gravac.lab.tasks import make
 from gravac.lab.tasks.base import Score, Task
-from gravac.lab.training.methods import Exchange, Method, attach, bucket_mb
+from gravac.lab.training.attach import attach
+from gravac.lab.training.exchange import Exchange
+from gravac.lab.training.methods import Method
 from gravac.lab.training.session import ALONE, WARM_UP, Leg, Spec, log_folder
 from gravac.lab.training.step_clock import Lap, TrainingClock
 from gravac.lab.training.worker_report import WorkerReport, decisions
+
+IFNAME = "GLOO_SOCKET_IFNAME"
+"""Variable of the environment that names gloo's interface."""
 
 GO_ON, EVALUATE, STOP = 0, 1, 2
 """Commands of rank 0 for a step; both but the first have it evaluated."""
@@ -70,7 +76,7 @@ class _Training:
         alone = self.leg.method == ALONE
         self.workers = 1 if alone else spec.workers
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
-        self.model = self.trained = self.task.model()
+        self.model = self.task.model()
         self.optimizer = self.task.optimizer(self.model)
         self.samples = self.task.batch_size * self.workers
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -89,17 +95,16 @@ class _Training:
         )
 
     def _attach(self, stack: ExitStack) -> None:
-        """Wrap the model in DDP, attach the method, and wait for the other ranks."""
-        method = Method.parse(self.leg.method)
-        self.trained = ddp = DistributedDataParallel(self.model, bucket_cap_mb=bucket_mb(method, self.parameters))
+        """Attach the method, and wait for the other ranks."""
         self.exchange = attach(
-            method,
-            ddp,
+            Method.parse(self.leg.method),
+            self.model,
             self.optimizer,
             samples_per_step=self.samples,
             log_dir=log_folder(self.spec, self.leg),
             seed=self.spec.seed,
             pace=self.spec.pace,
+            played=self.leg.played,
         )
         stack.callback(self.exchange.close)
         dist.barrier(group=self.control)
@@ -114,7 +119,7 @@ class _Training:
         self.optimizer.zero_grad()
         batch = self.task.batch(step, self.rank)
         self.clock.inputs_ready()
-        loss = self.task.loss(self.trained, batch)
+        loss = self.task.loss(self.exchange.module if self.exchange else self.model, batch)
         self.clock.watch(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         self.clock.exchanged()
@@ -122,14 +127,17 @@ class _Training:
         if self.exchange:
             self.exchange.stepped()
         command = self.commands.receive()
-        self.laps.append(self.clock.stop())
+        if self.exchange and command != GO_ON:
+            self.exchange.finish() if command == STOP else self.exchange.settle()
+        self.laps.append(self.clock.stop(self.exchange.exposed if self.exchange else None))
         self.ends.append(self.ends[-1] + self.laps[-1].seconds)
         self.report.step(step + 1, self.ends[-1], float(loss.detach()), self.exchange, self.samples)
         return command
 
     def evaluate(self) -> bool:
         """Take the metric on every rank, and tell whether it reached the leg's target."""
-        self.metric = _evaluate(self.task, self.model, self.workers, self.rank, self.control)
+        with self.exchange.shared() if self.exchange else nullcontext():
+            self.metric = _evaluate(self.task, self.model, self.workers, self.rank, self.control)
         steps, seconds = len(self.laps), self.ends[-1]
         self.report.evaluation(steps, seconds, self.metric)
         self.commands.evaluated(steps, seconds)
@@ -141,17 +149,20 @@ class _Training:
         if self.leg.method != ALONE:
             dist.all_reduce(spent, group=self.control)
         cpu_seconds, interface_bytes = spent.tolist()
-        exchange, counted = self.exchange, self.laps[WARM_UP:] or self.laps
+        exchange = self.exchange
+        # a mean over all steps has the exchanges of all rounds, and no part of one
+        counted = self.laps if exchange and exchange.every is not None else self.laps[WARM_UP:] or self.laps
         self.report.line(
             "end",
             step=len(self.laps),
             seconds=self.ends[-1],
-            step_s=statistics.median(lap.seconds for lap in counted),
+            step_s=_typical(exchange)(lap.seconds for lap in counted),
             steps_s=[round(lap.seconds, 6) for lap in counted],
             cpu_seconds=cpu_seconds,
             wire_bytes=exchange.wire_bytes(len(self.laps), self.workers) if exchange else 0,
             interface_bytes=round(interface_bytes / self.workers) if self.spec.interface else None,
             gain=exchange.mean_gain() if exchange else None,
+            every=_every(len(self.laps), exchange),
             turns=decisions(exchange, self.ends) if exchange else [],
             split=_split(counted, exchange),
         )
@@ -221,13 +232,24 @@ def _evaluate(task: Task, model: torch.nn.Module, workers: int, rank: int, contr
     return task.metric.value(Score(float(summed[0]), int(summed[1])))
 
 
+def _every(steps: int, exchange: Exchange | None) -> float | None:
+    """Mean number of steps from one exchange to the next; ``None`` where there is one in every step."""
+    exchanges = exchange.exchanges() if exchange else None
+    return None if exchanges is None else steps / max(1, exchanges)
+
+
+def _typical(exchange: Exchange | None) -> Callable[[Iterable[float]], float]:
+    """Median over steps, or their mean where most of them do not exchange."""
+    return statistics.median if exchange is None or exchange.every is None else statistics.fmean
+
+
 def _split(laps: list[Lap], exchange: Exchange | None) -> dict[str, float | None]:
-    """Where a step's time went: median seconds over the counted steps."""
-    ours = exchange.split() if exchange else None
+    """Where a step's time went: seconds over the counted steps."""
+    ours, typical = exchange.split() if exchange else None, _typical(exchange)
     return {
-        "compute": statistics.median(lap.compute for lap in laps),
-        "exposed": statistics.median(lap.exposed for lap in laps),
-        "input_wait": statistics.median(lap.input_wait for lap in laps),
+        "compute": typical(lap.compute for lap in laps),
+        "exposed": typical(lap.exposed for lap in laps),
+        "input_wait": typical(lap.input_wait for lap in laps),
         "compress": ours[0] if ours else None,
         "exchange": ours[1] if ours else None,
     }
@@ -242,6 +264,19 @@ def _interface_bytes(spec: Spec) -> int:
         if name.strip() == spec.interface:
             return int(counters.split()[8])
     raise RuntimeError(f"interface {spec.interface!r} is not in /proc/net/dev; run the worker in its namespace")
+
+
+def _control(spec: Spec) -> dist.ProcessGroup:
+    """Make the group for commands, over interfaces of its own where there are some."""
+    exchanges_over = os.environ.get(IFNAME)
+    if spec.control is not None:
+        os.environ[IFNAME] = spec.control  # gloo looks it up whenever it makes a group
+    try:
+        group: dist.ProcessGroup = dist.new_group(backend="gloo")
+        return group
+    finally:
+        if exchanges_over is not None:
+            os.environ[IFNAME] = exchanges_over
 
 
 def _end_with_parent() -> None:
@@ -268,7 +303,7 @@ def main(arguments: list[str]) -> int:
         timeout=timedelta(minutes=10),
     )
     try:
-        control = dist.new_group(backend="gloo")
+        control = _control(spec)
         for index in range(len(spec.legs)):
             train(spec, index, rank, control)
     finally:

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
-from gravac.lab.training.methods import Exchange
+from gravac.lab.training.exchange import Exchange
 from gravac.lab.training.session import Spec, log_folder
+
+_hparams: Any = hparams  # torch has no types for it
 
 REPORT_SECONDS = 0.25
 """Shortest time between two progress lines."""
@@ -32,7 +35,7 @@ class WorkerReport:
         self._leg = leg
         self._lines = open(Path(spec.folder, "events.jsonl"), "a") if rank == 0 else None  # noqa: SIM115
         folder = log_folder(spec, spec.legs[leg])
-        self._board = SummaryWriter(str(folder)) if rank == 0 and folder is not None else None
+        self._board: Any = SummaryWriter(str(folder)) if rank == 0 and folder is not None else None
         self._last = -math.inf
 
     def line(self, event: str, **values: Any) -> None:
@@ -48,17 +51,15 @@ class WorkerReport:
             step: steps trained so far.
             clock: training seconds so far.
             loss: training loss of the step.
-            exchange: what exchanges gradients; ``None`` without DDP.
+            exchange: what exchanges; ``None`` of one worker alone.
             samples: samples a step, over all ranks.
         """
         if self._board:
             self._board.add_scalar("loss/training", loss, step)
         if self._lines and time.monotonic() - self._last >= REPORT_SECONDS:
             self._last = time.monotonic()
-            cf, gain = (exchange.cf, exchange.gain) if exchange else (None, None)
-            self.line(
-                "step", step=step, seconds=clock, loss=loss, cf=cf, gain=gain, samples_per_s=step * samples / clock
-            )
+            told = {name: getattr(exchange, name) if exchange else None for name in ("cf", "gain", "every")}
+            self.line("step", step=step, seconds=clock, loss=loss, samples_per_s=step * samples / clock, **told)
 
     def evaluation(self, step: int, clock: float, metric: float) -> None:
         """Tell of the metric, by steps and by training seconds (there TensorBoard's "step" is milliseconds)."""
@@ -68,9 +69,16 @@ class WorkerReport:
             self._board.add_scalar("metric/validation_by_milliseconds", metric, round(clock * 1000))
 
     def compare(self, settings: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Put settings and metrics on TensorBoard's hparams page, which compares runs by them."""
+        """Put settings and metrics on TensorBoard's hparams page, which compares runs by them.
+
+        They go into this run's own file, which is older than what a compressor writes of its settings when it closes:
+        TensorBoard shows the first of a run, so each leg is one row, and all rows have the same columns.
+        """
         if self._board:
-            self._board.add_hparams(settings, metrics, run_name="hparams")
+            for summary in _hparams(settings, metrics):
+                self._board.file_writer.add_summary(summary)
+            for name, value in metrics.items():
+                self._board.add_scalar(name, value)
 
     def close(self) -> None:
         """Write what is left, and close the files."""
@@ -93,6 +101,7 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
             "seconds": ends[min(turn.step, len(ends) - 1)],
             "compressor": turn.compressor,
             "cf": turn.cf,
+            "every": turn.every,
             "changed": turn.changed,
             "gain": turn.gain if math.isfinite(turn.gain) else None,
             "t_system": turn.t_system,

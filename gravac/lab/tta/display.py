@@ -66,6 +66,7 @@ class TtaLive(Shown):
             self._metric = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
         elif event["event"] == "step":
             cf = "" if event["cf"] is None else f"  CF {event['cf']:g}"
+            cf += f" every {event['every']} steps" if event.get("every") else ""
             self._state(f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{cf}")
 
     def finished(self, run: TrainingRecord) -> None:
@@ -132,7 +133,7 @@ def table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
     shown = Table(title=PACED if paced else None, box=SIMPLE_HEAVY, pad_edge=False, collapse_padding=True)
     for heading in ("task", "link", "seed", "method"):
         shown.add_column(heading, no_wrap=True)
-    for heading in ("TTA s", "steps", "ms a step", "samples/s", "MB sent", "gain"):
+    for heading in ("TTA s", "steps", "every", "ms a step", "samples/s", "MB sent", "gain"):
         shown.add_column(heading, justify="right", no_wrap=True)
     order = sorted(runs, key=lambda run: (run.task, run.link, run.seed, run.tta_s is None, run.tta_s or 0))
     for run in order:
@@ -143,6 +144,7 @@ def table(runs: Sequence[TrainingRecord], paced: bool) -> Table:
             escape(run.method) + ("†" if run.factored else ""),
             f"{run.tta_s:.1f}" if run.tta_s is not None else f"> {run.seconds:.0f}",
             str(run.steps_to_target or f"> {run.steps}"),
+            f"{run.every or 1:.3g}",
             f"{1000 * run.step_s:.0f}",
             f"{run.samples_per_s:.0f}",
             "-" if run.wire_bytes is None else f"{run.wire_bytes / 1e6:.1f}",

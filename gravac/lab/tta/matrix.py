@@ -9,8 +9,8 @@ times the limit.
 
 ``factored`` saves time on static methods: the steps they need do not depend on the link, so they are taken once,
 unthrottled, and multiplied by the time of a step on each link, taken in a short run where the methods take turns.
-Adaptive methods always run in full. With ``times_each_seed`` that time is taken anew for every seed, just before its
-adaptive runs, and not once for all.
+Adaptive methods, and those that do not exchange in every step, always run in full. With ``times_each_seed`` that time
+is taken anew for every seed, just before its adaptive runs, and not once for all.
 
 ``more_seeds`` adds runs where they tell most: of each method on each link whose times differ by more than 10 % between
 seeds, one seed after another. None is dropped.
@@ -99,7 +99,9 @@ class Matrix:
                 raise ValueError(f"link: {text!r} changes while training, so its runs cannot be factored; run in full")
         for text in self.methods:
             method = Method.parse(text)
-            if self.paced and method.rank is not None:
+            if method.missing is not None:
+                raise ValueError(method.missing)
+            if self.paced and (method.rank is not None or method.torchft is not None):
                 raise ValueError(f"method: {text!r} is torch's own and cannot be paced; leave it out")
         if self.times_each_seed and not self.factored:
             raise ValueError("times_each_seed: without factored all times are taken for every seed; leave it out")

@@ -40,7 +40,9 @@ def observations(runs: Iterable[TrainingRecord]) -> list[Observation]:
     found = []
     for run in runs:
         method = Method.parse(run.method)
-        if run.adaptive or run.paced or run.split is None or method.rank is not None:
+        if run.adaptive or run.paced or run.split is None or not (method.native or method.ours):
+            continue
+        if method.apart:
             continue
         key = (run.task, run.scale)
         if key not in shapes:

@@ -51,6 +51,7 @@ class Turn(_Record):
         seconds: training time at it; ``None`` when it was not noted.
         compressor: name of what runs from here.
         cf: its compression factor; 1 is dense float32, 2 is 16 bit.
+        every: number of steps from one exchange to the next.
         changed: whether that differs from before.
         gain: gain of the window that ended; ``None`` at the start.
         t_system: samples per second of the window.
@@ -61,6 +62,7 @@ class Turn(_Record):
     seconds: float | None = None
     compressor: str
     cf: float
+    every: int = 1
     changed: bool
     gain: float | None = None
     t_system: float | None = None
@@ -68,7 +70,7 @@ class Turn(_Record):
 
 
 class Split(_Record):
-    """Where a median step's time went on rank 0, in seconds. Compress and exchange overlap with compute.
+    """Where a step's time (``TrainingRecord.step_s``) went on rank 0, in seconds. Compress and exchange overlap.
 
     Attributes:
         compute: forward, backward and optimizer.
@@ -104,7 +106,8 @@ class TrainingRecord(_Record):
         seconds: training time of the run; for factored runs steps times ``step_s``.
         limit_s: the run was to be stopped after so many seconds; ``None`` when steps alone bounded it.
         steps: steps made.
-        step_s: median seconds of a step.
+        step_s: median seconds of a step; the mean, where not every step exchanges.
+        every: mean number of steps from one exchange to the next; ``None`` where every step exchanges.
         samples_per_s: samples per second over all ranks.
         efficiency: samples_per_s / (workers * samples per second of one worker alone); ``None`` when not measured.
         wire_bytes: bytes on the wire by our ledger, by formula for torch's own methods; ``None`` when neither is known.
@@ -136,6 +139,7 @@ class TrainingRecord(_Record):
     limit_s: float | None
     steps: int
     step_s: float
+    every: float | None = None
     samples_per_s: float
     efficiency: float | None = None
     wire_bytes: int | None

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 from gravac.lab.links.link import UNTHROTTLED, Link, parse_link
 from gravac.lab.links.network import EmulatedNetwork
@@ -17,10 +16,12 @@ from gravac.lab.provenance import UNRECORDED, Stamp, stamp
 from gravac.lab.training.methods import Method
 from gravac.lab.training.run import Event, RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import ALONE, WARM_UP, Leg
+from gravac.lab.training.shuffled import Play, plays
 from gravac.lab.tta import record
 from gravac.lab.tta.factored import efficiency, factored, refactored
 from gravac.lab.tta.matrix import REFERENCE, Matrix
 from gravac.lab.tta.record import SPREAD, CurvePoint, Split, TrainingRecord, Turn, first_reached
+from gravac.lab.tta.watcher import Watcher
 
 TARGET_AT = 0.8
 """Share of the reference's budget at which its metric is the target."""
@@ -37,28 +38,6 @@ PROBE_STEPS = WARM_UP + 8
 
 Methods = Mapping[tuple[str, str], Sequence[Method]]
 """Methods to run, by task and link."""
-
-
-class Watcher(Protocol):
-    """The interface of what shows a matrix's progress."""
-
-    def planned(self, records: int, there: int) -> None:
-        """Note how many records the matrix has, and how many of them are there already."""
-
-    def stamped(self, code: str, there: Sequence[str]) -> None:
-        """Note the code that runs are made with, and those that runs in the file were made with."""
-
-    def starting(self, cell: str, leg: Leg) -> None:
-        """Note that a leg begins."""
-
-    def event(self, cell: str, leg: Leg, event: Event) -> None:
-        """Show a report of a leg's rank 0."""
-
-    def finished(self, run: TrainingRecord) -> None:
-        """Note that a record was made and saved."""
-
-    def failed(self, cell: str, leg: Leg, error: RunFailed) -> None:
-        """Note that a leg failed; the others go on."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +94,13 @@ class _Bench:
                 continue
             reference = self._reference(task, seed)
             if self.matrix.factored:
-                some = [m for m in self.methods if not m.adaptive and any(m in those for those in asked.values())]
+                some = [m for m in self.methods if m.factored and any(m in those for those in asked.values())]
                 self._full(reference, parse_link(UNTHROTTLED), some)  # steps to the target, the same on all links
             for text, those in asked.items():
                 link = parse_link(text)
                 if self.matrix.factored:
-                    self._times(reference, link, [method for method in those if not method.adaptive])
-                    those = [method for method in those if method.adaptive]
+                    self._times(reference, link, [method for method in those if method.factored])
+                    those = [method for method in those if not method.factored]
                 self._full(reference, link, those)
 
     def _wide(self, task: str, link: str) -> list[Method]:
@@ -140,9 +119,9 @@ class _Bench:
         for (task, link), those in methods.items():
             for seed in seeds if those else ():
                 wanted.add((task, UNTHROTTLED, REFERENCE, seed))
-                wanted |= {(task, link, method.text, seed) for method in those}
+                wanted |= {(task, link, name, seed) for method in those for name in (method.text, method.of) if name}
                 if self.matrix.factored:
-                    wanted |= {(task, UNTHROTTLED, method.text, seed) for method in those if not method.adaptive}
+                    wanted |= {(task, UNTHROTTLED, method.text, seed) for method in those if method.factored}
         return len(wanted), sum(self._find(*key) is not None for key in wanted)
 
     # the three kinds of sessions
@@ -172,11 +151,16 @@ class _Bench:
         return run
 
     def _full(self, reference: TrainingRecord, link: Link, methods: Sequence[Method]) -> None:
-        """Methods on a link, to the target: static ones in one session, adaptive ones each in their own."""
+        """Methods on a link, to the target: static ones in one session, adaptive ones each in their own.
+
+        Matched random ones come last, after those whose choices they play.
+        """
         task, seed = reference.task, reference.seed
         assert reference.tta_s is not None
         seconds = self.matrix.limit * reference.tta_s
-        wanted = [method for method in methods if not self._find(task, str(link), method.text, seed)]
+        named = {method.text: method for one in methods for method in (one, *self._before(one))}
+        wanted = [method for method in named.values() if not self._find(task, str(link), method.text, seed)]
+        wanted.sort(key=lambda method: method.of is not None)
         alike = [method for method in wanted if not method.adaptive and len(link.phases) == 1]
         sessions = [alike] if alike else []
         sessions += [[method] for method in wanted if method not in alike]
@@ -189,11 +173,21 @@ class _Bench:
                     seconds=seconds,
                     target=reference.target,
                     every_steps=every,
+                    played=self._played(task, str(link), method, seed),
                 )
                 for method in session
             ]
             for ended in self._session(task, link, seed, legs):
                 self._keep(self._record(task, link, seed, ended, reference.target, seconds, reference))
+
+    def _before(self, method: Method) -> list[Method]:
+        """Return what must run before a method."""
+        return [] if method.of is None else [Method.parse(method.of)]
+
+    def _played(self, task: str, link: str, method: Method, seed: int) -> tuple[Play, ...]:
+        """Return what a matched random method plays; nothing where the run that chose it failed."""
+        run = self._find(task, link, method.of, seed) if method.of is not None else None
+        return () if run is None else plays(run.turns, run.steps)
 
     def _times(self, reference: TrainingRecord, link: Link, static: Sequence[Method]) -> None:
         """Static methods on a link by factors: steps from the unthrottled run, times from turns on this link."""
@@ -297,6 +291,7 @@ class _Bench:
             limit_s=limit_s,
             steps=end["step"],
             step_s=end["step_s"],
+            every=end.get("every"),
             samples_per_s=samples,
             efficiency=efficiency(samples, reference),
             wire_bytes=end["wire_bytes"],

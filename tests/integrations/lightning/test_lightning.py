@@ -50,9 +50,9 @@ def test_one_file_holds_all_ranks_states_also_after_the_end(package: str, tmp_pa
 def test_the_trainers_logger_gets_cf_gain_and_wire_ratio_when_it_logs(package: str, tmp_path: Path) -> None:
     ranks(program.fit, package, tmp_path, 1)
     rows = [*csv.DictReader((tmp_path / "csv" / "metrics.csv").open())]
-    assert [int(row["step"]) for row in rows if row["gravac/cf"]] == [1, 3, 5]
-    assert [float(row["gravac/cf"]) for row in rows][-1] == 10
-    assert 0 < float(rows[-1]["gravac/gain"]) < 1 < float(rows[-1]["gravac/wire_ratio"])
+    assert [int(row["step"]) for row in rows if row["gravac_step/cf"]] == [1, 3, 5]
+    assert [float(row["gravac_step/cf"]) for row in rows][-1] == 10
+    assert 0 < float(rows[-1]["gravac_step/gain"]) < 1 < float(rows[-1]["gravac_step/wire_ratio"])
 
 
 def test_a_checkpoint_of_two_ranks_is_taken_up_by_three(package: str, tmp_path: Path) -> None:

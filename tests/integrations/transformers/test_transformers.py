@@ -45,13 +45,13 @@ def test_states_go_with_their_checkpoint(tmp_path: Path) -> None:
 
 def test_the_trainer_logs_cf_gain_and_wire_ratio_with_its_loss(tmp_path: Path) -> None:
     for history in ranks(program.logged, tmp_path):
-        told = {entry["step"]: entry for entry in history if "gravac/cf" in entry}
+        told = {entry["step"]: entry for entry in history if "gravac_step/cf" in entry}
         assert (
             list(told) == [entry["step"] for entry in history if "loss" in entry] == [*range(2, program.STEPS + 1, 2)]
         )
         last = told[program.STEPS]
-        assert last["gravac/cf"] == 10
-        assert 0 < last["gravac/gain"] < 1 < last["gravac/wire_ratio"]
+        assert last["gravac_step/cf"] == 10
+        assert 0 < last["gravac_step/gain"] < 1 < last["gravac_step/wire_ratio"]
 
 
 def test_train_may_be_called_again(tmp_path: Path) -> None:

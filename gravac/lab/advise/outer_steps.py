@@ -1,0 +1,121 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Outer steps among the choices: those that ``gravac.OuterOptimizer`` would admit, with what a step of each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gravac.candidate import DENSE, Candidate
+from gravac.collectives import wire_ratio
+from gravac.compressors import Compressor
+from gravac.costmodel import Load, Machine, Network, crossing
+from gravac.outer.candidates import at_every, choices, widened
+from gravac.stepping.admission import Admission
+
+EVERY = choices(1, 100)
+"""Numbers of steps from one exchange to the next: those that OuterOptimizer chooses from unless told otherwise."""
+
+MOST = 32.0
+"""Highest CF that is taken into account: what a compressor costs at more than one step is assumed, and the less likely
+so the less it sends (``docs/outer.md``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """One way of exchanging what a model has, and what it puts on machine and network.
+
+    Attributes:
+        compressor: what compresses; a ``Dense`` for none.
+        cf: compression factor.
+        load: load of a step that exchanges.
+    """
+
+    compressor: Compressor
+    cf: float
+    load: Load
+
+    def candidate(self, full: int, network: Network, machine: Machine) -> Candidate:
+        """Return it as a candidate of an exchange in every step, which backward does not hide.
+
+        Args:
+            full: wire bytes of a dense float32 all-reduce of the model.
+            network: network between the workers.
+            machine: speed of each worker.
+        """
+        predicted, profile = self.load.over(network, machine), self.compressor.profile(self.cf)
+        return Candidate(
+            self.compressor.name if self.compressor.compresses else DENSE,
+            self.cf,
+            wire_ratio(full, predicted.wire_bytes),
+            profile.efficiency,
+            profile.family,
+            coding_s=predicted.compress_s,
+            exchange_s=predicted.exchange_s,
+        )
+
+    def step_s(self, every: int, network: Network, machine: Machine) -> float:
+        """Return the seconds of a step where it is exchanged every so many."""
+        seconds = at_every(self.candidate(1, network, machine), every, self.load.compute_s, 0).step_s
+        assert seconds is not None
+        return seconds
+
+
+def outer_steps(
+    dense: Sequence[Exchanged], compressed: Sequence[Exchanged], full: int, network: Network, machine: Machine
+) -> list[tuple[Exchanged, Candidate]]:
+    """Return all that OuterOptimizer would choose from up to ``MOST``, over all bases, each as its candidate.
+
+    Args:
+        dense: float32 and 16 bit.
+        compressed: compressors at compression factors.
+        full: wire bytes of a dense float32 all-reduce of the model.
+        network: network between the workers.
+        machine: speed of each worker.
+    """
+    found: dict[tuple[str, float, int], tuple[Exchanged, Candidate]] = {}
+    for base in dict.fromkeys(one.compressor.name for one in (*compressed, *dense)):
+        ways = [*dense, *(one for one in compressed if one.compressor.name == base and one.cf <= MOST)]
+        known = {(it.compressor, it.cf): one for one in ways for it in (one.candidate(full, network, machine),)}
+        candidates = [one.candidate(full, network, machine) for one in ways]
+        fewest = max(one.wire_ratio for one in candidates if one.dense)
+        fewer = tuple(one for one in candidates if one.dense or one.wire_ratio > fewest)
+        for it in widened(Admission(fewer), EVERY, ways[0].load.compute_s, 0, keep_all=False).candidates:
+            found[it.compressor, it.cf, it.every] = known[it.compressor, it.cf], it
+    return list(found.values())
+
+
+def bandwidth_below(one: Exchanged, every: int, sixteen: Load, network: Network, machine: Machine) -> float | None:
+    """Return the bandwidth below which its step is shorter than one of DDP's in 16 bit; see ``break_even``."""
+
+    def wins(bandwidth: float) -> bool:
+        at = Network(network.alpha, bandwidth)
+        return one.step_s(every, at, machine) < sixteen.over(at, machine).step_s
+
+    return crossing(wins)
+
+
+def code(compressor: str, cf: float, every: int | None, dense: str) -> str:
+    """Return the line that makes just that choice.
+
+    Args:
+        compressor: name of the compressor.
+        cf: compression factor.
+        every: number of steps from one exchange to the next; ``None``: DDP's hook.
+        dense: the 16-bit format.
+
+    Example:
+        >>> code("topk", 100.0, 20, "bfloat16")
+        'OuterOptimizer(model, optimizer, base="topk", controller=Static(cf=100), every=20)'
+    """
+    if every is None and compressor == DENSE:
+        short = {"bfloat16": "bf16", "float16": "fp16"}.get(dense)
+        return f"ddp.register_comm_hook(None, {short}_compress_hook)" if cf == 2 and short else "ddp, without any hook"
+    base = f'base="{compressor}"'
+    if compressor == DENSE:
+        base = f'base=dense(dtype="{"float32" if cf == 1 else dense}"), cf_range=(1, 2)'
+    settings = f"{base}, controller=Static(cf={cf:.6g})"
+    if every is None:
+        return f"AdaptiveCompressor({settings}).attach(ddp, optimizer)"
+    return f"OuterOptimizer(model, optimizer, {settings}, every={every})"

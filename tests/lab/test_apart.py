@@ -1,0 +1,133 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that train ranks apart, in the lab: what is shared, what is told, and what travels where."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gravac import Goodput
+from gravac.controllers import conformance
+from gravac.lab.links.network import CONTROL, EmulatedNetwork, available
+from gravac.lab.training.attach import attach
+from gravac.lab.training.methods import Method
+from gravac.lab.training.run import TrainingRun, TrainingSettings
+from gravac.lab.training.session import Leg
+from gravac.lab.training.shuffled import BLOCK, Play, Shuffled, plays, shuffled
+from gravac.lab.tta.record import Turn
+
+REASON = available()
+PLAYED = (Play("quantize", 8, 1, 12), Play("dense", 1, 1, 3))
+
+needs_torchft = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "outer(every=2):quantize(2)",
+        "outer(every=2):dense",
+        "matched:outer(every=2):quantize@2-16",
+        pytest.param("torchft-diloco(every=2)", marks=needs_torchft),
+        pytest.param("torchft-diloco(every=2, rate=1, momentum=0)", marks=needs_torchft),
+        pytest.param("torchft-localsgd(every=2)", marks=needs_torchft),
+    ],
+)
+def test_what_is_shared_is_of_the_last_exchange_and_the_end_exchanges_the_rest(text: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = Method.parse(text)
+    exchange = attach(method, model, optimizer, samples_per_step=16, log_dir=None, played=[Play("quantize", 8, 2, 9)])
+    seen, shared = [], []
+    for _ in range(7):
+        optimizer.zero_grad()
+        exchange.module(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        exchange.stepped()
+        exchange.settle()
+        seen.append(model.weight.detach().clone())
+        with exchange.shared():
+            shared.append(model.weight.detach().clone())
+        assert torch.equal(model.weight, seen[-1]), "the rank's own weights are back"
+    assert torch.equal(shared[3], shared[4]) and not torch.equal(seen[3], seen[4])
+    assert not torch.equal(shared[4], shared[5])
+    assert (exchange.every, exchange.exchanges()) == (2, 3)
+    exchange.finish()
+    with exchange.shared():
+        assert not torch.equal(model.weight, shared[-1])
+    assert exchange.exchanges() == 4
+    first = exchange.decisions()[0]
+    assert (first.step, first.every) == (0, 2)
+    assert exchange.exposed(0.0) >= 0 and exchange.wire_bytes(7, 1) == 0
+    exchange.close()
+
+
+@pytest.mark.usefixtures("alone")
+def test_nothing_to_play_is_refused() -> None:
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="no choices of outer:ladder to play; run that first"):
+        attach(Method.parse("matched:outer:ladder"), model, optimizer, samples_per_step=16, log_dir=None)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "needs torchft; pip install" in (Method.parse("torchft-diloco").missing or "")
+    assert Method.parse("outer:ladder").missing is None
+
+
+@pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
+def test_shuffled_is_a_controller(law: object) -> None:
+    law(Shuffled(Goodput(), PLAYED, seed=3))  # type: ignore[operator]
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(0, 5))
+def test_each_choice_is_played_for_as_many_rounds(rounds: list[int], seed: int) -> None:
+    played = [Play(f"c{at}", 2.0, 1, number) for at, number in enumerate(rounds)]
+    blocks = shuffled(played, seed)
+    assert all(1 <= one.rounds <= BLOCK for one in blocks) and blocks == shuffled(played, seed)
+    for one in played:
+        assert sum(block.rounds for block in blocks if block.compressor == one.compressor) == one.rounds
+
+
+def test_the_decisions_of_a_run_become_plays_of_its_rounds() -> None:
+    turns = [
+        Turn(step=step, compressor="quantize", cf=cf, every=every, changed=True, reason="")
+        for step, cf, every in ((0, 8, 10), (20, 16, 5), (20, 4, 2), (27, 8, 10))
+    ]
+    assert [(one.cf, one.every, one.rounds) for one in plays(turns, 32)] == [(8, 10, 2), (4, 2, 4), (8, 10, 1)]
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
+def test_commands_have_an_interface_of_their_own_and_no_byte_of_them_counts() -> None:
+    words = ("outer(every=5):quantize(2)", "outer(every=4, fragments=2, delay=1):quantize(2)")
+    legs = [Leg(text, text, steps=22, every_steps=10) for text in words]
+    settings = TrainingSettings(workers=2, link="50mbit", slowest=50e6, task="lstm", scale=0.1)
+    with EmulatedNetwork(2, "50mbit") as network, TrainingRun(legs, settings, network) as run:
+        ends = [event for event in run.events() if event["event"] == "end"]
+        control = network.interface_counters(0, CONTROL).sent
+    for end in ends:
+        assert end["wire_bytes"] > 0
+        assert 0.95 < end["interface_bytes"] / end["wire_bytes"] < 1.3
+        assert end["step_s"] == pytest.approx(end["seconds"] / end["step"])
+    assert [end["every"] for end in ends] == [22 / 5, 22 / 6], "what is left at the end is exchanged too"
+    assert control > 2 * 22 * 8
