@@ -223,7 +223,7 @@ class Averager:
             contexts, xs = [self._context(part.tensors, plan, part.fold)], [part.x]
         else:
             choice = part.tensors.choice
-            contexts = [self._context(FusedTensors((piece,), choice), plan) for piece in part.tensors.pieces]
+            contexts = [self._context(FusedTensors((piece,), choice), plan, part.fold) for piece in part.tensors.pieces]
             xs = [*part.x.view(len(contexts), -1)]
         for piece, x, context in zip(part.tensors.pieces, xs, contexts, strict=False):
             self._evaluate(piece, x, plan, context)

@@ -125,6 +125,14 @@ class Feedback:
         to_make = self._buffer(name, gradient, working(gradient.dtype)) if keep else None
         return Fold(self.residual.get(name), to_make)
 
+    def to_fold_rows(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> Fold | None:
+        """What it needs to do what ``fold_rows`` does; ``None`` where a part of the rows alone has a residual."""
+        residuals = [self.residual[name] for name in names if name in self.residual]
+        if residuals and len(residuals) < len(names):
+            return None
+        x = gradients[0].new_empty(len(names) * gradients[0].numel(), dtype=working(gradients[0].dtype))
+        return Fold(left=x, gradients=gradients, residuals=residuals)
+
     def settle(
         self,
         name: str,
@@ -178,8 +186,9 @@ class Feedback:
         if isinstance(finite, bool):
             torch._foreach_copy_(olds, [*kept])
         else:
-            torch._foreach_mul_(olds, (~finite).to(kept.dtype))
-            torch._foreach_add_(olds, [*kept.masked_fill_(~finite, 0.0)])
+            spoilt = ~finite
+            torch._foreach_mul_(olds, spoilt.to(kept.dtype))
+            torch._foreach_add_(olds, [*kept.masked_fill_(spoilt, 0.0)])
         for name in names:
             self._settle_held(name, finite)
 

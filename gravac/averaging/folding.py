@@ -71,9 +71,14 @@ class Folding:
         first, several, choice = tensors.pieces[0], len(tensors.pieces) > 1, tensors.choice
         if self.evaluates or not all(self.feedback.foldable(piece.name, piece.flat) for piece in tensors.pieces):
             return None
-        if several and (tensors.rows or any(self.feedback.has(piece.name) for piece in tensors.pieces)):
+        if not all(choice.compressor.folds(flat, choice.cf) for flat in tensors.flats):
             return None
-        if not choice.compressor.folds(first.flat, choice.cf):
+        if tensors.rows:
+            rows = self.feedback.to_fold_rows(tensors.names, tensors.flats)
+            if rows is None or rows.left is None:
+                return None
+            return Part(tensors, rows.left, folded=[*rows.left.view(len(tensors.pieces), -1)], fold=rows)
+        if several and any(self.feedback.has(piece.name) for piece in tensors.pieces):
             return None
         if several:
             return Part(tensors, tensors.join([piece.flat for piece in tensors.pieces]), fold=Fold())

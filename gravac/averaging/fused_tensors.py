@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from gravac.averaging.plan import Choice, Piece
-from gravac.compressors.base import Addend, Context, Fold, Rounds
-from gravac.compressors.messages import Messages
+from gravac.compressors.base import Addend, Context, Fold, Rounds, overwritten
 
 LARGEST = 1 << 17
 """Elements above which a tensor stays by itself on a processor: laying it out would cost more than the calls do."""
@@ -92,7 +91,9 @@ class FusedTensors:
             _write(self.pieces[0].flat, mean)
             return
         if not isinstance(mean, torch.Tensor):
-            mean = spare if _overwritten(spare, mean) else mean.add_to(spare.zero_())
+            if self.rows and overwritten(mean, *self.flats):
+                return
+            mean = spare if overwritten(mean, spare) else mean.add_to(spare.zero_())
         parts, flats = torch.split(mean, [self._padded(piece) for piece in self.pieces]), self.flats
         torch._foreach_copy_(flats, [part[: flat.numel()] for part, flat in zip(parts, flats, strict=True)])
 
@@ -109,7 +110,8 @@ class Part:
         x: what is to be sent of them: gradients with what is fed back, flat, ``[length]``, in the working dtype.
         energy: ``‖x‖²``, where it is known without another look at x.
         folded: each tensor's own part of x, where something is or may be kept of it; as many as tensors, or none.
-        fold: what the compressor folds itself: x is then bare, in the gradients' own dtype, until ``unfold``.
+        fold: what the compressor folds itself: x is then bare, in the gradients' own dtype, until ``unfold``; of rows,
+            memory for what is folded.
     """
 
     tensors: FusedTensors
@@ -132,7 +134,7 @@ class Part:
         self.energy = self.fold.energy
         if self.fold.left is not None:
             self.x = self.fold.left
-        if self.folded:
+        if self.folded and not self.tensors.rows:
             self.folded = [self.x]
 
 
@@ -171,15 +173,10 @@ def _padded(elements: int, multiple: int) -> int:
     return -(-elements // multiple) * multiple
 
 
-def _overwritten(flat: torch.Tensor, mean: Addend) -> bool:
-    """Whether a mean was put into a tensor in one pass."""
-    return isinstance(mean, Messages) and mean.overwrite(flat)
-
-
 def _write(flat: torch.Tensor, mean: torch.Tensor | Addend) -> None:
     if isinstance(mean, torch.Tensor):
         flat.copy_(mean)
-    elif _overwritten(flat, mean):
+    elif overwritten(mean, flat):
         return
     elif flat.element_size() >= 4:
         mean.add_to(flat.zero_())

@@ -11,7 +11,8 @@ from gravac.compressors.base import Addend, Sparse, blocks, energy
 
 def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:
     """Tell whether all squared norms are finite, ``[]`` bool: one element that is not makes its tensor's norm so."""
-    return (torch.stack([*energies]) < torch.inf).all()
+    every = [*energies]
+    return every[0] < torch.inf if len(every) == 1 else (torch.stack(every) < torch.inf).all()
 
 
 def energy_of(flat: torch.Tensor) -> torch.Tensor:
@@ -46,4 +47,6 @@ def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> to
 
 def summed(numbers: Sequence[torch.Tensor]) -> torch.Tensor | float:
     """The sum of scalars (0-d tensors), in float64."""
+    if len(numbers) == 1:
+        return numbers[0].double()
     return torch.stack([*numbers]).double().sum() if numbers else 0.0

@@ -51,12 +51,12 @@ class StepStats:
     @property
     def error(self) -> Number:
         """Squared norm of what was not sent."""
-        return sum(self.errors, 0.0)
+        return _total(self.errors)
 
     @property
     def energy(self) -> Number:
         """Squared norm of what was to be sent."""
-        return sum(self.energies, 0.0)
+        return _total(self.energies)
 
     @property
     def shadow(self) -> list[Number]:
@@ -68,7 +68,9 @@ class StepStats:
         """Whether every gradient was finite, on every rank."""
         known = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
         masks = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
-        return torch.stack(masks).all() if known and masks else known
+        if not known or not masks:
+            return known
+        return masks[0] if len(masks) == 1 else torch.stack(masks).all()
 
     def looked_at(self, read: Callable[[Sequence[torch.Tensor]], list[float]]) -> "StepStats":
         """Return the same with numbers in place of 0-d tensors, all read at once."""
@@ -112,7 +114,13 @@ class StepStats:
                 self.compressed += part.tensors.elements
                 self.sent += part.tensors.elements / result.cf
         unseen = any(part.fold is not None for part in parts)
+        spoilt = ~finite if unseen and isinstance(finite, torch.Tensor) else None
         for numbers, of_all in ((summed(energies), self.energies), (summed(errors), self.errors)):
-            if unseen and isinstance(numbers, torch.Tensor) and isinstance(finite, torch.Tensor):
-                numbers = torch.where(finite, numbers, torch.zeros_like(numbers))
+            if spoilt is not None and isinstance(numbers, torch.Tensor):
+                numbers = numbers.masked_fill(spoilt, 0.0)
             of_all.append(numbers)
+
+
+def _total(numbers: Sequence[Number]) -> Number:
+    """The sum of numbers; of one, itself."""
+    return numbers[0] if len(numbers) == 1 else sum(numbers, 0.0)

@@ -14,7 +14,7 @@ Laws, checked for every compressor by ``gravac.conformance``:
 import math
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -40,11 +40,25 @@ class Addend(Protocol):
         """Add ``alpha`` times this to ``dense`` (flat), in place; returns it."""
 
 
+@runtime_checkable
+class Replacement(Addend, Protocol):
+    """One that may also be put in place of what is there, in one pass."""
+
+    def overwrite(self, *denses: torch.Tensor) -> bool:
+        """Put this into tensors, each flat, one after another, where that can be done at once; tell whether."""
+
+
+def overwritten(numbers: Addend, *denses: torch.Tensor) -> bool:
+    """Put numbers into flat tensors, one after another, where that can be done at once; tell whether."""
+    return isinstance(numbers, Replacement) and numbers.overwrite(*denses)
+
+
 def laid_out(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:
     """A flat tensor in memory, of the size and dtype of ``like``; itself, if it is one."""
     if isinstance(numbers, torch.Tensor):
         return numbers.reshape(-1)
-    return numbers.add_to(torch.zeros_like(like).reshape(-1))
+    dense = torch.empty_like(like).reshape(-1)
+    return dense if overwritten(numbers, dense) else numbers.add_to(dense.zero_())
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +126,16 @@ class Fold:
             ``Reduced.sent`` leaves out since it is taken off already. ``None``: nothing is kept; a compressor that
             needs the sum afterwards puts a tensor of its own here.
         energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; not finite when
-            an element of the gradient is not.
+            an element of the gradient is not. Of rows, that of all.
+        gradients: of rows (``rounds_together``), each one's gradient, flat; x is then memory for their sums, ``left``.
+        residuals: what is added to each row; none: nothing. All rows have one fold.
     """
 
     residual: torch.Tensor | None = None
     left: torch.Tensor | None = None
     energy: torch.Tensor | None = None
+    gradients: Sequence[torch.Tensor] = ()
+    residuals: Sequence[torch.Tensor] = ()
 
 
 @dataclass(slots=True)
@@ -268,7 +286,8 @@ class Compressor(Settings):
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
         """Whether ``rounds`` takes this gradient as it is: flat, of 16 bits too, perhaps not finite, with ``ctx.fold``.
 
-        What it sends of one that is not finite may be anything: every rank gets NaN, and nothing of it is kept.
+        What it sends of one that is not finite may be anything: every rank gets NaN, and nothing of it is kept. One
+        that has a ``batch_key`` is asked of the first of several, too, whose ``rounds_together`` then fold.
         """
         return False
 

@@ -109,8 +109,11 @@ class Messages:
             add_at(dense, *self.more, alpha)
         return dense
 
-    def overwrite(self, dense: torch.Tensor) -> bool:
-        """Put this, as long as ``dense`` at least, in place of what is there, where a kernel can; tell whether."""
+    def overwrite(self, *denses: torch.Tensor) -> bool:
+        """Put this, as long as a tensor at least, in place of what is there, where a kernel can; tell whether."""
+        if len(denses) > 1:
+            return False
+        (dense,) = denses
         by = _kernels(dense, self.block)
         if by is None or self.more is not None or not dense.is_contiguous():
             return False

@@ -16,14 +16,17 @@ import torch
 from pydantic import Field
 
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, k_for, laid_out
+from gravac.compressors.base import Compressor, Context, Fold, Reduced, Rounds, Sparse, energy, k_for, laid_out
 from gravac.compressors.chunks import (
+    AtChunks,
     Chosen,
+    FoldedChunks,
     chunk_energies,
-    first_coordinates,
-    folded_energies,
+    fold_chunks,
     folds,
     gather,
+    in_order,
+    positions,
     scatter,
     whole_but_one,
 )
@@ -77,15 +80,11 @@ class TopKC(Compressor):
         2. Choose the chunks with most energy, the same on all ranks; one is sent in part, so that k values travel.
         3. All-reduce the values there; where they are quantized, by the quantizer's own rounds.
         """
+        if ctx.fold is not None:
+            return (yield from self._folded(x, cf, ctx, ctx.fold))
         chunk = self.chunk_at(cf)
         k = k_for(x.numel(), cf)
-        if ctx.fold is None:
-            energies = chunk_energies(x, chunk)
-        else:
-            x, energies = folded_energies(x, chunk, ctx.fold)
-        total = yield AllReduce((energies / ctx.world).to(NORMS))
-        if ctx.fold is not None:
-            total = total.nan_to_num()  # choosing must not depend on what comes of numbers that are none
+        total = yield AllReduce((chunk_energies(x, chunk) / ctx.world).to(NORMS))
         chosen = choose(total, k, chunk, x.numel())
         mine = gather(x, chosen, chunk, k)
         if isinstance(self.values, Quantize):
@@ -109,9 +108,11 @@ class TopKC(Compressor):
         """
         (count, elements), ctx, chunk = x.shape, contexts[0], self.chunk_at(cf)
         k, flat = k_for(elements, cf), x.view(-1)
+        if ctx.fold is not None:
+            return (yield from self._folded(flat, cf, ctx, ctx.fold))
         total = yield AllReduce((chunk_energies(flat, chunk) / ctx.world).to(NORMS))
-        positions = choose_each(total.view(count, -1), k, chunk)
-        mine = flat.index_select(0, positions)
+        places = positions(in_order(total.view(count, -1), k, chunk), k, chunk, elements // chunk)
+        mine = flat.index_select(0, places)
         if isinstance(self.values, Quantize):
             # each row's values filled up with zeros to whole blocks, so that none has numbers of two rows
             rows = torch.nn.functional.pad(mine.view(count, k), (0, -k % self.values.block))
@@ -119,10 +120,41 @@ class TopKC(Compressor):
             mean, sent = (laid_out(one, rows).view_as(rows)[:, :k].reshape(-1) for one in (part.mean, part.sent))
         else:
             mean, sent = yield from _averaged(mine, dtype_of(self.values, ctx.dtype), ctx.world)
-        return Reduced(Sparse(((positions, mean),)), Sparse(((positions, sent),)), elements / k)
+        return Reduced(Sparse(((places, mean),)), Sparse(((places, sent),)), elements / k)
+
+    def _folded(self, x: torch.Tensor, cf: float, ctx: Context, fold: Fold) -> Rounds:
+        """Average bare gradients, one or several, in the steps of ``rounds``, by kernels that fold as well.
+
+        What is sent is taken off what the fold leaves, and the energies become those of what is left.
+        """
+        chunk = self.chunk_at(cf)
+        folded, wire = fold_chunks(x, chunk, fold, ctx.world)
+        elements = folded.x.numel() // folded.count
+        k = k_for(elements, cf)
+        order = in_order((yield AllReduce(wire)).view(folded.count, -1), k, chunk)
+        if isinstance(self.values, Quantize):
+            mean, error = yield from self._requantized(folded, order, k, ctx)
+        else:
+            mean = yield AllReduce(folded.take(order, k, dtype_of(self.values, ctx.dtype), ctx.world))
+            error = folded.energy
+        return Reduced(AtChunks(mean, order, k, chunk), Sparse(()), elements / k, error=error)
+
+    def _requantized(
+        self, folded: FoldedChunks, order: torch.Tensor, k: int, ctx: Context
+    ) -> Generator[Collective, Any, tuple[torch.Tensor, torch.Tensor]]:
+        """Quantize the values of chosen chunks, rows filled up to whole blocks: their mean, and the squared error."""
+        assert isinstance(self.values, Quantize)
+        mine = folded.take(order, k, torch.float32, multiple=self.values.block if folded.count > 1 else 1)
+        flat, cf = mine.view(-1), self.values.finest
+        within = Fold(left=flat) if self.values.folds(flat, cf) else None
+        part = yield from self.values.rounds(flat, cf, replace(ctx.part(mine.numel()), fold=within))
+        lost = flat.sub_(part.sent) if isinstance(part.sent, torch.Tensor) else part.sent.add_to(flat, -1.0)
+        AtChunks(lost.view_as(mine), order, k, folded.chunk).add_to(folded.x)
+        error = folded.energy + energy(lost.view_as(mine)[:, :k].reshape(-1))  # what codes make of padding is not lost
+        return laid_out(part.mean, mine).view_as(mine), error
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
-        """Whether the kernel of the chunks' energies can take it."""
+        """Whether kernels can take it, flat."""
         return folds(gradient)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
@@ -171,12 +203,6 @@ def choose(energies: torch.Tensor, k: int, chunk: int, elements: int) -> Chosen:
     rows = largest(energies, -(-k // chunk))
     weakest = energies.index_select(0, rows).argmin(0, keepdim=True) if k else rows
     return whole_but_one(rows, weakest, k, chunk, elements)
-
-
-def choose_each(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
-    """Where k coordinates lie that ``choose`` takes of each tensor (a row of ``energies``), side by side: flat."""
-    rows = largest(energies, -(-k // chunk))
-    return first_coordinates(rows, energies.gather(1, rows).argmin(1, keepdim=True), k, chunk, energies.shape[1])
 
 
 topkc = TopKC()

@@ -119,7 +119,7 @@ def _flag(asked: Sequence[Collective], finite: Verdict, judge: Callable[[torch.T
     if sums:
         like = sums[0]
         if finite is not False and like.element_size() <= 2 and like.is_floating_point():
-            fits = judge(torch.stack([one.isfinite().all() for one in sums if one.dtype == like.dtype]).all())
+            fits = judge(_all_fit([one for one in sums if one.dtype == like.dtype and one.numel()]))
             finite = fits if isinstance(finite, bool) else finite & fits
         return AllReduce(_raised(finite, like, like.dtype, (1,)))
     for one in asked:
@@ -129,6 +129,12 @@ def _flag(asked: Sequence[Collective], finite: Verdict, judge: Callable[[torch.T
         if isinstance(one, AllToAll):
             return AllToAll(_raised(finite, one.tensor, torch.uint8, (len(one.tensor), 1)))
     return AllReduce(_raised(finite, torch.empty(0), torch.float32, (1,)))
+
+
+def _all_fit(sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whether all numbers of some tensors are finite, 0-d: the largest magnitudes tell."""
+    largest = torch._foreach_norm([*sums], torch.inf)
+    return largest[0] < torch.inf if len(largest) == 1 else (torch.stack([*largest]) < torch.inf).all()
 
 
 def _raised(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -141,7 +147,7 @@ def _raised(finite: Verdict, like: torch.Tensor, dtype: torch.dtype, shape: tupl
 def _unraised(answer: torch.Tensor | tuple[torch.Tensor]) -> torch.Tensor:
     """Whether no rank raised the flag, by what came of it."""
     flags = answer[0] if isinstance(answer, tuple) else answer
-    return (flags == 0).all()
+    return (flags == 0).view(()) if flags.numel() == 1 else (flags == 0).all()
 
 
 class _Sums:

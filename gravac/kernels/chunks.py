@@ -1,95 +1,410 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Energies of chunks of consecutive numbers as one kernel, with the residual added on the way.
+"""Chunks of consecutive numbers as three kernels: their energies, the values of those chosen, and the mean put back.
 
-Source: ``compressors/chunks.py``, and Han et al., HotNets 2024 (arXiv 2407.01378), section 3.1, for what they choose.
+Each takes a whole group: several tensors, equally long, each where it lies. What it does to them is what
+``compressors/topkc.py`` does by PyTorch's operators, number by number in the same order; energies are summed in
+another. Products must not be fused with sums (``enable_fp_fusion``): what was sent is rounded before it is taken off.
+
+Source: Han et al., HotNets 2024 (arXiv 2407.01378), section 3.1.
 """
+
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
+from gravac.kernels.codes import narrowed, widened
 from gravac.kernels.layout import GRADIENTS, RESIDUALS, on_device_of, require_flat
 
 TILE = 2048
 """Numbers that a program holds at once."""
 
+MOST = 32
+"""Tensors of a launch: each is an argument of its own."""
+
+
+def tiling(chunk: int) -> dict[str, int]:
+    """Chunks that a program takes, and as many of their numbers as it holds at once."""
+    columns = min(TILE, triton.next_power_of_2(chunk))
+    return {"rows": TILE // columns, "columns": columns}
+
+
+@triton.jit
+def _pick(tensors: tl.tuple, at: tl.tensor, count: tl.constexpr) -> tl.tensor:
+    one = tensors[0]
+    for i in tl.static_range(1, count):
+        one = tl.where(at == i, tensors[i], one)
+    return one
+
 
 @triton.jit
 def _energies(
-    gradient: tl.tensor,
-    residual: tl.tensor,
+    gradients: tl.tuple,
+    residuals: tl.tuple | None,
     folded: tl.tensor,
     energies: tl.tensor,
+    wire: tl.tensor,
     numbers: tl.tensor,
+    chunks: tl.tensor,
+    world: tl.tensor,
+    count: tl.constexpr,
     chunk: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
 ) -> None:
+    which = tl.program_id(1)
     row = tl.arange(0, rows)
     first = tl.program_id(0).to(tl.int64) * rows
     within = tl.minimum(numbers - first * chunk, rows * chunk).to(tl.int32)
+    gradient = _pick(gradients, which, count) + first * chunk
+    into = which.to(tl.int64) * numbers + first * chunk
     squares = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
         at = row[:, None] * chunk + column[None, :]
         there = (column < chunk)[None, :] & (at < within)
-        x = tl.load(gradient + first * chunk + at, mask=there, other=0).to(tl.float32)
-        if residual is not None:
-            x = tl.load(residual + first * chunk + at, mask=there, other=0).to(tl.float32) + x
+        x = tl.load(gradient + at, mask=there, other=0).to(tl.float32)
+        if residuals is not None:
+            residual = _pick(residuals, which, count) + first * chunk
+            x = tl.load(residual + at, mask=there, other=0).to(tl.float32) + x
         if folded is not None:
-            tl.store(folded + first * chunk + at, x, mask=there)
+            tl.store(folded + into + at, x, mask=there)
         squares += x * x
-    tl.store(energies + first + row, tl.sum(squares, axis=1), mask=row * chunk < within)
+    energy = tl.sum(squares, axis=1)
+    mine = which.to(tl.int64) * chunks + first + row
+    tl.store(energies + mine, energy, mask=row * chunk < within)
+    if wire is not None:
+        share = tl.where(energy < float("inf"), tl.div_rn(energy, tl.zeros_like(energy) + world), 0.0)
+        tl.store(wire + mine, narrowed(share, up=False).to(tl.int16), mask=row * chunk < within)
 
 
-def chunk_energies(
-    gradient: torch.Tensor,
+@triton.jit
+def _take(
+    x: tl.tensor,
+    energies: tl.tensor,
+    order: tl.tensor,
+    values: tl.tensor,
+    numbers: tl.tensor,
+    chunks: tl.tensor,
+    chosen: tl.tensor,
+    k: tl.tensor,
+    width: tl.tensor,
+    world: tl.tensor,
+    form: tl.constexpr,
+    chunk: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+) -> None:
+    which = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    number = tl.load(order + which * chosen + place, mask=place < chosen, other=0)
+    squares = tl.zeros([rows, columns], tl.float32)
+    for start in range(0, chunk, columns):
+        column = start + tl.arange(0, columns)
+        at = number[:, None] * chunk + column[None, :]
+        to = place[:, None] * chunk + column[None, :]
+        there = (place < chosen)[:, None] & (column < chunk)[None, :]
+        before = tl.load(x + which * numbers + at, mask=there & (at < numbers), other=0)
+        share = tl.div_rn(before, tl.zeros_like(before) + world)
+        if form == "bfloat16":
+            narrow = narrowed(share, up=False).to(tl.int16)
+            sent = widened(narrow.to(tl.int32))
+        elif form == "float16":
+            narrow = tl.minimum(tl.maximum(share, -65504.0), 65504.0).to(tl.float16)
+            sent = narrow.to(tl.float32)
+        else:
+            narrow = share
+            sent = share
+        tl.store(values + which * width + to, narrow, mask=there & (to < k))
+        left = tl.where(to < k, before - sent * world, before)
+        tl.store(x + which * numbers + at, left, mask=there & (at < numbers) & (to < k))
+        squares += left * left
+    tl.store(energies + which * chunks + number, tl.sum(squares, axis=1), mask=place < chosen)
+
+
+@triton.jit
+def _decode(
+    denses: tl.tuple,
+    values: tl.tensor,
+    order: tl.tensor,
+    numbers: tl.tensor,
+    chosen: tl.tensor,
+    k: tl.tensor,
+    width: tl.tensor,
+    alpha: tl.tensor,
+    count: tl.constexpr,
+    halvings: tl.constexpr,
+    add: tl.constexpr,
+    chunk: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+) -> None:
+    which = tl.program_id(1)
+    number = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    own = order + which.to(tl.int64) * chosen
+    # all but the last ascend: how many of these come before a chunk
+    before = tl.zeros_like(number)
+    for halving in tl.static_range(halvings):
+        upto = before + (1 << (halvings - 1 - halving))
+        less = tl.load(own + upto - 1, mask=upto < chosen, other=0) < number
+        before = tl.where((upto < chosen) & less, upto, before)
+    found = (before < chosen) & (tl.load(own + before, mask=before < chosen, other=-1) == number)
+    last = tl.load(own + chosen - 1) == number
+    place = tl.where(last, chosen - 1, before)
+    dense = _pick(denses, which, count)
+    for start in range(0, chunk, columns):
+        column = start + tl.arange(0, columns)
+        at = number[:, None] * chunk + column[None, :]
+        of = place[:, None] * chunk + column[None, :]
+        inside = (column < chunk)[None, :] & (at < numbers)
+        sent = inside & (found | last)[:, None] & (of < k)
+        mean = tl.load(values + which.to(tl.int64) * width + of, mask=sent, other=0).to(tl.float32)
+        if add:
+            mean = tl.load(dense + at, mask=sent, other=0).to(tl.float32) + mean * alpha
+            tl.store(dense + at, mean.to(dense.dtype.element_ty), mask=sent)
+        else:
+            tl.store(dense + at, mean.to(dense.dtype.element_ty), mask=inside)
+
+
+def energies(
+    gradients: Sequence[torch.Tensor],
     chunk: int,
     *,
-    residual: torch.Tensor | None = None,
+    residuals: Sequence[torch.Tensor] = (),
     folded: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Sum of squares of each chunk of ``residual + gradient``, in float32: one launch.
+    world: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of squares of each chunk of ``residual + gradient``: one launch for every ``MOST`` tensors.
 
     Args:
-        gradient: flat, ``[elements]``, contiguous: float32, float16 or bfloat16.
-        chunk: numbers per chunk; the last may have fewer.
-        residual: float32 or bfloat16, flat, ``[elements]``, contiguous; ``None``: zeros.
-        folded: float32, likewise, and may be the residual; overwritten with the sum. ``None``: that is not kept.
+        gradients: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16. Several
+            are of whole chunks.
+        chunk: numbers per chunk; the last of a single tensor may have fewer.
+        residuals: one for each, float32 or bfloat16, likewise; none: zeros.
+        folded: float32, ``[count * elements]``, and may be a residual; overwritten with the sums. ``None``: those are
+            not kept.
+        world: number of ranks; ``None``: nothing is to travel.
 
     Returns:
-        float32, ``[ceil(elements / chunk)]``; not finite where a number of the chunk is not.
+        float32, ``[count * chunks]``, not finite where a number of the chunk is not; and what travels of them, each
+        divided by ``world``: bfloat16, ``[count * chunks]``, zeros where not finite; empty where nothing is to.
 
     Raises:
         ValueError: a tensor is not as described.
     """
-    require_flat(gradient.numel(), GRADIENTS, gradient=gradient)
-    require_flat(gradient.numel(), RESIDUALS, residual=residual)
-    require_flat(gradient.numel(), folded=folded)
-    energies: torch.Tensor = _energies_op(gradient, residual, folded, chunk)
-    return energies
+    elements = gradients[0].numel()
+    for gradient in gradients:
+        require_flat(elements, GRADIENTS, gradient=gradient)
+    for residual in residuals:
+        require_flat(elements, RESIDUALS, residual=residual)
+    require_flat(len(gradients) * elements, folded=folded)
+    if len(gradients) > 1 and elements % chunk:
+        raise ValueError(f"chunk: {chunk} numbers of tensors of {elements}; several tensors are of whole chunks")
+    made: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for start in range(0, len(gradients), MOST):
+        some = gradients[start : start + MOST]
+        part = None if folded is None else folded[start * elements : (start + len(some)) * elements]
+        made.append(_energies_op(some, residuals[start : start + MOST], part, chunk, world or 0))
+    if len(made) == 1:
+        return made[0]
+    return torch.cat([one for one, _ in made]), torch.cat([one for _, one in made])
 
 
 @triton_op("gravac::chunk_energies", mutates_args=("folded",))
 def _energies_op(
-    gradient: torch.Tensor, residual: torch.Tensor | None, folded: torch.Tensor | None, chunk: int
-) -> torch.Tensor:
-    energies: torch.Tensor = _output(gradient, residual, folded, chunk)
+    gradients: Sequence[torch.Tensor],
+    residuals: Sequence[torch.Tensor],
+    folded: torch.Tensor | None,
+    chunk: int,
+    world: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    energies, wire = _outputs(gradients, residuals, folded, chunk, world)
     if len(energies):
-        columns = min(TILE, triton.next_power_of_2(chunk))
-        rows = TILE // columns
-        programs = triton.cdiv(len(energies), rows)
-        with on_device_of(gradient):
-            wrap_triton(_energies)[(programs,)](
-                gradient, residual, folded, energies, gradient.numel(), chunk=chunk, rows=rows, columns=columns
+        tiles, chunks = tiling(chunk), len(energies) // len(gradients)
+        with on_device_of(gradients[0]):
+            wrap_triton(_energies)[(triton.cdiv(chunks, tiles["rows"]), len(gradients))](
+                tuple(gradients),
+                tuple(residuals) or None,
+                folded,
+                energies,
+                wire.view(torch.int16) if world else None,
+                gradients[0].numel(),
+                chunks,
+                float(world),
+                count=len(gradients),
+                chunk=chunk,
+                **tiles,
+                enable_fp_fusion=False,
             )
-    return energies
+    return energies, wire
 
 
 @_energies_op.register_fake
-def _output(
-    gradient: torch.Tensor, residual: torch.Tensor | None, folded: torch.Tensor | None, chunk: int
+def _outputs(
+    gradients: Sequence[torch.Tensor],
+    residuals: Sequence[torch.Tensor],
+    folded: torch.Tensor | None,
+    chunk: int,
+    world: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    first, chunks = gradients[0], len(gradients) * -(-gradients[0].numel() // chunk)
+    return first.new_empty(chunks, dtype=torch.float32), first.new_empty(chunks if world else 0, dtype=torch.bfloat16)
+
+
+def take(
+    x: torch.Tensor,
+    energies: torch.Tensor,
+    order: torch.Tensor,
+    k: int,
+    chunk: int,
+    dtype: torch.dtype,
+    world: int = 1,
+    multiple: int = 1,
 ) -> torch.Tensor:
-    return gradient.new_empty(-(-gradient.numel() // chunk), dtype=torch.float32)
+    """Take what travels of the chosen chunks out of tensors, so that what is not sent is left there: one launch.
+
+    Args:
+        x: the tensors side by side: float32, ``[count * elements]``; lessened by ``world`` times what travels.
+        energies: of their chunks: float32, ``[count * chunks]``; overwritten at those chosen with what is left of them.
+        order: chunk numbers of each tensor, none twice, in the order in which they travel: int64, ``[count, m]``.
+        k: numbers that travel of each; those beyond a tensor's end are zeros.
+        chunk: numbers per chunk.
+        dtype: float32, float16 or bfloat16, in which they travel.
+        world: number of ranks, by which they are divided before.
+        multiple: number of which the numbers of a tensor are a multiple, filled up with zeros.
+
+    Returns:
+        Of that dtype, ``[count, k]``, k rounded up to the multiple.
+
+    Raises:
+        ValueError: a tensor is not as described.
+    """
+    require_flat(x.numel(), x=x)
+    require_flat(energies.numel(), energies=energies)
+    if dtype not in GRADIENTS:
+        raise ValueError(f"dtype: {dtype}; kernels take {', '.join(map(str, GRADIENTS))}")
+    values: torch.Tensor = _take_op(
+        x, energies, order.contiguous(), k, -(-k // multiple) * multiple, chunk, dtype, world
+    )
+    return values
+
+
+@triton_op("gravac::chunk_take", mutates_args=("x", "energies"))
+def _take_op(
+    x: torch.Tensor,
+    energies: torch.Tensor,
+    order: torch.Tensor,
+    k: int,
+    width: int,
+    chunk: int,
+    dtype: torch.dtype,
+    world: int,
+) -> torch.Tensor:
+    count, chosen = order.shape
+    values = x.new_zeros(count, width, dtype=dtype) if width > k else x.new_empty(count, width, dtype=dtype)
+    tiles = tiling(chunk)
+    with on_device_of(x):
+        wrap_triton(_take)[(triton.cdiv(chosen, tiles["rows"]), count)](
+            x,
+            energies,
+            order,
+            values.view(torch.int16) if dtype == torch.bfloat16 else values,
+            x.numel() // count,
+            energies.numel() // count,
+            chosen,
+            k,
+            width,
+            float(world),
+            form=str(dtype).removeprefix("torch."),
+            chunk=chunk,
+            **tiles,
+            enable_fp_fusion=False,
+        )
+    return values
+
+
+@_take_op.register_fake
+def _values(
+    x: torch.Tensor,
+    energies: torch.Tensor,
+    order: torch.Tensor,
+    k: int,
+    width: int,
+    chunk: int,
+    dtype: torch.dtype,
+    world: int,
+) -> torch.Tensor:
+    return x.new_empty(len(order), width, dtype=dtype)
+
+
+def decode(
+    denses: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    order: torch.Tensor,
+    k: int,
+    chunk: int,
+    alpha: float | None = None,
+) -> None:
+    """Put values of chosen chunks into tensors, zeros elsewhere, or add them: one launch for every ``MOST`` tensors.
+
+    Args:
+        denses: equally long tensors, each flat, ``[elements]``, contiguous: float32, float16 or bfloat16; changed.
+        values: ``[count, width]``, of which the first k are taken, contiguous; as ``take`` gave them, in any dtype.
+        order: chunk numbers of each, as ``take`` was given them; all but the last ascending: int64, ``[count, m]``.
+        k: numbers of each tensor.
+        chunk: numbers per chunk.
+        alpha: what values are multiplied by before they are added; ``None``: they replace what was there.
+
+    Raises:
+        ValueError: a tensor is not as described.
+    """
+    for dense in denses:
+        require_flat(denses[0].numel(), GRADIENTS, dense=dense)
+    for start in range(0, len(denses), MOST):
+        some = slice(start, start + MOST)
+        _decode_op(denses[some], values[some], order[some].contiguous(), k, chunk, alpha)
+
+
+@triton_op("gravac::chunk_decode", mutates_args=("denses",))
+def _decode_op(
+    denses: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    order: torch.Tensor,
+    k: int,
+    chunk: int,
+    alpha: float | None,
+) -> None:
+    tiles, (count, chosen) = tiling(chunk), order.shape
+    numbers = denses[0].numel()
+    with on_device_of(values):
+        wrap_triton(_decode)[(triton.cdiv(triton.cdiv(numbers, chunk), tiles["rows"]), count)](
+            tuple(denses),
+            values,
+            order,
+            numbers,
+            chosen,
+            k,
+            values.shape[1],
+            1.0 if alpha is None else float(alpha),
+            count=count,
+            halvings=(chosen - 1).bit_length(),
+            add=alpha is not None,
+            chunk=chunk,
+            **tiles,
+            enable_fp_fusion=False,
+        )
+
+
+@_decode_op.register_fake
+def _decodes_in_place(
+    denses: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    order: torch.Tensor,
+    k: int,
+    chunk: int,
+    alpha: float | None,
+) -> None:
+    return None

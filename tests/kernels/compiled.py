@@ -2,29 +2,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels in PTX for a GPU that need not be there, as JSON; for a process that does not interpret kernels.
 
-``python -m tests.kernels.compiled 4 fitted 128``: the quantizer's bits and levels, and the numbers per block.
+``python -m tests.kernels.compiled``: the quantizer's for ``CASES``, those of chunks once.
 """
 
 import json
-import sys
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from gravac.compressors.levels import Kind
 from gravac.compressors.packing import packed_bytes
 from gravac.kernels import chunks, codes, quantize
 
 CAPABILITY = 80
 """The oldest CUDA GPUs that compute with bfloat16: 8.0."""
 
-TYPES = {
+CASES: tuple[tuple[int, Kind, int], ...] = ((4, "fitted", 128), (3, "uniform", 24), (8, "uniform", 1000))
+"""Bits, levels, and numbers per block."""
+
+SEVERAL = 3
+"""Tensors of a group."""
+
+TYPES: dict[str, Any] = {
     "gradient": "*bf16",
+    "gradients": ("*bf16",) * SEVERAL,
+    "order": "*i64",
+    **dict.fromkeys(("residuals", "denses"), ("*fp32",) * SEVERAL),
     **dict.fromkeys(("message", "messages"), "*u8"),
-    **dict.fromkeys(("residual", "decoded", "left", "sums", "dense", "folded", "energies"), "*fp32"),
-    **dict.fromkeys(("numbers", "blocks", "per", "stride", "stride_of_part"), "i32"),
-    **dict.fromkeys(("factor", "share", "alpha"), "fp32"),
+    **dict.fromkeys(("wire", "values"), "*i16"),
+    **dict.fromkeys(("residual", "decoded", "left", "sums", "dense", "folded", "energies", "x"), "*fp32"),
+    **dict.fromkeys(("numbers", "blocks", "per", "stride", "stride_of_part", "chunks", "chosen", "k", "width"), "i32"),
+    **dict.fromkeys(("factor", "share", "alpha", "world"), "fp32"),
 }
 """Types of the kernels' arguments, by name; others are constants."""
 
@@ -39,20 +49,31 @@ def ptx(kernel: Any, constants: dict[str, Any], warps: int) -> str:
     return text
 
 
-def main(bits: int, kind: str, block: int) -> None:
+def quantizers(bits: int, kind: Kind, block: int) -> dict[str, str]:
+    """The quantizer's kernels for so many bits, of levels of a kind, and numbers per block."""
     code = codes.code_for(bits, kind)
     tiling = codes.tiling(block, code.together)
     warps = tiling.pop("num_warps")
-    shared = {"block": block, "bits": bits, "width": packed_bytes(block, bits), **tiling}
+    shared: dict[str, Any] = {"block": block, "bits": bits, "width": packed_bytes(block, bits), **tiling}
     shared |= {"positive": code.positive, "most": code.most}
-    columns = triton.next_power_of_2(block)
-    found = {
-        "encode": ptx(quantize._encode, {**shared, "points": code.points}, warps),
-        "decode": ptx(quantize._decode, {**shared, "parts": 3, "add": True}, warps),
-        "chunk_energies": ptx(chunks._energies, {"chunk": block, "rows": 1, "columns": columns}, warps),
+    return {
+        f"encode {bits} {kind} {block}": ptx(quantize._encode, {**shared, "points": code.points}, warps),
+        f"decode {bits} {kind} {block}": ptx(quantize._decode, {**shared, "parts": 3, "add": True}, warps),
     }
-    print(json.dumps(found))
+
+
+def of_chunks(chunk: int) -> dict[str, str]:
+    """The kernels of chunks of so many numbers."""
+    tiles: dict[str, Any] = {"chunk": chunk, **chunks.tiling(chunk)}
+    return {
+        "chunk_energies": ptx(chunks._energies, {**tiles, "count": SEVERAL}, 4),
+        "chunk_take": ptx(chunks._take, {**tiles, "form": "bfloat16"}, 4),
+        "chunk_decode": ptx(chunks._decode, {**tiles, "count": SEVERAL, "halvings": 5, "add": True}, 4),
+    }
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    found = of_chunks(128)
+    for case in CASES:
+        found |= quantizers(*case)
+    print(json.dumps(found))
