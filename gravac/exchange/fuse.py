@@ -118,8 +118,9 @@ def _flag(asked: Sequence[Collective], finite: Verdict, judge: Callable[[torch.T
     sums = [one.tensor for one in asked if isinstance(one, AllReduce)]
     if sums:
         like = sums[0]
-        if finite is not False and like.element_size() <= 2 and like.is_floating_point():
-            fits = judge(_all_fit([one for one in sums if one.dtype == like.dtype and one.numel()]))
+        some = [one for one in sums if one.dtype == like.dtype and one.numel()]
+        if some and finite is not False and like.element_size() <= 2 and like.is_floating_point():
+            fits = judge(_all_fit(some))
             finite = fits if isinstance(finite, bool) else finite & fits
         return AllReduce(_raised(finite, like, like.dtype, (1,)))
     for one in asked:

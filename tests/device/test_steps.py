@@ -99,7 +99,7 @@ def test_what_strays_to_the_host_fails() -> None:
         steps(Stray(), SHAPES, cf=8.0)
 
 
-@pytest.mark.parametrize(("world", "operators", "own"), [(2, 64, 40), (8, 92, 52)])
+@pytest.mark.parametrize(("world", "operators", "own"), [(2, 54, 30), (8, 82, 42)])
 def test_a_group_of_matrices_is_coded_as_one(
     world: int, operators: int, own: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,3 +126,14 @@ def test_many_equal_tensors_take_hardly_more_launches_than_one(base: Compressor,
         seen, _ = steps(base, {str(number): (256, 256) for number in range(tensors)}, cf=cf, apart=False)
         counts.append(sum(seen.kernels.values()))
     assert counts[1] <= 1.5 * counts[0], counts
+
+
+@pytest.mark.parametrize(("tensors", "most"), [(1, 30), (24, 34)])
+def test_kernels_leave_few_launches_of_chunked_top_k(tensors: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(kernels, "usable", lambda device_type: True)
+    seen, executor = steps(topkc, {str(n): (256, 256) for n in range(tensors)}, cf=100.0, apart=False)
+    quiet(seen, executor, 1)
+    assert sum(seen.kernels.values()) <= most, seen.kernels
+    own = {name: seen.kernels[name] for name in seen.kernels if name.startswith("chunk_")}
+    assert own == {"chunk_energies": 1, "chunk_take": 1, "chunk_decode": 1}

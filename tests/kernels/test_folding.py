@@ -165,6 +165,17 @@ def test_rows_of_a_matrix_are_coded_as_each_by_itself(monkeypatch: pytest.Monkey
         assert_same(together.kept(), alone.kept())
 
 
+def test_a_group_of_rows_is_coded_by_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.kernels.test_folding.SHAPES", ((8, 16), (16, 8), (4, 32)))
+    monkeypatch.setattr("gravac.averaging.fused_tensors.goes_alone", lambda x: False)
+    ranks = Ranks(topkc(chunk=16), 3.0, None, 1)
+    for step in range(2):
+        with Launches() as launches:
+            ranks.step(step)
+        coded = [name for name in launches.names if name.startswith("gravac.")]
+        assert coded == ["gravac.chunk_energies", "gravac.chunk_take", "gravac.chunk_decode"]
+
+
 def test_a_residual_that_is_left_is_sent_with_what_keeps_nothing() -> None:
     ranks = Ranks(quantize(8), 4.0, 0.0, 2)
     ranks.averagers[0].feedback.residual["0"] = torch.ones(1200, device=DEVICE)

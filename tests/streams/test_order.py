@@ -21,9 +21,9 @@ from gravac.controllers.base import Controller
 from gravac.exchange.streams import StreamExecutor
 from tests.device.idle import Idle
 
-WORLD, STEPS, SCHEDULES = 3, 8, 1000
+WORLD, STEPS, SCHEDULES = 3, 6, 1000
 
-SHAPES = {"a": (8, 8), "b": (16, 8), "c": (4, 8), "bias": (8,)}
+SHAPES = {"a": (8, 8), "b": (16, 8), "bias": (8,)}
 
 POLICIES: Sequence[tuple[Compressor, Controller[Any]]] = (
     (topk, GraVAC(window=2, warmup=1)),
