@@ -127,7 +127,7 @@ class Fold:
             needs the sum afterwards puts a tensor of its own here.
         energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; not finite when
             an element of the gradient is not. Of rows, that of all.
-        gradients: of rows (``rounds_together``), each one's gradient, flat; x is then memory for their sums, ``left``.
+        gradients: gradients of rows (``rounds_together``), each flat; x is then memory for their sums, ``left``.
         residuals: what is added to each row; none: nothing. All rows have one fold.
     """
 

@@ -109,7 +109,7 @@ def in_order(energies: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
     """Chunks of most energy of several tensors, in the order in which they travel: of the last, perhaps a part alone.
 
     Args:
-        energies: of the chunks of each, ``[count, chunks]``, finite.
+        energies: sums of squares of each one's chunks, of shape ``[count, chunks]``, finite.
         k: coordinates wanted of each: above 0.
         chunk: coordinates per chunk.
 

@@ -268,7 +268,8 @@ def take(
 
     Args:
         x: the tensors side by side: float32, ``[count * elements]``; lessened by ``world`` times what travels.
-        energies: of their chunks: float32, ``[count * chunks]``; overwritten at those chosen with what is left of them.
+        energies: sums of squares of their chunks: float32, ``[count * chunks]``; overwritten at those chosen with
+            what is left of them.
         order: chunk numbers of each tensor, none twice, in the order in which they travel: int64, ``[count, m]``.
         k: numbers that travel of each; those beyond a tensor's end are zeros.
         chunk: numbers per chunk.
