@@ -71,7 +71,7 @@ def codec(monkeypatch: pytest.MonkeyPatch, by: Callable[[bool], None]) -> list[s
     """
     module, called = sys.modules["gravac.compressors.quantize"], list[str]()
     encode, encode_decoded = messages.encode, messages.encode_decoded
-    add_to, decode = Messages.add_to, Messages.decoded
+    add_to, overwrite, decode = Messages.add_to, Messages.overwrite, Messages.decoded
 
     def by_operators(function: Callable[[], Any]) -> Any:
         by(False)
@@ -103,6 +103,13 @@ def codec(monkeypatch: pytest.MonkeyPatch, by: Callable[[bool], None]) -> list[s
         assert torch.equal(add_to(self, dense, alpha), want)
         return dense
 
+    def both_overwrite(self: Messages, *denses: torch.Tensor) -> bool:
+        if not overwrite(self, *denses):
+            return False
+        called.append("add")
+        assert torch.equal(denses[0], by_operators(lambda: add_to(self, torch.zeros_like(denses[0]))))
+        return True
+
     def both_decoded(self: Messages) -> torch.Tensor:
         called.append("decode")
         came = decode(self)
@@ -112,6 +119,7 @@ def codec(monkeypatch: pytest.MonkeyPatch, by: Callable[[bool], None]) -> list[s
     monkeypatch.setattr(module, "encode", both_encode)
     monkeypatch.setattr(module, "encode_decoded", both_encode_decoded)
     monkeypatch.setattr(Messages, "add_to", both_add_to)
+    monkeypatch.setattr(Messages, "overwrite", both_overwrite)
     monkeypatch.setattr(Messages, "decoded", both_decoded)
     return called
 
