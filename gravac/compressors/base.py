@@ -12,9 +12,9 @@ Laws, checked for every compressor by ``gravac.conformance``:
 """
 
 import math
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -40,17 +40,10 @@ class Addend(Protocol):
         """Add ``alpha`` times this to ``dense`` (flat), in place; returns it."""
 
 
-@runtime_checkable
-class Replacement(Addend, Protocol):
-    """One that may also be put in place of what is there, in one pass."""
-
-    def overwrite(self, *denses: torch.Tensor) -> bool:
-        """Put this into tensors, each flat, one after another, where that can be done at once; tell whether."""
-
-
 def overwritten(numbers: Addend, *denses: torch.Tensor) -> bool:
-    """Put numbers into flat tensors, one after another, where that can be done at once; tell whether."""
-    return isinstance(numbers, Replacement) and numbers.overwrite(*denses)
+    """Put numbers into flat tensors, one after another, where they can be at once (``overwrite``); tell whether."""
+    overwrite: Callable[..., bool] | None = getattr(numbers, "overwrite", None)
+    return overwrite is not None and overwrite(*denses)
 
 
 def laid_out(numbers: "torch.Tensor | Addend", like: torch.Tensor) -> torch.Tensor:

@@ -90,17 +90,13 @@ def counted(run: Callable[[torch.Tensor, Context], object], world: int, columns:
     return seen
 
 
-@pytest.mark.parametrize("world", [2, 8])
 @pytest.mark.parametrize(("compressor", "cf"), CASES + OTHERS, ids=repr)
-def test_the_host_waits_for_nothing(compressor: Compressor, cf: float, world: int) -> None:
-    for columns in COLUMNS:
-        seen = counted(lambda x, ctx: step(compressor, x, cf, ctx), world, columns)
-        assert not seen.waits and not seen.copies
-
-
-@pytest.mark.parametrize(("compressor", "cf"), CASES, ids=repr)
-def test_as_many_kernels_for_any_tensor(compressor: Compressor, cf: float) -> None:
+def test_the_host_waits_for_nothing_and_as_many_kernels_run_for_any_tensor(compressor: Compressor, cf: float) -> None:
     small, large = (counted(lambda x, c: step(compressor, x, cf, c), 8, columns) for columns in COLUMNS)
+    for seen in (small, large):
+        assert not seen.waits and not seen.copies
+    if (compressor, cf) not in CASES:
+        return
     # a few kernels more where a tensor's end is no whole block, or its rank not 1
     assert abs(sum(small.kernels.values()) - sum(large.kernels.values())) <= 3
     assert sum(large.kernels.values()) <= MOST[compressor.name], large.kernels

@@ -45,8 +45,7 @@ def taken(base: Compressor, cf: float, small: int = 1, **settings: Any) -> tuple
     return storages.kept / (MANY * LARGEST) - 4, storages.peak / (MANY * LARGEST) - 4
 
 
-@pytest.mark.parametrize("residual_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("small", [1, SMALL])
+@pytest.mark.parametrize(("small", "residual_dtype"), [(1, "float32"), (SMALL, "bfloat16")])
 @pytest.mark.parametrize(
     ("base", "cf"),
     [

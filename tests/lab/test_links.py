@@ -302,7 +302,7 @@ def test_workers_see_their_own_network_only() -> None:
         shown = subprocess.run(
             [*network.prefix(1), "ip", "-br", "address"], capture_output=True, text=True, check=True
         ).stdout
-    assert sorted(line.split("@")[0].split()[0] for line in shown.splitlines()) == ["eth0", "lo"]
+    assert sorted(line.split("@")[0].split()[0] for line in shown.splitlines()) == ["eth0", "eth1", "lo"]
     assert network.address(1) in shown
 
 

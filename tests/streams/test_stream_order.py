@@ -56,7 +56,7 @@ def in_parts(largest: int) -> Any:
     return mock.patch.multiple(coalescing, LARGEST=largest, TEMPORARIES=together)
 
 
-def train(seed: int, base: Compressor, without: str | None = None, steps: int = 9) -> FakeDevice:
+def train(seed: int, base: Compressor, without: str | None = None, steps: int = 7) -> FakeDevice:
     """Train a made-up model whose gradients are written, and read, on the stream that computes.
 
     Args:
