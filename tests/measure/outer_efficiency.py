@@ -47,6 +47,9 @@ SENT = {
 OUTER = ((1.0, 0.0), (0.7, 0.6), (0.9, 0.3), (1.0, 0.3), (0.7, 0.9), (0.7, 0.0))
 """Learning rate and Nesterov momentum of the outer optimizer that are tried."""
 
+TUNED_AT, TUNED_ON = 10, ("charlm", "lstm")
+"""Number of steps from one exchange to the next, and tasks, that they are tuned by."""
+
 LIMIT = 1.8
 """Steps after which a run that did not reach its target ends, in times of those that gradient averaging needs."""
 
@@ -201,8 +204,8 @@ def main() -> None:
         if arguments.outer:
             outer = (arguments.outer[0], arguments.outer[1])
         else:
-            tuned = [name for name in ("charlm", "lstm") if name in arguments.tasks]
-            wanted = [Case(name, 10, rate=rate, momentum=momentum) for rate, momentum in OUTER for name in tuned]
+            tuned = [name for name in TUNED_ON if name in arguments.tasks]
+            wanted = [Case(name, TUNED_AT, rate=rate, momentum=momentum) for rate, momentum in OUTER for name in tuned]
             outer = best(run((case, targets[case.task, 0]) for case in wanted))
         print("outer optimizer:", outer)
         cases = grid(arguments.tasks, arguments.sent, outer, seeds)
@@ -222,18 +225,27 @@ def best(tried: Sequence[dict[str, Any]]) -> tuple[float, float]:
     return min(by_setting, key=lambda setting: math.prod(by_setting[setting])) if by_setting else (1.0, 0.0)
 
 
+def kept(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Return the outer learning rate and momentum that came of tuning."""
+    return best(
+        [row for row in rows if row["every"] == TUNED_AT and row["label"] == "dense" and row["task"] in TUNED_ON]
+    )
+
+
 def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense") -> dict[tuple[str, int], float]:
     """Return efficiency by task and H: gradient averaging's steps over those of a run that reached the target."""
+    outer = kept(rows)
     return {
         (row["task"], row["every"]): 0.8 * SETUPS[row["task"]][1] / row["reached"]
         for row in rows
         if row["label"] == label and row["every"] and row["reached"] and row["seed"] == 0
+        if (row["rate"], row["momentum"]) == outer
     }
 
 
 def points(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """Return the geometric mean over tasks by H, of dense exchanges, at most 1: what a controller goes by."""
-    found = efficiencies(rows)
+    """Return the geometric mean over the tasks of tuning by H, dense, at most 1: what a controller goes by."""
+    found = {at: one for at, one in efficiencies(rows).items() if at[0] in TUNED_ON}
     numbers = sorted({every for _, every in found})
     means = {
         every: statistics.geometric_mean(one for (_, at), one in found.items() if at == every) for every in numbers

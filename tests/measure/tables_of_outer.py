@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published tables on outer steps."""
 
+import statistics
+
+from gravac.lab.training.expression import compressor
 from tests.measure import outer_efficiency as outer_steps
 from tests.measure.published import rows
 from tests.measure.tables_of_runs import head, line
@@ -15,7 +18,26 @@ def outer_efficiency() -> str:
     for task in dict.fromkeys(task for task, _ in found):
         lines.append(line(task, *(_efficiency(found.get((task, every))) for every in numbers)))
     points = outer_steps.points(rows("outer_efficiency"))
-    return "\n".join([*lines, line("geometric mean", *(_efficiency(points.get(every)) for every in numbers))])
+    return "\n".join([*lines, line("mean of the first two", *(_efficiency(points.get(every)) for every in numbers))])
+
+
+def outer_compressed() -> str:
+    """Efficiency of compressors relative to dense at the same number of steps: over tasks, and of each."""
+    found = rows("outer_efficiency")
+    dense = outer_steps.efficiencies(found)
+    labels = [label for label in outer_steps.SENT if label != "dense" and outer_steps.efficiencies(found, label)]
+    numbers = sorted({every for label in labels for _, every in outer_steps.efficiencies(found, label)})
+    lines = head("sent", "believed of a step", *(f"H = {every}" for every in numbers))
+    for label in labels:
+        own = outer_steps.efficiencies(found, label)
+        cells = []
+        for every in numbers:
+            of = [own[at] / dense[at] for at in own if at[1] == every and at in dense]
+            each = " ".join(f"{one:.2f}" for one in of)
+            cells.append(f"{statistics.geometric_mean(of):.2f} ({each})" if of else "")
+        believed = compressor(label).profile(outer_steps.SENT[label]).efficiency
+        lines.append(line(f"`{label}`", f"{believed:.2f}", *cells))
+    return "\n".join(lines)
 
 
 def _efficiency(value: float | None) -> str:

@@ -60,7 +60,14 @@ class Ranks:
         self.lockstep = Lockstep(ranks, seconds=clock)
         self.modules = [make() for _ in range(ranks)]
         self.inner = [inner(module.parameters()) for module in self.modules]
-        plain = {"base": dense, "cf_range": (1, 2), "controller": Static(cf=1), "every": 1, "dense_below": 0}
+        plain: dict[str, Any] = {
+            "base": dense,
+            "cf_range": (1, 2),
+            "controller": Static(cf=1),
+            "every": 1,
+            "dense_below": 0,
+        }
+        plain["outer"] = partial(torch.optim.SGD, lr=1.0)  # the anchor goes to the mean of the ranks' weights
         self.outer = [
             OuterOptimizer(module, optimizer, executor=executor, **{**plain, **settings})
             for module, optimizer, executor in zip(self.modules, self.inner, self.lockstep.executors, strict=True)

@@ -41,7 +41,7 @@ def test_one_step_a_round_is_gradient_averaging(ranks: int) -> None:
         torch.testing.assert_close(weights, averaged(ranks, 12))
 
 
-def test_a_plain_outer_step_goes_to_the_mean_of_the_ranks_weights() -> None:
+def test_an_outer_step_of_rate_1_goes_to_the_mean_of_the_ranks_weights() -> None:
     alone = [network() for _ in range(3)]
     for rank, module in enumerate(alone):
         optimizer = SGD(module.parameters())

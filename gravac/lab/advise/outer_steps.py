@@ -18,8 +18,8 @@ EVERY = choices(1, 100)
 """Numbers of steps from one exchange to the next: those that OuterOptimizer chooses from unless told otherwise."""
 
 MOST = 32.0
-"""Highest CF that is taken into account: what a compressor costs at more than one step is assumed, and the less likely
-so the less it sends (``docs/outer.md``)."""
+"""Highest CF that is taken into account: that of one bit, the least that was measured at more than one step
+(``docs/outer.md``)."""
 
 
 @dataclass(frozen=True, slots=True)

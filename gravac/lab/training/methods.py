@@ -35,6 +35,7 @@ from gravac import AdaptiveCompressor, Static
 from gravac.candidate import Span
 from gravac.compressors import Compressor, dense
 from gravac.lab.training.expression import compressor, controller, settings
+from gravac.outer.optimizer import RATE
 from gravac.outer.settings import Exchanging
 from gravac.settings import Settings
 
@@ -69,7 +70,7 @@ class Between(Exchanging):
         momentum: its momentum, Nesterov's where it is not 0.
     """
 
-    rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    rate: float = Field(default=RATE, gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.0, ge=0, lt=1)
 
     @property
