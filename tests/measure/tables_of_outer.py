@@ -6,8 +6,8 @@ import statistics
 
 from gravac.lab.training.expression import compressor
 from tests.measure import outer_efficiency as outer_steps
-from tests.measure.published import rows
-from tests.measure.tables_of_runs import head, line
+from tests.measure.published import rows, runs
+from tests.measure.tables_of_runs import HEADINGS, head, line
 
 
 def outer_efficiency() -> str:
@@ -37,6 +37,26 @@ def outer_compressed() -> str:
             cells.append(f"{statistics.geometric_mean(of):.2f} ({each})" if of else "")
         believed = compressor(label).profile(outer_steps.SENT[label]).efficiency
         lines.append(line(f"`{label}`", f"{believed:.2f}", *cells))
+    return "\n".join(lines)
+
+
+def outer_race() -> str:
+    """Seconds to the target over those of dense DDP on a network without a limit, with the steps needed."""
+    own = [run for run in runs("outer_tta") if run.tta_s]
+    free = {(run.task, run.seed): run.tta_s or 0.0 for run in own if (run.link, run.method) == ("unthrottled", "fp32")}
+    limited = [run for run in own if run.link != "unthrottled"]
+    cells = list(dict.fromkeys((run.task, run.link) for run in limited))
+    lines = head("method", *(f"{task}, {HEADINGS[link]}" for task, link in cells))
+    for method in dict.fromkeys(run.method for run in limited):
+        told = []
+        for cell in cells:
+            ran = [run for run in limited if (run.task, run.link) == cell and run.method == method]
+            told.append(
+                ", ".join(
+                    f"{(run.tta_s or 0.0) / free[run.task, run.seed]:.2f} in {run.steps_to_target}" for run in ran
+                )
+            )
+        lines.append(line(f"`{method}`", *told))
     return "\n".join(lines)
 
 
