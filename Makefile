@@ -55,7 +55,7 @@ test-torchft: $(INTEGRATIONS)/.torchft  ## the lab's baselines of torchft, in th
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
 test-cuda-fake: $(VENV)/.test $(VENV)/.triton  ## what is tested of GPUs without one: waits, launches, streams, order, kernels (2 minutes)
-	TRITON_INTERPRET=1 $(PYTEST) $(CUDA_FAKE) $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) --numprocesses logical $(CUDA_FAKE) $(ARGS)
 
 audit-cuda: $(VENV)/.test $(VENV)/.triton  ## what a step would have a GPU launch, copy and wait for, counted without one (1 minute)
 	$(BIN)/python -m tests.measure.cuda_audit --json docs/measurements/cuda_audit.json
@@ -64,7 +64,7 @@ measure-memory: $(VENV)/.test  ## what gravac would take of a GPU's memory, coun
 	$(BIN)/python -m tests.measure.memory --json docs/measurements/memory.json
 
 test-kernels: $(VENV)/.test $(VENV)/.triton  ## the Triton kernels, interpreted on a CPU (1 minute)
-	TRITON_INTERPRET=1 $(PYTEST) tests/kernels $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) --numprocesses logical tests/kernels $(ARGS)
 
 golden: $(VENV)/.test  ## whether five runs are the same as with an earlier commit, bit for bit: make golden BEFORE=<commit> (3 minutes)
 	$(BIN)/python -m tests.golden against $(BEFORE)

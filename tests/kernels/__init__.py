@@ -11,10 +11,12 @@ import torch
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
+INSTALLED = importlib.util.find_spec("triton") is not None
+
 
 def kernels(name: str) -> ModuleType:
     """A module of ``gravac.kernels``; the importing module's tests are skipped where it cannot run."""
-    if importlib.util.find_spec("triton") is None:
+    if not INSTALLED:
         pytest.skip("no triton here; make test-kernels installs it", allow_module_level=True)
     if DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.skip("neither a GPU nor TRITON_INTERPRET=1, as in make test-kernels", allow_module_level=True)

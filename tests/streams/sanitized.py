@@ -10,6 +10,7 @@ tensor, as by a caching allocator, as soon as the stream that it was allocated o
 import contextlib
 import sys
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ COMPUTE = 2
 """The stream that a training loop computes on."""
 
 GRAIN = 16
-"""Bytes that are told apart; no two allocations share as many."""
+"""Bytes that are told apart; no two allocations share as many, and what shares them must be ordered."""
 
 
 class FakeEvent:
@@ -85,7 +86,8 @@ class FakeDevice(TorchDispatchMode):
         self.capturing = False
         self._numbers = 10
         self._gone: list[torch.UntypedStorage] = []  # never given back: an address is one tensor's
-        self._owned: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        self._owned: dict[int, dict[int, torch.UntypedStorage]] = defaultdict(dict)  # by stream
+        self._known: set[int] = set()
         for stream in (HOST, COMPUTE):
             self.handler._handle_stream_creation(stream)
 
@@ -125,7 +127,7 @@ class FakeDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for one in pytree.tree_leaves((args, kwargs)):
-            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in self._owned:
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in self._known:
                 self._gone.append(one.untyped_storage())  # made unseen, such as a host's list of numbers
         out = func(*args, **kwargs)
         reads, writes = set(), set()
@@ -153,12 +155,13 @@ class FakeDevice(TorchDispatchMode):
             self._reuse(stream)
         for tensor in fresh:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() and storage.data_ptr() not in self._owned:
-                self._owned[storage.data_ptr()] = (storage, stream)
+            if storage.data_ptr() and storage.data_ptr() not in self._known:
+                self._known.add(storage.data_ptr())
+                self._owned[stream][storage.data_ptr()] = storage
         self._launch(stream, reads - writes, writes, what)
 
     def _launch(self, stream: int, reads: set[int], writes: set[int], what: str) -> None:
-        names = {place: [what] for place in reads | writes}
+        names = defaultdict(lambda: [what])
         found = self.handler._handle_kernel_launch(stream, reads, writes, set(), what, names)
         for error in found:
             now, before = error.current_access, error.previous_access
@@ -166,11 +169,12 @@ class FakeDevice(TorchDispatchMode):
 
     def _reuse(self, stream: int) -> None:
         """Memory that the program let go of, and that was allocated on this stream, is written by something else."""
-        for place, (storage, owner) in [*self._owned.items()]:
-            # this table holds it, and nobody else
-            if owner == stream and torch._C._storage_Use_Count(storage._cdata) <= 1:
+        owned = self._owned[stream]
+        for place, storage in [*owned.items()]:
+            if torch._C._storage_Use_Count(storage._cdata) <= 1:  # this table holds it, and nobody else
                 self._launch(stream, set(), _range(place, storage.nbytes()), "memory given to another tensor")
-                self._gone.append(self._owned.pop(place)[0])
+                self._gone.append(owned.pop(place))
+                self._known.remove(place)
 
 
 def _site() -> str:

@@ -66,6 +66,7 @@ def train(seed: int, base: Compressor, without: str | None = None, steps: int = 
         steps: number of steps.
     """
     draw = random.Random(seed)
+    numbers = torch.Generator().manual_seed(seed)  # how many are chosen depends on them
     device = FakeDevice(without)
     with device, in_parts(LARGEST[seed % 2]):
         parameters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
@@ -79,7 +80,7 @@ def train(seed: int, base: Compressor, without: str | None = None, steps: int = 
         for _ in range(steps):
             futures: list[tuple[FakeEvent, Sequence[str]]] = []
             for gradient in gradients.values():
-                gradient.normal_()
+                gradient.normal_(generator=numbers)
             scale.mul_(draw.choice((1.0, 2.0)))
             door.begin(loss_scale=scale)
             parts = _parted(draw, [*gradients])
