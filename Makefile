@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-memory measure-outer-traffic measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-memory measure-outer-traffic measure-outer-unequal measure-outer-long measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -140,6 +140,12 @@ measure-outer-memory: $(VENV)/.test  ## what outer steps would take of a GPU's a
 measure-outer-traffic: $(VENV)/.test  ## bytes of a round and of its fullest step, by fragments, in memory (1 minute)
 	$(BIN)/python -m tests.measure.outer_traffic --json docs/measurements/outer_traffic.json
 
+measure-outer-unequal: $(VENV)/.lab $(VENV)/.test  ## what unequal shares and bfloat16 anchors cost in steps, in memory; resumable (20 minutes)
+	$(BIN)/python -m tests.measure.outer_unequal $(ARGS)
+
+measure-outer-long: $(VENV)/.lab $(VENV)/.test  ## what outer steps come to after 2000 steps, beside averaged gradients, in memory; resumable (15 minutes a seed)
+	$(BIN)/python -m tests.measure.outer_long --draw docs/screenshots/outer_long.png $(ARGS)
+
 measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json
 
@@ -181,18 +187,18 @@ LANGUAGE = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 20mbit 100mbit 
 measure-language: $(VENV)/.lab environment-integrations  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
 	set -e; for seed in $(SEEDS); do $(LANGUAGE) $$seed --task gpt2 modernbert $(ARGS); done
 
-OUTER_FIXED := $(foreach every,5 10 20,$(foreach bits,8 2 1,'outer(every=$(every)):quantize($(bits))'))
-OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 5mbit 20mbit 100mbit --factored \
-	--methods fp32 fp16 'quantize(2)' goodput:ladder@2-1000 outer:ladder@2-1000 $(OUTER_FIXED) 'outer(every=10):dense' \
-	matched:outer:ladder@2-1000 'torchft-diloco(every=10)' \
-	--json docs/measurements/outer_tta.json --seeds 1 --first-seed
+OUTER_FIXED := 'outer(every=10):quantize(8)' 'outer(every=10):quantize(2)' 'outer(every=20):quantize(2)' 'outer(every=20):quantize(1)'
+OUTER_ADAPTIVE := outer:ladder@2-1000 matched:outer:ladder@2-1000
+OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --factored --budget 300 --seeds 1 --first-seed $$seed $$task \
+	--json docs/measurements/outer_tta.json $(ARGS)
 
-measure-outer-tta: $(VENV)/.lab $(INTEGRATIONS)/.torchft  ## outer steps, fixed, adaptive, shuffled, torchft's, on three links; needs root; resumable (some hours)
-	set -e; for seed in $(SEEDS); do \
-		$(OUTER_TTA) $$seed --task charlm --scale 0.4 --budget 200 $(ARGS); \
-		$(OUTER_TTA) $$seed --task lstm --scale 1 --budget 200 $(ARGS); \
-		$(OUTER_TTA) $$seed --task denoise --scale 1 --budget 300 --limit 8 $(ARGS); \
-	done
+measure-outer-tta: $(VENV)/.lab $(INTEGRATIONS)/.torchft  ## outer steps, fixed, adaptive, shuffled, torchft's, on links of all kinds; needs root; resumable (some hours)
+	set -e; for seed in $(SEEDS); do for task in '--task lstm' '--task charlm --scale 0.4' '--task denoise'; do \
+		$(OUTER_TTA) --link 20mbit 100mbit 5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
+		$(OUTER_TTA) --link 20mbit,10s:100mbit,20s:5mbit 20mbit/5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
+		$(OUTER_TTA) --link 1gbit --methods outer:ladder@2-1000 goodput:ladder@2-1000; \
+		$(OUTER_TTA) --link 100mbit 20mbit --methods 'torchft-localsgd(every=10)' 'torchft-diloco(every=10)' goodput:ladder@2-1000; \
+	done; done
 
 measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)
 	$(BIN)/python -m tests.measure.judgement

@@ -182,7 +182,8 @@ class Rounds:
     def _end(self) -> None:
         sent, self._journeys = tuple(self._journeys), []
         waited = None if self._waits else self._waited
-        self._door.end(Timestamps(backward=self._door.mark(), waited=waited), lambda: spread(sent))
+        made = Timestamps(backward=self._door.mark(), waited=waited, steps_of_ranks=self.shares.steps)
+        self._door.end(made, lambda: spread(sent))
         self.shares.end()
         self.ended += 1
         self._in_round, self._length, self._mine, self._waited = 0, None, None, 0.0

@@ -20,12 +20,14 @@ class Timestamps:
         backward: backward ended, but for waiting for the exchange.
         waited: seconds for which training stood still for the exchange since the last step, where what trains knows by
             itself; ``None``: from ``backward`` on.
+        steps_of_ranks: steps of its own that each rank made for this one, where that is not one; see ``StepRecord``.
     """
 
     inputs: Mark | None = None
     optimized: Mark | None = None
     backward: Mark | None = None
     waited: float | None = None
+    steps_of_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class StepCosts:
     exchange: float
     input_wait: float
     waited: float
+    steps_of_ranks: tuple[int, ...] = ()
 
     @property
     def wire_ratio(self) -> float:
@@ -94,6 +97,7 @@ class ClockedStep:
             exchange=exchange,
             input_wait=waited,
             waited=float("nan") if backward is None and told is None else min(exposed, exchange),
+            steps_of_ranks=self.timestamps.steps_of_ranks,
         )
 
 

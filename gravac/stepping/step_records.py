@@ -63,6 +63,7 @@ def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
         energy=measured.energy,
         every=measured.candidate.every,
+        steps_of_ranks=costs.steps_of_ranks,
         **{told: getattr(measured, slot) for slot, told in LAST.items()},
     )
 

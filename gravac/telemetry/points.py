@@ -55,11 +55,12 @@ class Points:
         self._write({tag: value for tag, value in values.items() if math.isfinite(value)}, step)
 
 
-def _what(step: StepRecord) -> tuple[str, float, int]:
-    return step.compressor, step.cf, step.every
+def _what(step: StepRecord) -> tuple[object, ...]:
+    return step.compressor, step.cf, step.every, step.steps_of_ranks
 
 
 def _runs(step: StepRecord) -> dict[str, float]:
     """What runs, as numbers: how often only where ranks have rounds, which is where they tell of drift."""
     often = {} if math.isnan(step.drift) else {page.EVERY: float(step.every), page.DRIFT: step.drift}
+    often |= {f"{page.STEPS_OF_RANKS}{rank}": float(made) for rank, made in enumerate(step.steps_of_ranks)}
     return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf), **often}

@@ -61,6 +61,7 @@ class StepRecord:
             was given.
         drift: ``Measurement``'s, where there are outer steps; nan when not known.
         every: number of the model's own steps that this one stands for: 1, but for a round of outer steps.
+        steps_of_ranks: number of steps that each rank made in a round of outer steps; none in any other step.
     """
 
     step: int
@@ -87,6 +88,7 @@ class StepRecord:
     learning_rate: float = math.nan
     drift: float = math.nan
     every: int = 1
+    steps_of_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ FIRST_SEED = 10
 """The matrix has lower ones."""
 
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+STUDENT |= {12: 2.20, 15: 2.14, 18: 2.11, 21: 2.09, 24: 2.07, 27: 2.06, 30: 2.05}
 """97.5 % quantile of Student's t for a mean of so many."""
 
 Cell = tuple[str, str]
@@ -50,12 +51,29 @@ class Verdict(NamedTuple):
 
 def best_static(runs: Sequence[TrainingRecord], among: Sequence[str] = ()) -> dict[Cell, str]:
     """The static method of the lowest median time to accuracy, for every task and link."""
+    return best_of([run for run in runs if not run.adaptive and (not among or run.method in among)])
+
+
+def best_of(runs: Sequence[TrainingRecord]) -> dict[Cell, str]:
+    """The method of the lowest median time to accuracy, for every task and link."""
     found: dict[Cell, dict[str, list[float]]] = {}
     for run in runs:
-        if not run.adaptive and (not among or run.method in among):
-            times = found.setdefault((run.task, run.link), {}).setdefault(run.method, [])
-            times.append(math.inf if run.tta_s is None else run.tta_s)
+        times = found.setdefault((run.task, run.link), {}).setdefault(run.method, [])
+        times.append(math.inf if run.tta_s is None else run.tta_s)
     return {cell: min(methods, key=lambda m: statistics.median(methods[m])) for cell, methods in found.items()}
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean of ratios with its 95 % interval, which one ratio leaves open."""
+    logs = [math.log(one) for one in ratios]
+    mean = statistics.fmean(logs)
+    reach = student(len(logs)) * statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else math.inf
+    return math.exp(mean), math.exp(mean - reach), math.exp(min(mean + reach, 99.0))
+
+
+def student(count: int) -> float:
+    """The 97.5 % quantile of Student's t for a mean of so many, at most of some more."""
+    return STUDENT[max(known for known in STUDENT if known <= count)]
 
 
 def verdicts(runs: Iterable[TrainingRecord], best: dict[Cell, str], adaptive: str) -> list[Verdict]:
@@ -71,11 +89,8 @@ def verdicts(runs: Iterable[TrainingRecord], best: dict[Cell, str], adaptive: st
         )
         if not seeds:
             continue
-        logs = [math.log(taken(own[adaptive, seed]) / taken(own[method, seed])) for seed in seeds]
-        mean = statistics.fmean(logs)
-        reach = STUDENT[len(logs)] * statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else math.inf
-        bounds = (math.exp(mean), math.exp(mean - reach), math.exp(min(mean + reach, 99.0)))
-        told.append(Verdict(cell, method, *bounds, tuple(math.exp(log) for log in logs)))
+        ratios = tuple(taken(own[adaptive, seed]) / taken(own[method, seed]) for seed in seeds)
+        told.append(Verdict(cell, method, *interval(ratios), ratios))
     return told
 
 

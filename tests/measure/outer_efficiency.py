@@ -80,10 +80,16 @@ class Case(NamedTuple):
 
 def train(work: tuple[Case, float | None]) -> dict[str, Any]:
     """Run one case, to a target if there is one; what came of it."""
-    torch.set_num_threads(1)
     case, target = work
-    scale, budget = SETUPS[case.task]
-    task = tasks.make(case.task, scale=scale, seed=case.seed)
+    budget = SETUPS[case.task][1]
+    row = trained(case, budget if target is None else round(LIMIT * 0.8 * budget), target=target)
+    return {**row, "target": target, "reached": None if target is None else crossing(row["curve"], target)}
+
+
+def trained(case: Case, steps: int, between: int = 10, target: float | None = None) -> dict[str, Any]:
+    """Run one case for so many steps, or to a target if there is one, and evaluate about every ``between``."""
+    torch.set_num_threads(1)
+    task = tasks.make(case.task, scale=SETUPS[case.task][0], seed=case.seed)
     models = [task.model() for _ in range(case.ranks)]
     inner = [task.optimizer(model) for model in models]
     lockstep = Lockstep(case.ranks)
@@ -101,9 +107,8 @@ def train(work: tuple[Case, float | None]) -> dict[str, Any]:
         for model, optimizer, executor in zip(models, inner, lockstep.executors, strict=True)
     ]
     curve: list[tuple[int, float]] = []
-    steps = budget if target is None else round(LIMIT * 0.8 * budget)
     length = max(case.every, 1)
-    evaluate = length * -(-10 // length)  # when a round ends, as then all ranks have the anchor's weights
+    evaluate = length * -(-between // length)  # when a round ends, as then all ranks have the anchor's weights
     for step in range(steps):
         for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
             for group in optimizer.param_groups:
@@ -127,8 +132,6 @@ def train(work: tuple[Case, float | None]) -> dict[str, Any]:
     gains = [record.gain for record in outer[0].history]
     return {
         **case._asdict(),
-        "target": target,
-        "reached": None if target is None else crossing(curve, target),
         "curve": curve,
         "wire_ratio": outer[0].wire_ratio,
         "gain": sum(gains) / len(gains) if gains else None,

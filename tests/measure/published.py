@@ -16,7 +16,7 @@ from gravac.lab.report.summary import Place, ReportRow, Section, sections
 from gravac.lab.tta import record
 from gravac.lab.tta.record import TrainingRecord
 from tests.measure import results
-from tests.measure.judgement import STUDENT, Cell, Verdict, best_static, verdicts
+from tests.measure.judgement import Cell, Verdict, best_static, interval, verdicts
 
 FOLDER = Path("docs/measurements")
 
@@ -123,8 +123,7 @@ def geometric(told: Iterable[Verdict]) -> float:
 def over_seeds(told: Iterable[Verdict]) -> tuple[float, float, float]:
     """Geometric mean of the ratios of cells that have the same seeds, and its 95 % interval over means of a seed."""
     by_seed = [statistics.fmean(map(math.log, ratios)) for ratios in zip(*(one.ratios for one in told), strict=True)]
-    mean, reach = statistics.fmean(by_seed), STUDENT[len(by_seed)] * statistics.stdev(by_seed) / len(by_seed) ** 0.5
-    return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
+    return interval([math.exp(mean) for mean in by_seed])
 
 
 def on(told: Iterable[Verdict], *links: str) -> list[Verdict]:

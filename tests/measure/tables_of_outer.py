@@ -2,11 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published tables on outer steps."""
 
+import math
 import statistics
+from collections.abc import Sequence
 
+from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.training.expression import compressor
+from gravac.lab.training.methods import MATCHED
+from gravac.lab.tta.matrix import REFERENCE
+from gravac.lab.tta.record import TrainingRecord
 from tests.measure import outer_efficiency as outer_steps
-from tests.measure.published import rows, runs
+from tests.measure import outer_long as long_runs
+from tests.measure.judgement import best_of, interval, taken, verdicts
+from tests.measure.published import DEFAULT, rows, runs
 from tests.measure.tables_of_runs import HEADINGS, head, line
 
 
@@ -41,22 +49,52 @@ def outer_compressed() -> str:
 
 
 def outer_race() -> str:
-    """Seconds to the target over those of dense DDP on a network without a limit, with the steps needed."""
-    own = [run for run in runs("outer_tta") if run.tta_s]
-    free = {(run.task, run.seed): run.tta_s or 0.0 for run in own if (run.link, run.method) == ("unthrottled", "fp32")}
-    limited = [run for run in own if run.link != "unthrottled"]
+    """Seconds to the target over those of dense DDP on a network without a limit: over seeds, lowest and highest."""
+    own = runs("outer_tta")
+    limited = [run for run in own if run.link != UNTHROTTLED]
     cells = list(dict.fromkeys((run.task, run.link) for run in limited))
-    lines = head("method", *(f"{task}, {HEADINGS[link]}" for task, link in cells))
+    lines = head("method", *(f"{task}, {HEADINGS.get(link, link)}" for task, link in cells))
     for method in dict.fromkeys(run.method for run in limited):
         told = []
         for cell in cells:
             ran = [run for run in limited if (run.task, run.link) == cell and run.method == method]
-            told.append(
-                ", ".join(
-                    f"{(run.tta_s or 0.0) / free[run.task, run.seed]:.2f} in {run.steps_to_target}" for run in ran
-                )
-            )
+            told.append(_over_free(own, ran) if ran else "")
         lines.append(line(f"`{method}`", *told))
+    return "\n".join(lines)
+
+
+def _over_free(own: Sequence[TrainingRecord], ran: Sequence[TrainingRecord]) -> str:
+    """Geometric mean over seeds, lowest and highest; a run that was given up has taken longer than it had."""
+    free = {(run.task, run.seed): run.tta_s or 0.0 for run in own if (run.link, run.method) == (UNTHROTTLED, REFERENCE)}
+    times = [taken(run) / free[run.task, run.seed] for run in ran]
+    above = "over " if any(run.tta_s is None for run in ran) else ""
+    between = f" [{min(times):.2f}-{max(times):.2f}]" if len(times) > 1 else ""
+    return f"{above}{statistics.geometric_mean(times):.2f}{between}"
+
+
+ADAPTIVE = "outer:ladder@2-1000"
+"""``OuterOptimizer()`` as a method of the lab."""
+
+AGAINST = {
+    "the best fixed (H, CF) of each cell, in hindsight": "outer(every=",
+    "its own choices at random times": MATCHED,
+    "torchft, the better of its two": "torchft",
+    "DDP's hook with goodput": DEFAULT,
+}
+"""What outer steps that decide are held against: how the methods' words begin."""
+
+
+def outer_judged() -> str:
+    """Time to the target of outer steps that decide over that of others: mean over cells, with its 95 % interval."""
+    limited = [run for run in runs("outer_tta") if run.link != UNTHROTTLED]
+    lines = head("over", "cells", "geometric mean", "95 % interval", "lowest and highest cell")
+    for words, named in AGAINST.items():
+        told = verdicts(limited, best_of([run for run in limited if run.method.startswith(named)]), ADAPTIVE)
+        if told:
+            ratios = [one.ratio for one in told]
+            mean, low, high = interval(ratios)
+            between = f"{low:.2f}-{high:.2f}" if math.isfinite(low) and low > 0 else ""
+            lines.append(line(words, str(len(told)), f"{mean:.2f}", between, f"{min(ratios):.2f}, {max(ratios):.2f}"))
     return "\n".join(lines)
 
 
@@ -77,6 +115,46 @@ def outer_memory() -> str:
             cells += [f"{own[0][f'{where}_kept']:.1f}", *(f"{row[f'{where}_peak']:.1f}" for row in own)]
         anchors, momentum, offload = key
         lines.append(line(anchors, "yes" if momentum else "no", "yes" if offload else "no", *cells))
+    return "\n".join(lines)
+
+
+def outer_unequal() -> str:
+    """Steps of a rank on average to the target, over those with equal shares and anchors in float32."""
+    found = rows("outer_unequal")
+    equal = {
+        (row["task"], row["label"], row["seed"]): row["reached"]
+        for row in found
+        if row["faster"] == 1 and row["anchors"] == "float32"
+    }
+    tasks = list(dict.fromkeys(row["task"] for row in found))
+    lines = head("sent", "steps of the two ranks", "anchors", *tasks)
+    for key in dict.fromkeys((row["label"], row["faster"], row["anchors"]) for row in found):
+        own = [row for row in found if (row["label"], row["faster"], row["anchors"]) == key]
+        cells = []
+        for task in tasks:
+            of = [row for row in own if row["task"] == task]
+            missed = any(row["reached"] is None for row in of)
+            times = [row["reached"] / equal[task, row["label"], row["seed"]] for row in of if row["reached"]]
+            cells.append("not reached" if missed else f"{statistics.geometric_mean(times):.2f}" if times else "")
+        steps = " and ".join(map(str, own[0]["steps_of_ranks"]))
+        lines.append(line(f"`{key[0]}`", steps, key[2], *cells))
+    return "\n".join(lines)
+
+
+def outer_long() -> str:
+    """What runs of 2000 steps come to, and by how many percent that is worse than averaged gradients do."""
+    found = rows("outer_long")
+    pairs = long_runs.pairs(found)
+    lines = head("task", "ranks", "steps between exchanges", "sent", "bytes", "comes to", "synchronous", "worse by, %")
+    for (task, ranks, every, label), both in pairs.items():
+        shares = [100 * long_runs.worse(row, same) for row, same in both]
+        ends, ends_of_same = (statistics.fmean(map(long_runs.final, column)) for column in zip(*both, strict=True))
+        told = f"{statistics.fmean(shares):+.2f}"
+        told += f" [{min(shares):+.2f} to {max(shares):+.2f}]" if len(shares) > 1 else ""
+        bytes_ = f"1/{both[0][0]['wire_ratio']:.0f}"
+        lines.append(
+            line(task, str(ranks), str(every), f"`{label}`", bytes_, f"{ends:.4g}", f"{ends_of_same:.4g}", told)
+        )
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of unequal speed: each one's steps and weight, by what the ranks agreed on."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gravac import OuterOptimizer, SettingsError, Static, merge_states, quantize
 from gravac.outer.shares import EQUAL, steps_of, weights_of
+from gravac.telemetry import page
+from gravac.telemetry.records import Record, StepRecord
+from gravac.telemetry.tensorboard import TensorBoardSink
 from tests.outer.ranks import SGD, Ranks, at_speed, equal, flat, inner_step, network
 from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved, with_statistics
 from tests.ranks import processes
@@ -51,6 +56,25 @@ def test_a_rank_of_a_third_of_the_speed_makes_a_third_of_the_steps_two_rounds_la
     assert trained.steps == [35, 25]
     assert [outer._rounds.shares.weight for outer in trained.outer] == [1.5, 0.5]
     assert equal(trained.anchors)
+
+
+def test_steps_of_each_rank_are_told_and_drawn(tmp_path: Path) -> None:
+    told: list[Record] = []
+    trained = Ranks(2, every=10, by_speed=True, sinks=[told.append], **FOUR_BITS).at_speeds([0.1, 0.3])
+    for outer in trained.train_rounds(5).outer:
+        outer.close()
+    rounds = [record for record in told if isinstance(record, StepRecord)]
+    assert {record.steps_of_ranks for record in rounds if record.step < 2} == {(10, 10)}
+    assert {record.steps_of_ranks for record in rounds if record.step >= 2} == {(15, 5)}
+    sink = TensorBoardSink(tmp_path)
+    for record in {record.step: record for record in rounds}.values():  # of one rank
+        sink(record)
+    sink.close()
+    drawn = EventAccumulator(str(tmp_path)).Reload()
+    lines = [[point.value for point in drawn.Scalars(f"{page.STEPS_OF_RANKS}{rank}")] for rank in range(2)]
+    assert (lines[0][0], lines[0][-1], lines[1][0], lines[1][-1]) == (10, 15, 10, 5)
+    (_, chart) = page.layout(outer=True)["gravac: compression factor and gain"]["Steps of each rank in a round"]
+    assert all(re.match(chart[0], f"{page.STEPS_OF_RANKS}{rank}") for rank in (0, 1, 12))
 
 
 def test_the_anchor_goes_to_the_mean_over_samples() -> None:

@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What unequal shares of the steps, and anchors in bfloat16, cost in steps: two ranks in memory, no clock.
+
+Ranks whose clocks are made up, one of them so many times as fast, train with ``by_speed`` to the metric that dense
+gradient averaging has after 80 % of the task's budget. Told are steps of a rank on average, read off between the ends
+of rounds. An interrupted run goes on where it was.
+
+    python -m tests.measure.outer_unequal [--json FILE] [--seeds N] [--workers N]
+"""
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gravac import OuterOptimizer, Static
+from gravac.exchange.lockstep import Lockstep
+from gravac.lab import tasks
+from gravac.lab.training.expression import compressor
+from gravac.outer.optimizer import RATE
+from tests.measure import outer_efficiency
+from tests.measure.outer_efficiency import LIMIT, SENT, SETUPS, at_share, crossing
+from tests.measure.results import keep, read, todays
+
+EVERY = 10
+"""Number of steps from one exchange to the next, of a rank on average."""
+
+FASTER = (1.0, 1.5, 3.0, 9.0)
+"""How many times as fast the first rank is: 10 and 10 steps, 12 and 8, 15 and 5, 18 and 2."""
+
+LABELS = ("dense", "quantize(2)")
+
+
+class Case(NamedTuple):
+    """One run; see ``outer_efficiency.Case``.
+
+    Attributes:
+        task: its name.
+        label: of the compressor.
+        faster: how many times as fast the first rank is.
+        anchors: format of the anchors.
+        seed: of weights and batches.
+    """
+
+    task: str
+    label: str = "dense"
+    faster: float = 1.0
+    anchors: str = "float32"
+    seed: int = 0
+
+
+def train(work: tuple[Case, float]) -> dict[str, Any]:
+    """Run one case to a target; what came of it."""
+    torch.set_num_threads(1)
+    case, target = work
+    scale, budget = SETUPS[case.task]
+    task = tasks.make(case.task, scale=scale, seed=case.seed)
+    models = [task.model() for _ in range(2)]
+    inner = [task.optimizer(model) for model in models]
+    outer = [
+        OuterOptimizer(
+            model,
+            optimizer,
+            base=compressor(case.label),
+            cf_range=(1, 1000),
+            controller=Static(cf=SENT[case.label]),
+            every=EVERY,
+            outer=partial(torch.optim.SGD, lr=RATE),
+            by_speed=True,
+            anchor_dtype=case.anchors,
+            executor=executor,
+        )
+        for model, optimizer, executor in zip(models, inner, Lockstep(2).executors, strict=True)
+    ]
+    for one, seconds in zip(outer, (1.0, case.faster), strict=True):
+        one._rounds.shares.clock = itertools.count(0.0, seconds).__next__
+    curve: list[tuple[int, float]] = []
+    made = [0, 0]
+    while sum(made) < 2 * round(LIMIT * 0.8 * budget):
+        ended = outer[0].rounds
+        for rank, one in enumerate(outer):
+            while one.rounds == ended:
+                for group in inner[rank].param_groups:
+                    group["lr"] = task.learning_rate_at(ended * EVERY)
+                inner[rank].zero_grad()
+                task.loss(models[rank], task.batch(made[rank], rank)).backward()  # type: ignore[no-untyped-call]
+                inner[rank].step()
+                made[rank] += 1
+                one.leave()
+                if one.rounds == ended:
+                    one.arrive()
+        for one in outer:
+            one.arrive()
+        value = task.metric.value(task.validate(models[0]))
+        curve.append((sum(made) // 2, value))
+        if not math.isfinite(value) or task.metric.reached(value, target):
+            break
+    shares = outer[0].steps_of_ranks
+    return {**case._asdict(), "steps_of_ranks": shares, "target": target, "reached": crossing(curve, target)}
+
+
+def cases(seeds: Iterable[int]) -> Iterable[Case]:
+    """What is run, most telling first."""
+    for seed in seeds:
+        for label, name in itertools.product(LABELS, SETUPS):
+            yield from (Case(name, label, faster, seed=seed) for faster in FASTER)
+            yield Case(name, label, anchors="bfloat16", seed=seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", default="docs/measurements/outer_unequal.json")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    file = Path(arguments.json)
+    rows: list[dict[str, Any]] = read(file) if file.exists() else []
+    todays()  # the machine's speed, before workers take it
+    known = {Case(**{field: row[field] for field in Case._fields}) for row in rows}
+    wanted = [case for case in cases(range(arguments.seeds)) if case not in known]
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
+        dense = {outer_efficiency.Case(case.task, 0, seed=case.seed) for case in wanted}
+        averaged = pool.imap(outer_efficiency.train, [(case, None) for case in sorted(dense)])
+        targets = {(row["task"], row["seed"]): at_share(row) for row in averaged}
+        for position, row in enumerate(pool.imap(train, [(one, targets[one.task, one.seed]) for one in wanted]), 1):
+            rows.append(row)
+            print(f"{position} of {len(wanted)}:", json.dumps(row), flush=True)
+            keep(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
