@@ -31,6 +31,8 @@ class Candidate:
         exchange_s: seconds that the exchange of a step was expected to take; ``None``: not known.
         every: number of steps from one exchange to the next.
         step_s: seconds that a whole step was expected to take, its compute measured; ``None``: not known.
+        behind: share of a step's compute behind which its coding and exchange may travel, where training waits for the
+            rest; ``None``: they overlap with backward.
 
     Example:
         >>> str(Candidate("topk", 10.0, 6.4))
@@ -47,6 +49,7 @@ class Candidate:
     exchange_s: float | None = field(default=None, compare=False)
     every: int = 1
     step_s: float | None = field(default=None, compare=False)
+    behind: float | None = field(default=None, compare=False)
 
     @property
     def dense(self) -> bool:

@@ -268,8 +268,9 @@ class GoodputState:
     def _foreseen(self, candidate: Candidate) -> float:
         """Return the least seconds of a step by the link's probe, and by how quick other candidates turned out on it.
 
-        No exchange hides behind forward, and no step is shorter than it would be if it neither waited nor coded what
-        was measured, but coded what this one does.
+        No exchange hides behind forward, that of a round (``Candidate.behind``) behind no more than may pass until it
+        is taken up; and no step is shorter than it would be if it neither waited nor coded what was measured, but coded
+        what this one does.
         """
         shortest = min((entry.seconds for entry in self.entries), default=0.0)
         known = [(entry, entry.saved) for entry in self.entries if entry.saved is not None]
@@ -280,8 +281,10 @@ class GoodputState:
         for entry, (_, _, exchanged) in known:
             expected = self.candidates[entry.position].exchange_s
             quick = min(quick, exchanged / expected) if expected else quick
-        busy, exchange = compute + SURE * (candidate.coding_s or 0.0), SURE * quick * candidate.exchange_s
-        return max(LEAST * shortest, busy, exchange + AHEAD * compute)
+        coding, exchange = SURE * (candidate.coding_s or 0.0), SURE * quick * candidate.exchange_s
+        if candidate.behind is not None:
+            return max(LEAST * shortest, compute + max(0.0, coding + exchange - candidate.behind * compute))
+        return max(LEAST * shortest, compute + coding, exchange + AHEAD * compute)
 
     def _slope(self, position: int, *, above: bool) -> float:
         """Return the seconds by which a step grows with the share of dense bytes sent, above or below a candidate's.

@@ -78,9 +78,9 @@ def screened(candidates: Sequence[Candidate], stays: Callable[[Candidate], bool]
 def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: int) -> Candidate:
     """Return a candidate of an exchange in every step as it is in every so many; see ``widened``."""
     coding, exchange = (None if s is None else s / every for s in (candidate.coding_s, candidate.exchange_s))
-    step = None
+    behind, step = min(delay, every) / every, None
     if compute_s is not None and coding is not None and exchange is not None:
-        step = compute_s + max(0.0, coding + exchange - compute_s * min(delay, every) / every)
+        step = compute_s + max(0.0, coding + exchange - compute_s * behind)
     return replace(
         candidate,
         every=every,
@@ -91,6 +91,7 @@ def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: i
         coding_s=coding,
         exchange_s=exchange,
         step_s=step,
+        behind=behind,
     )
 
 

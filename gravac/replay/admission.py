@@ -111,6 +111,7 @@ def in_each_step(candidate: Candidate) -> Candidate:
         coding_s=coding,
         exchange_s=exchange,
         step_s=None,
+        behind=None,
     )
 
 

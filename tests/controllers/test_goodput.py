@@ -20,6 +20,8 @@ from gravac.controllers.conformance import Step, drive
 from gravac.controllers.goodput import HARMLESS
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 from gravac.controllers.window import Window
+from gravac.outer.candidates import widened
+from gravac.stepping.admission import Admission
 
 LADDER = (
     Candidate("dense", 1.0, 1.0, 1.0, "float32"),
@@ -364,6 +366,40 @@ def test_no_step_is_expected_to_be_shorter_than_what_it_computes() -> None:
     two_bits = GoodputEntry(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
     state = GoodputState(ladder, "hold", 5, 5, Window(ladder[5]), (two_bits,))
     assert state.fastest(9, 40) >= 0.025 + 0.8 * 0.005
+
+
+@pytest.mark.parametrize(("behind", "least"), [(None, 0.8), (0.0, 0.95), (0.5, 0.9), (1.0, 0.85)])
+def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: float) -> None:
+    """Compute takes 0.1 s, and coding 0.05 s and exchange 1 s were expected; four fifths of both count."""
+    sends = [replace(LADDER[0], coding_s=0.0, exchange_s=1.0), replace(LADDER[5], coding_s=0.0, exchange_s=0.1)]
+    sends[0] = replace(sends[0], coding_s=0.0625, behind=behind)
+    state = GoodputState(tuple(sends), "hold", 1, 1, Window(sends[1]), (GoodputEntry(1, 0.2, 1, 0.95, (0.1, 0, 0.1)),))
+    bound = state._foreseen(sends[0])
+    assert bound == pytest.approx(least + (0.1 / 3 if behind is None else 0.0))
+
+
+@pytest.mark.parametrize("dense", [0.0, 0.05, 0.2, 0.6, 3.0, 20.0], ids="{:g}s".format)
+@pytest.mark.parametrize("delay", [0, 5])
+def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, delay: int) -> None:
+    """What a search tries besides the best costs at most a fiftieth of thirty rounds."""
+    cluster = Cluster(0.08, lambda step: dense, CODING, booked=True)
+    candidates = widened(Admission(cluster.foreseen()), (1, 2, 5, 10, 20, 50), 0.08, delay, False).candidates
+
+    def goodput(candidate: Candidate) -> float:
+        assert candidate.step_s is not None
+        return candidate.efficiency / candidate.step_s
+
+    def measure(step: int, holds: Decision) -> Measurement:
+        ran = holds.candidate
+        assert ran.step_s is not None
+        assert ran.coding_s is not None
+        times = {"waited": max(0.0, ran.step_s - 0.08 - ran.coding_s), "coded": ran.coding_s}
+        return Measurement(step, ran, ran.step_s, 16.0, 1.0, 2.0, **times, exchanged=ran.exchange_s or 0.0)
+
+    ran = [step.ran.candidate for step in drive(Goodput(), candidates, measure, 30)]
+    taken = sum(one.every * (one.step_s or 0.0) for one in ran)
+    progress = sum(one.every * one.efficiency for one in ran)
+    assert taken * max(map(goodput, candidates)) <= 1.02 * progress
 
 
 def test_a_slow_link_never_sees_dense() -> None:
