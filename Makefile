@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-memory measure-outer-traffic measure-outer-unequal measure-outer-long measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-ranks measure-outer-long measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -140,8 +140,12 @@ measure-outer-memory: $(VENV)/.test  ## what outer steps would take of a GPU's a
 measure-outer-traffic: $(VENV)/.test  ## bytes of a round and of its fullest step, by fragments, in memory (1 minute)
 	$(BIN)/python -m tests.measure.outer_traffic --json docs/measurements/outer_traffic.json
 
-measure-outer-unequal: $(VENV)/.lab $(VENV)/.test  ## what unequal shares and bfloat16 anchors cost in steps, in memory; resumable (20 minutes)
-	$(BIN)/python -m tests.measure.outer_unequal $(ARGS)
+measure-outer-costs: $(VENV)/.lab $(VENV)/.test  ## what delay, unequal shares and bfloat16 anchors cost in steps, in memory; resumable (10 minutes)
+	$(BIN)/python -m tests.measure.outer_costs $(ARGS)
+
+measure-outer-ranks: $(VENV)/.lab $(VENV)/.test  ## what a step is worth among 4, 8 and 16 ranks, in memory; resumable (30 minutes)
+	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --tasks charlm lstm \
+		--ranks 4 8 16 --every 10 --sent dense 'quantize(2)' --outer 0.7 0 $(ARGS)
 
 measure-outer-long: $(VENV)/.lab $(VENV)/.test  ## what outer steps come to after 2000 steps, beside averaged gradients, in memory; resumable (15 minutes a seed)
 	$(BIN)/python -m tests.measure.outer_long --draw docs/screenshots/outer_long.png $(ARGS)
@@ -195,7 +199,7 @@ OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --factored --budget 3
 measure-outer-tta: $(VENV)/.lab $(INTEGRATIONS)/.torchft  ## outer steps, fixed, adaptive, shuffled, torchft's, on links of all kinds; needs root; resumable (some hours)
 	set -e; for seed in $(SEEDS); do for task in '--task lstm' '--task charlm --scale 0.4' '--task denoise'; do \
 		$(OUTER_TTA) --link 20mbit 100mbit 5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
-		$(OUTER_TTA) --link 20mbit,10s:100mbit,20s:5mbit 20mbit/5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
+		$(subst --factored,,$(OUTER_TTA)) --link 20mbit,10s:100mbit,20s:5mbit 20mbit/5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
 		$(OUTER_TTA) --link 1gbit --methods outer:ladder@2-1000 goodput:ladder@2-1000; \
 		$(OUTER_TTA) --link 100mbit 20mbit --methods 'torchft-localsgd(every=10)' 'torchft-diloco(every=10)' goodput:ladder@2-1000; \
 	done; done

@@ -95,6 +95,7 @@ class Fragment:
         anchors: weights that all ranks share, by name; the outer optimizer trains them.
         journey: pseudo-gradient that is under way; ``None`` where none is.
         due: number of the rank's step from which on what was under way is taken up; ``None`` where nothing is to be.
+        left: the rank's weights when it left, by name, where it trains on meanwhile and keeps what it learns.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], keeping: Keeping = IN_PLACE) -> None:
@@ -104,6 +105,7 @@ class Fragment:
         self.keeping = keeping
         self.journey: Journey | None = None
         self.due: int | None = None
+        self.left: dict[str, torch.Tensor] = {}
 
     @property
     def like_pieces(self) -> dict[str, torch.Tensor]:
@@ -113,9 +115,17 @@ class Fragment:
             for name, p in self.parameters.items()
         }
 
-    def leave(self, due: int, weight: float = 1.0, number: int = 0) -> Journey:
-        """Set out with anchors less weights; ``due`` is the attribute, the rest is ``Journey``'s."""
+    def leave(self, due: int, weight: float = 1.0, number: int = 0, keeps: bool = False) -> Journey:
+        """Set out with anchors less weights.
+
+        Args:
+            due: the attribute.
+            weight: factor on what sets out.
+            number: number of the round.
+            keeps: whether the rank trains on before it takes up the anchors, and keeps what it learns.
+        """
         self.journey, self.due = Journey(self, weight, number), due
+        self.left = {name: p.detach().clone() for name, p in self.parameters.items()} if keeps else {}
         return self.journey
 
     def arrive(self, outer: torch.optim.Optimizer) -> None:
@@ -133,17 +143,19 @@ class Fragment:
 
     @torch.no_grad()
     def take_up(self, own: float) -> None:
-        """Go on from the anchors, which take the place of all but a share of the rank's own weights.
+        """Go on from the anchors, and from what the rank learned since it ``left``, if it keeps that.
 
         Args:
-            own: that share, in [0, 1).
+            own: share of its weights that the rank keeps instead, in [0, 1).
         """
         for name, parameter in self.parameters.items():
             if own:
                 parameter.lerp_(self.anchors[name].to(parameter), 1 - own)
+            elif name in self.left:
+                parameter.sub_(self.left[name]).add_(self.anchors[name].to(parameter))
             else:
                 parameter.copy_(self.anchors[name])
-        self.due = None
+        self.due, self.left = None, {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, the rank's own weights, and when anchors are due that it has not taken up.
@@ -154,6 +166,7 @@ class Fragment:
             "anchors": {name: anchor.detach() for name, anchor in self.anchors.items()},
             "own": {name: parameter.detach() for name, parameter in self.parameters.items()},
             "due": self.due,
+            "left": self.left,
         }
 
     @torch.no_grad()
@@ -163,6 +176,9 @@ class Fragment:
             anchor.copy_(state["anchors"][name])
             self.parameters[name].copy_(state["own"][name])
         self.journey, self.due = None, state["due"]
+        self.left = {
+            name: torch.empty_like(self.parameters[name]).copy_(one) for name, one in state.get("left", {}).items()
+        }
 
 
 def in_fragments(

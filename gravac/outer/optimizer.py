@@ -58,8 +58,8 @@ class OuterOptimizer(Live):
         fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
             arXiv:2501.18512).
         delay: number of steps behind which an exchange travels before it is taken up; 0 waits for it.
-        mixing: share of its own weights that a rank keeps where it takes up the anchor, in [0, 1) (α of Streaming
-            DiLoCo).
+        mixing: ``None``: where a rank takes up the anchor, it keeps what it learned since its pseudo-gradient left; or
+            the share of its own weights that it keeps instead, in [0, 1) (α of Streaming DiLoCo).
         by_speed: whether ranks make steps in proportion to their speed, ``every`` on average; then all train for a
             number of ``rounds``, and not of steps.
         samples: number of samples of a step on this rank, by which pseudo-gradients count; ``None``, on every rank:
@@ -109,7 +109,7 @@ class OuterOptimizer(Live):
         outer: Outer = plain_sgd,
         fragments: int = 1,
         delay: int = 0,
-        mixing: float = 0.0,
+        mixing: float | None = None,
         by_speed: bool = False,
         samples: int | None = None,
         anchor_dtype: str = "float32",
@@ -288,7 +288,9 @@ class OuterOptimizer(Live):
         of_others = state["world"] is None  # merged from another number of ranks: all begin a round at the anchor
         parts: tuple[Fragment | Buffers, ...] = (*self._fragments, self._buffers)
         for part, one in zip(parts, (*mine["fragments"], mine["buffers"]), strict=True):
-            part.load_state_dict({**one, "own": {**one["own"], **one["anchors"]}, "due": None} if of_others else one)
+            part.load_state_dict(
+                {**one, "own": {**one["own"], **one["anchors"]}, "due": None, "left": {}} if of_others else one
+            )
         with self._keeping.in_full(self._anchors, 0):  # what the outer optimizer keeps is brought to their format
             self.outer.load_state_dict(mine["optimizer"])
         self.inner.load_state_dict(mine["inner"])

@@ -38,7 +38,8 @@ class Rounds:
         shares: what each rank does in a round.
         every: lowest and highest number of steps of a round.
         delay: number of steps behind which a fragment travels; 0: training waits for it.
-        own: share of its own weights that a rank keeps where it takes up the anchors.
+        own: share of its own weights that a rank keeps where it takes up the anchors; ``None``: what it learned while
+            they were under way.
 
     Attributes:
         ended: number of rounds whose last fragment has left.
@@ -55,12 +56,13 @@ class Rounds:
         shares: Shares,
         every: tuple[int, int],
         delay: int,
-        own: float,
+        own: float | None,
     ) -> None:
         self.ended = self.late = 0
         self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
         self.shares = shares
-        self._every, self._delay, self._own = every, delay, own
+        self._every, self._delay, self._own = every, delay, own or 0.0
+        self._keeps = delay > 0 and own is None
         self._waits = delay == 0 and len(fragments) == 1
         self._steps = self._in_round = 0
         self._length: int | None = None  # of the round: steps of a rank on average
@@ -171,7 +173,7 @@ class Rounds:
                     learning_rate=learning_rate, every=every, begun=self._chosen.take, fail=self._chosen.fail
                 )
             weight = self.shares.weight
-            journey = fragment.leave(self._steps + self._delay, weight, self.ended)
+            journey = fragment.leave(self._steps + self._delay, weight, self.ended, self._keeps)
             self._journeys.append(journey)
             buffers = self._buffers.leave(weight) if last else ()
             whole = None if buffers else journey.whole

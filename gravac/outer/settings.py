@@ -15,7 +15,7 @@ class Exchanging(Settings):
     every: tuple[int, int] = (1, 100)
     fragments: int = Field(default=1, ge=1)
     delay: int = Field(default=0, ge=0)
-    mixing: float = Field(default=0.0, ge=0, lt=1)
+    mixing: float | None = Field(default=None, ge=0, lt=1)
 
     @field_validator("every", mode="before")
     @classmethod

@@ -8,10 +8,11 @@ evaluations. The outer optimizer is tuned once, dense at H = 10 on charlm and ls
 interrupted run goes on where it was.
 
     python -m tests.measure.outer_efficiency [--json FILE] [--minutes N] [--seeds N] [--tasks ...] [--sent ...]
-        [--outer RATE MOMENTUM] [--workers N]
+        [--every H ...] [--ranks N ...] [--outer RATE MOMENTUM] [--workers N]
 """
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -49,6 +50,9 @@ OUTER = ((1.0, 0.0), (0.7, 0.6), (0.9, 0.3), (1.0, 0.3), (0.7, 0.9), (0.7, 0.0))
 
 TUNED_AT, TUNED_ON = 10, ("charlm", "lstm")
 """Number of steps from one exchange to the next, and tasks, that they are tuned by."""
+
+EVERY = (10, 20, 5, 50, 2, 1)
+"""Numbers of steps from one exchange to the next that are tried."""
 
 LIMIT = 1.8
 """Steps after which a run that did not reach its target ends, in times of those that gradient averaging needs."""
@@ -159,13 +163,17 @@ def crossing(curve: Sequence[tuple[int, float]], target: float) -> float | None:
     return None
 
 
-def grid(names: Sequence[str], sent: Sequence[str], outer: tuple[float, float], seeds: Iterable[int]) -> Iterable[Case]:
+def grid(
+    names: Sequence[str],
+    sent: Sequence[str],
+    outer: tuple[float, float],
+    seeds: Iterable[int],
+    numbers: Sequence[int] = EVERY,
+    ranks: Sequence[int] = (2,),
+) -> Iterable[Case]:
     """What is run, most telling first."""
-    for seed in seeds:
-        for every in (10, 20, 5, 50, 2, 1):
-            for label in sent:
-                for name in names:
-                    yield Case(name, every, label, SENT[label], *outer, seed=seed)
+    for seed, number, every, label, name in itertools.product(seeds, ranks, numbers, sent, names):
+        yield Case(name, every, label, SENT[label], *outer, ranks=number, seed=seed)
 
 
 def main() -> None:
@@ -175,6 +183,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=[*SETUPS], choices=[*SETUPS])
     parser.add_argument("--sent", nargs="+", default=[*SENT], choices=[*SENT])
+    parser.add_argument("--every", type=int, nargs="+", default=EVERY)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--outer", nargs=2, type=float, help="learning rate and momentum; otherwise they are tuned")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
@@ -202,17 +212,18 @@ def main() -> None:
             return [ran[case] for case, _ in wanted if case in ran]
 
         seeds = range(arguments.seeds)
-        references = run((Case(name, 0, seed=seed), None) for seed in seeds for name in arguments.tasks)
-        targets = {(row["task"], row["seed"]): at_share(row) for row in references}
+        every_one = itertools.product(seeds, arguments.ranks, arguments.tasks)
+        references = run((Case(name, 0, ranks=ranks, seed=seed), None) for seed, ranks, name in every_one)
+        targets = {(row["task"], row["seed"], row["ranks"]): at_share(row) for row in references}
         if arguments.outer:
             outer = (arguments.outer[0], arguments.outer[1])
         else:
             tuned = [name for name in TUNED_ON if name in arguments.tasks]
             wanted = [Case(name, TUNED_AT, rate=rate, momentum=momentum) for rate, momentum in OUTER for name in tuned]
-            outer = best(run((case, targets[case.task, 0]) for case in wanted))
+            outer = best(run((case, targets[case.task, 0, 2]) for case in wanted))
         print("outer optimizer:", outer)
-        cases = grid(arguments.tasks, arguments.sent, outer, seeds)
-        run((case, targets[case.task, case.seed]) for case in cases)
+        cases = grid(arguments.tasks, arguments.sent, outer, seeds, arguments.every, arguments.ranks)
+        run((case, targets[case.task, case.seed, case.ranks]) for case in cases)
 
 
 def at_share(row: dict[str, Any]) -> float:

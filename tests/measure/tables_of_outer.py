@@ -5,6 +5,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.training.expression import compressor
@@ -118,27 +119,47 @@ def outer_memory() -> str:
     return "\n".join(lines)
 
 
-def outer_unequal() -> str:
-    """Steps of a rank on average to the target, over those with equal shares and anchors in float32."""
-    found = rows("outer_unequal")
-    equal = {
-        (row["task"], row["label"], row["seed"]): row["reached"]
-        for row in found
-        if row["faster"] == 1 and row["anchors"] == "float32"
-    }
+def outer_costs() -> str:
+    """Steps of a rank on average to the target, over those without delay, in equal shares, with anchors in float32."""
+    found = rows("outer_costs")
+    what = ("label", "faster", "anchors", "delay", "mixing")
+    plain = {(row["task"], row["label"], row["seed"]): row["reached"] for row in found if _plain(row)}
     tasks = list(dict.fromkeys(row["task"] for row in found))
-    lines = head("sent", "steps of the two ranks", "anchors", *tasks)
-    for key in dict.fromkeys((row["label"], row["faster"], row["anchors"]) for row in found):
-        own = [row for row in found if (row["label"], row["faster"], row["anchors"]) == key]
+    lines = head("sent", "steps of the two ranks", "anchors", "delay", "kept of it", *tasks)
+    for key in dict.fromkeys(tuple(row[name] for name in what) for row in found):
+        own = [row for row in found if tuple(row[name] for name in what) == key]
         cells = []
         for task in tasks:
             of = [row for row in own if row["task"] == task]
             missed = any(row["reached"] is None for row in of)
-            times = [row["reached"] / equal[task, row["label"], row["seed"]] for row in of if row["reached"]]
+            times = [row["reached"] / plain[task, row["label"], row["seed"]] for row in of if row["reached"]]
             cells.append("not reached" if missed else f"{statistics.geometric_mean(times):.2f}" if times else "")
+        label, _, anchors, delay, mixing = key
+        kept = "" if not delay else "what was learned" if mixing is None else f"`mixing={mixing:g}`"
         steps = " and ".join(map(str, own[0]["steps_of_ranks"]))
-        lines.append(line(f"`{key[0]}`", steps, key[2], *cells))
+        lines.append(line(f"`{label}`", steps, anchors, str(delay), kept, *cells))
     return "\n".join(lines)
+
+
+def _plain(row: dict[str, Any]) -> bool:
+    return (row["faster"], row["anchors"], row["delay"]) == (1, "float32", 0)
+
+
+def outer_ranks() -> str:
+    """Efficiency by number of ranks: averaged gradients' steps over those of outer steps, at as many ranks."""
+    found = [row for row in rows("outer_ranks") if row["every"]]
+    tasks = list(dict.fromkeys(row["task"] for row in found))
+    lines = head("ranks", "steps between exchanges", "sent", *tasks)
+    for key in dict.fromkeys((row["ranks"], row["every"], row["label"]) for row in found):
+        own = {row["task"]: row for row in found if (row["ranks"], row["every"], row["label"]) == key}
+        cells = [_of_averaging(own[task]) if task in own else "" for task in tasks]
+        lines.append(line(str(key[0]), str(key[1]), f"`{key[2]}`", *cells))
+    return "\n".join(lines)
+
+
+def _of_averaging(row: dict[str, Any]) -> str:
+    needed = 0.8 * outer_steps.SETUPS[row["task"]][1]
+    return f"{needed / row['reached']:.2f}" if row["reached"] else "not reached"
 
 
 def outer_long() -> str:

@@ -57,7 +57,7 @@ def test_an_outer_step_of_rate_1_goes_to_the_mean_of_the_ranks_weights() -> None
     every=st.integers(1, 7),
     fragments=st.integers(1, 4),
     delay=st.integers(0, 5),
-    mixing=st.sampled_from([0.0, 0.5]),
+    mixing=st.sampled_from([None, 0.0, 0.5]),
 )
 def test_anchors_are_the_same_on_all_ranks(ranks: int, every: int, fragments: int, delay: int, mixing: float) -> None:
     when = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
@@ -67,6 +67,16 @@ def test_anchors_are_the_same_on_all_ranks(ranks: int, every: int, fragments: in
     trained.synchronize()
     assert equal(trained.anchors)
     assert fragments > 1 or mixing or equal(trained.weights)
+
+
+@pytest.mark.parametrize(("every", "fragments", "delay"), [(4, 1, 2), (3, 1, 3), (2, 1, 5), (5, 3, 2)])
+def test_nothing_is_lost_of_what_is_learned_behind_a_delay(every: int, fragments: int, delay: int) -> None:
+    """One rank's anchor, at rate 1, goes to where it was: then nothing happens but training."""
+    when = {"every": every, "fragments": fragments, "delay": delay}
+    alone = averaged(1, 20)
+    torch.testing.assert_close(Ranks(1, **when).train(20).weights[0], alone)
+    lost = Ranks(1, mixing=0.0, **when).train(20).weights[0]
+    assert not torch.allclose(lost, alone)
 
 
 @given(length=st.integers(1, 200), number=st.integers(1, 12))

@@ -178,7 +178,8 @@ def over_network(rank: int, world: int, seconds: list[float]) -> tuple[torch.Ten
         step += 1
         time.sleep(0.003 * (rank == 0))
     outer.synchronize()
-    found = flat(module), outer.steps_of_ranks
+    with outer.synced():
+        found = flat(module), outer.steps_of_ranks
     outer.close()
     return found
 

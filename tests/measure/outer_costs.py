@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What unequal shares of the steps, and anchors in bfloat16, cost in steps: two ranks in memory, no clock.
+"""What delay, unequal shares of the steps, and anchors in bfloat16 cost in steps: two ranks in memory, no clock.
 
 Ranks whose clocks are made up, one of them so many times as fast, train with ``by_speed`` to the metric that dense
 gradient averaging has after 80 % of the task's budget. Told are steps of a rank on average, read off between the ends
 of rounds. An interrupted run goes on where it was.
 
-    python -m tests.measure.outer_unequal [--json FILE] [--seeds N] [--workers N]
+    python -m tests.measure.outer_costs [--json FILE] [--seeds N] [--workers N]
 """
 
 import argparse
@@ -36,7 +36,10 @@ EVERY = 10
 FASTER = (1.0, 1.5, 3.0, 9.0)
 """How many times as fast the first rank is: 10 and 10 steps, 12 and 8, 15 and 5, 18 and 2."""
 
-LABELS = ("dense", "quantize(2)")
+LABELS = ("quantize(2)", "dense")
+
+DELAY, MIXING = 5, (None, 0.0, 0.5)
+"""Steps behind which an exchange travels, and what is done with those steps."""
 
 
 class Case(NamedTuple):
@@ -47,6 +50,8 @@ class Case(NamedTuple):
         label: of the compressor.
         faster: how many times as fast the first rank is.
         anchors: format of the anchors.
+        delay: number of steps behind which an exchange travels.
+        mixing: share of its weights that a rank keeps then; ``None``: what it learned meanwhile.
         seed: of weights and batches.
     """
 
@@ -54,6 +59,8 @@ class Case(NamedTuple):
     label: str = "dense"
     faster: float = 1.0
     anchors: str = "float32"
+    delay: int = 0
+    mixing: float | None = None
     seed: int = 0
 
 
@@ -76,6 +83,8 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
             outer=partial(torch.optim.SGD, lr=RATE),
             by_speed=True,
             anchor_dtype=case.anchors,
+            delay=case.delay,
+            mixing=case.mixing,
             executor=executor,
         )
         for model, optimizer, executor in zip(models, inner, Lockstep(2).executors, strict=True)
@@ -113,11 +122,12 @@ def cases(seeds: Iterable[int]) -> Iterable[Case]:
         for label, name in itertools.product(LABELS, SETUPS):
             yield from (Case(name, label, faster, seed=seed) for faster in FASTER)
             yield Case(name, label, anchors="bfloat16", seed=seed)
+            yield from (Case(name, label, delay=DELAY, mixing=mixing, seed=seed) for mixing in MIXING)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", default="docs/measurements/outer_unequal.json")
+    parser.add_argument("--json", default="docs/measurements/outer_costs.json")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
