@@ -72,6 +72,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
     task = tasks.make(case.task, scale=scale, seed=case.seed)
     models = [task.model() for _ in range(2)]
     inner = [task.optimizer(model) for model in models]
+    lockstep = Lockstep(2)
     outer = [
         OuterOptimizer(
             model,
@@ -87,7 +88,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
             mixing=case.mixing,
             executor=executor,
         )
-        for model, optimizer, executor in zip(models, inner, Lockstep(2).executors, strict=True)
+        for model, optimizer, executor in zip(models, inner, lockstep.executors, strict=True)
     ]
     for one, seconds in zip(outer, (1.0, case.faster), strict=True):
         one._rounds.shares.clock = itertools.count(0.0, seconds).__next__
@@ -106,6 +107,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
                 one.leave()
                 if one.rounds == ended:
                     one.arrive()
+        lockstep.run()
         for one in outer:
             one.arrive()
         value = task.metric.value(task.validate(models[0]))

@@ -19,6 +19,9 @@ from tests.measure.published import DEFAULT, rows, runs
 from tests.measure.tables_of_runs import HEADINGS, head, line
 
 
+LINKS = {**HEADINGS, "5mbit": "5 Mbit/s"}
+
+
 def outer_efficiency() -> str:
     """Efficiency by task and number of steps between exchanges; a run that did not reach its target has a bound."""
     found = outer_steps.efficiencies(rows("outer_efficiency"))
@@ -54,7 +57,7 @@ def outer_race() -> str:
     own = runs("outer_tta")
     limited = [run for run in own if run.link != UNTHROTTLED]
     cells = list(dict.fromkeys((run.task, run.link) for run in limited))
-    lines = head("method", *(f"{task}, {HEADINGS.get(link, link)}" for task, link in cells))
+    lines = head("method", *(f"{task}, {LINKS.get(link, link)}" for task, link in cells))
     for method in dict.fromkeys(run.method for run in limited):
         told = []
         for cell in cells:
