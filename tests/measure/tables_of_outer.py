@@ -18,7 +18,6 @@ from tests.measure.judgement import best_of, interval, taken, verdicts
 from tests.measure.published import DEFAULT, rows, runs
 from tests.measure.tables_of_runs import HEADINGS, head, line
 
-
 LINKS = {**HEADINGS, "5mbit": "5 Mbit/s"}
 
 
