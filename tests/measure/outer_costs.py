@@ -99,7 +99,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
         for rank, one in enumerate(outer):
             while one.rounds == ended:
                 for group in inner[rank].param_groups:
-                    group["lr"] = task.learning_rate_at(ended * EVERY)
+                    group["lr"] = task.learning_rate_at(made[rank])
                 inner[rank].zero_grad()
                 task.loss(models[rank], task.batch(made[rank], rank)).backward()  # type: ignore[no-untyped-call]
                 inner[rank].step()
@@ -110,7 +110,8 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
         lockstep.run()
         for one in outer:
             one.arrive()
-        value = task.metric.value(task.validate(models[0]))
+        with outer[0].synced():
+            value = task.metric.value(task.validate(models[0]))
         curve.append((sum(made) // 2, value))
         if not math.isfinite(value) or task.metric.reached(value, target):
             break
