@@ -13,7 +13,6 @@ from gravac.lab.training.methods import MATCHED
 from gravac.lab.tta.matrix import REFERENCE
 from gravac.lab.tta.record import TrainingRecord
 from tests.measure import outer_efficiency as outer_steps
-from tests.measure import outer_long as long_runs
 from tests.measure.judgement import best_of, interval, taken, verdicts
 from tests.measure.published import DEFAULT, rows, runs
 from tests.measure.tables_of_runs import HEADINGS, head, line
@@ -145,40 +144,6 @@ def outer_costs() -> str:
 
 def _plain(row: dict[str, Any]) -> bool:
     return (row["faster"], row["anchors"], row["delay"]) == (1, "float32", 0)
-
-
-def outer_ranks() -> str:
-    """Efficiency by number of ranks: averaged gradients' steps over those of outer steps, at as many ranks."""
-    found = [row for row in rows("outer_ranks") if row["every"]]
-    tasks = list(dict.fromkeys(row["task"] for row in found))
-    lines = head("ranks", "steps between exchanges", "sent", *tasks)
-    for key in dict.fromkeys((row["ranks"], row["every"], row["label"]) for row in found):
-        own = {row["task"]: row for row in found if (row["ranks"], row["every"], row["label"]) == key}
-        cells = [_of_averaging(own[task]) if task in own else "" for task in tasks]
-        lines.append(line(str(key[0]), str(key[1]), f"`{key[2]}`", *cells))
-    return "\n".join(lines)
-
-
-def _of_averaging(row: dict[str, Any]) -> str:
-    needed = 0.8 * outer_steps.SETUPS[row["task"]][1]
-    return f"{needed / row['reached']:.2f}" if row["reached"] else "not reached"
-
-
-def outer_long() -> str:
-    """What runs of 2000 steps come to, and by how many percent that is worse than averaged gradients do."""
-    found = rows("outer_long")
-    pairs = long_runs.pairs(found)
-    lines = head("task", "ranks", "steps between exchanges", "sent", "bytes", "comes to", "synchronous", "worse by, %")
-    for (task, ranks, every, label), both in pairs.items():
-        shares = [100 * long_runs.worse(row, same) for row, same in both]
-        ends, ends_of_same = (statistics.fmean(map(long_runs.final, column)) for column in zip(*both, strict=True))
-        told = f"{statistics.fmean(shares):+.2f}"
-        told += f" [{min(shares):+.2f} to {max(shares):+.2f}]" if len(shares) > 1 else ""
-        bytes_ = f"1/{both[0][0]['wire_ratio']:.0f}"
-        lines.append(
-            line(task, str(ranks), str(every), f"`{label}`", bytes_, f"{ends:.4g}", f"{ends_of_same:.4g}", told)
-        )
-    return "\n".join(lines)
 
 
 def outer_traffic() -> str:
