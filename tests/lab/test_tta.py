@@ -70,6 +70,7 @@ def matrix(tmp_path: Path, **changes: object) -> Matrix:
         "seeds": (0,),
         "budget": 40,
         "scale": 0.1,
+        "limit": 2.0,
         "json": tmp_path / "runs.json",
     }
     return Matrix(**{**settings, **changes})  # type: ignore[arg-type]
