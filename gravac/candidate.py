@@ -30,9 +30,10 @@ class Candidate:
         coding_s: seconds that coding of a step was expected to take by itself, before the first; ``None``: not known.
         exchange_s: seconds that the exchange of a step was expected to take; ``None``: not known.
         every: number of steps from one exchange to the next.
+        delay: number of steps behind which an exchange travels before it is taken up; 0: training waits for it.
         step_s: seconds that a whole step was expected to take, its compute measured; ``None``: not known.
-        behind: share of a step's compute behind which its coding and exchange may travel, where training waits for the
-            rest; ``None``: they overlap with backward.
+        behind: share of a step's compute behind which its exchange may travel, where training waits for the rest;
+            ``None``: it overlaps with backward.
 
     Example:
         >>> str(Candidate("topk", 10.0, 6.4))
@@ -48,6 +49,7 @@ class Candidate:
     coding_s: float | None = field(default=None, compare=False)
     exchange_s: float | None = field(default=None, compare=False)
     every: int = 1
+    delay: int = 0
     step_s: float | None = field(default=None, compare=False)
     behind: float | None = field(default=None, compare=False)
 
@@ -75,7 +77,8 @@ class Candidate:
         return least + share * (most - least)
 
     def __str__(self) -> str:
-        return f"{self.compressor} {self.cf:g}x" + (f" every {self.every} steps" if self.every > 1 else "")
+        often = f" every {self.every} steps" if self.every > 1 else ""
+        return f"{self.compressor} {self.cf:g}x{often}" + (f" behind {self.delay}" if self.delay else "")
 
 
 Cause = Literal["same_bytes", "not_fewer_bytes"]

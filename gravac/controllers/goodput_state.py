@@ -204,7 +204,8 @@ class GoodputState:
         With exchange hidden behind backward up to a point, the change of a step's time over the share of dense bytes
         that it sends does not fall with that share. So when steps became slower by d where a share x is sent, where y
         is sent they are slower by at least d y / x if y > x, and no faster otherwise; when they became faster by d,
-        they are faster by at most d y / x if y < x, and nothing follows otherwise.
+        they are faster by at most d y / x if y < x, and nothing follows otherwise. Of a candidate that may hide more
+        behind steps, or less, the same follows only where that does not weaken it.
         """
         held = self.entry(self.position)
         assert held is not None
@@ -212,9 +213,10 @@ class GoodputState:
         floors = {}
         for entry in self.entries:
             share = 1 / self.candidates[entry.position].wire_ratio
-            if entry.position == self.position or (slower <= 0 and share > here):
+            hidden = _hides(self.candidates[entry.position]) - _hides(self.running)
+            if entry.position == self.position or (slower <= 0 and (share > here or hidden < 0)):
                 continue
-            moved = slower * share / here if (share > here) == (slower > 0) else 0.0
+            moved = slower * share / here if (share > here) == (slower > 0) and not (slower > 0 and hidden > 0) else 0.0
             floors[entry.position] = (1 - NOISE) * max(0.0, entry.seconds + moved)
         cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0, moved=True)
         return cleared.enter(seconds)
@@ -228,12 +230,14 @@ class GoodputState:
 
         Where the time of exchange is not known, all of the step is taken for it.
         """
-        mine = self.candidates[position].wire_ratio
+        mine = self.candidates[position]
         measured = self.entry(position)
 
         def most(entry: GoodputEntry) -> float:
-            _, _, exchanged = entry.saved or (entry.seconds,) * 3
-            return entry.seconds + exchanged * max(0.0, self.candidates[entry.position].wire_ratio / mine - 1)
+            other = self.candidates[entry.position]
+            waited, _, exchanged = entry.saved or (entry.seconds,) * 3
+            hidden = max(0.0, exchanged - waited) if _hides(mine) < _hides(other) else 0.0
+            return entry.seconds + hidden + exchanged * max(0.0, other.wire_ratio / mine.wire_ratio - 1)
 
         return min((most(entry) for entry in ((measured,) if measured else self.entries)), default=0.0)
 
@@ -244,7 +248,8 @@ class GoodputState:
         after twice as many. Of a step that was measured, sending less saves the time it waited at most; another family
         may save its coding too, and takes its own. Step time is convex in the bytes sent: flat while the exchange hides
         behind backward, then linear. So a slope measured between two amounts of bytes is a lower bound of that above
-        them, and an upper bound of that below.
+        them, and an upper bound of that below. What may hide more behind steps waits for nothing, at best, whatever it
+        sends.
         """
         mine = self.candidates[position]
         measured = self.entry(position)
@@ -260,8 +265,10 @@ class GoodputState:
             if mine.family != other.family:
                 least += SURE * (mine.coding_s or 0.0) - min(coded, (1 - LIGHTER) * entry.seconds)
             more = 1 / mine.wire_ratio - 1 / other.wire_ratio
-            if more < 0:
+            if more < 0 or _hides(mine) > _hides(other):
                 bounds.append(least - waited)
+            if _hides(mine) > _hides(other):
+                continue
             bounds.append(least + more * self._slope(entry.position, above=more < 0))
         return max(bounds)
 
@@ -283,7 +290,7 @@ class GoodputState:
             quick = min(quick, exchanged / expected) if expected else quick
         coding, exchange = SURE * (candidate.coding_s or 0.0), SURE * quick * candidate.exchange_s
         if candidate.behind is not None:
-            return max(LEAST * shortest, compute + max(0.0, coding + exchange - candidate.behind * compute))
+            return max(LEAST * shortest, compute + coding + max(0.0, exchange - candidate.behind * compute))
         return max(LEAST * shortest, compute + coding, exchange + AHEAD * compute)
 
     def _slope(self, position: int, *, above: bool) -> float:
@@ -308,3 +315,8 @@ class GoodputState:
                 grown = slow - quick - (0.0 if above else max(0.0, heavy - light))  # coding more is not sending more
                 slopes.append((grown + doubt) / (most - least))
         return math.inf if above and not slopes else max([0.0, *slopes])
+
+
+def _hides(candidate: Candidate) -> float:
+    """Return the share of a step's compute behind which a round's exchange may travel; 0 where there are no rounds."""
+    return candidate.behind or 0.0

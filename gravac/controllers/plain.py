@@ -17,8 +17,14 @@ CANDIDATES: dict[str, Any] = {"candidate": True, "candidates": True, "low": True
 
 
 def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
-    """Return compressor, CF and, where it is not 1, ``every`` of each candidate: what positions in a state refer to."""
-    return [[one.compressor, one.cf, *([one.every] if one.every > 1 else [])] for one in candidates]
+    """Return compressor, CF and, where there are outer steps, ``every`` and ``delay`` of each candidate.
+
+    Those are what positions in a state refer to.
+    """
+    return [
+        [one.compressor, one.cf, *([one.every] if max(one.every - 1, one.delay) else []), *([one.delay] * (one.delay > 0))]
+        for one in candidates
+    ]
 
 
 def to_plain(state: Any) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Buffers:
         }
         self.anchors = {name: buffer.detach().clone() for name, buffer in self._live.items()}
         self._pieces: tuple[Piece, ...] = ()
+        self._own = 0.0
         self._local = {name: buffer for name, buffer in named.items() if name not in self._live}
 
     @property
@@ -48,8 +49,14 @@ class Buffers:
         """What travels, by the name it travels by: flat, so that it is sent dense."""
         return {PREFIX + name: anchor.reshape(-1) for name, anchor in self.anchors.items()}
 
-    def leave(self, weight: float = 1.0) -> tuple[Piece, ...]:
-        """Return how far each is from its anchor, times a weight, as flat pieces."""
+    def leave(self, weight: float = 1.0, own: float = 0.0) -> tuple[Piece, ...]:
+        """Return how far each is from its anchor, times a weight, as flat pieces.
+
+        Args:
+            weight: factor.
+            own: share of each that the rank keeps where it takes up the anchors.
+        """
+        self._own = own
         self._pieces = tuple(
             Piece(PREFIX + name, (self.anchors[name] - live).mul_(weight).reshape(-1), (live.numel(),))
             for name, live in self._live.items()
@@ -62,10 +69,10 @@ class Buffers:
             anchor.sub_(piece.flat.view_as(anchor))
         self._pieces = ()
 
-    def take_up(self, own: float) -> None:
-        """Have the anchors take the place of all but a share of each."""
+    def take_up(self) -> None:
+        """Have the anchors take the place of each, but for the share that the rank keeps."""
         for name, live in self._live.items():
-            live.lerp_(self.anchors[name], 1 - own) if own else live.copy_(self.anchors[name])
+            live.lerp_(self.anchors[name], 1 - self._own) if self._own else live.copy_(self.anchors[name])
 
     def swap(self) -> None:
         """Have the module hold the anchors, and the anchors what it held; twice changes nothing."""
@@ -77,7 +84,7 @@ class Buffers:
     def state_dict(self) -> dict[str, Any]:
         """Return anchors and what the rank has."""
         own = {name: buffer.detach() for name, buffer in {**self._live, **self._local}.items()}
-        return {"anchors": dict(self.anchors), "own": own}
+        return {"anchors": dict(self.anchors), "own": own, "keeps": self._own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
@@ -85,6 +92,7 @@ class Buffers:
             anchor.copy_(state["anchors"][name])
         for name, live in {**self._live, **self._local}.items():
             live.copy_(state["own"][name])
+        self._own = state.get("keeps", 0.0)
 
 
 def _within(name: str, whole: str) -> bool:

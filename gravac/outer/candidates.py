@@ -5,7 +5,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Controller
@@ -15,6 +15,12 @@ from gravac.stepping.admission import Admission
 
 STEPS = (1, 2, 5)
 """Leading digits of the numbers of steps that are tried from one exchange to the next."""
+
+SPARE = 1.25
+"""Steps behind which an exchange travels, over those that it is predicted to take."""
+
+Delay = int | Literal["auto"]
+"""Number of steps behind which an exchange travels; ``"auto"``: none, or as many as it takes."""
 
 
 def choices(least: int, most: int) -> tuple[int, ...]:
@@ -45,7 +51,13 @@ def check_chosen(controller: Controller[Any], low: int, high: int) -> None:
 
 
 def widened(
-    admission: Admission, every: Sequence[int], compute_s: float | None, delay: int, keep_all: bool
+    admission: Admission,
+    every: Sequence[int],
+    compute_s: float | None,
+    delay: Delay,
+    keep_all: bool,
+    fragments: int = 1,
+    chooses: bool = True,
 ) -> Admission:
     """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
 
@@ -53,18 +65,51 @@ def widened(
         admission: candidates of an exchange in every step.
         every: numbers of steps from one exchange to the next, ascending.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
-        delay: number of steps behind which an exchange may travel.
+        delay: see ``Delay``; ``"auto"`` makes two candidates of one, of which a controller chooses.
         keep_all: whether to leave nothing out.
+        fragments: number of parts that the model is exchanged in.
+        chooses: whether the controller chooses between candidates that differ in when they are exchanged alone; where
+            not, it gets the one that promises more.
     """
-    all_of_them = [at_every(one, number, compute_s, delay) for number in every for one in admission.candidates]
-    return Admission(screened(all_of_them, lambda one: keep_all), admission.dropped)
+    found: list[Candidate] = []
+    for number in every:
+        for one in admission.candidates:
+            ways = [at_every(one, number, compute_s, it) for it in delays(one, number, compute_s, delay, fragments)]
+            found += ways if chooses else [max(ways, key=_promise)]
+    return Admission(screened(found, lambda one: keep_all), admission.dropped)
+
+
+def delays(
+    candidate: Candidate, every: int, compute_s: float | None, delay: Delay, fragments: int = 1
+) -> tuple[int, ...]:
+    """Return the numbers of steps behind which the exchange of a candidate may travel, ascending.
+
+    Args:
+        candidate: of an exchange in every step.
+        every: number of steps from one exchange to the next.
+        compute_s: seconds that a step takes without exchange; ``None``: not known.
+        delay: number of steps; ``"auto"``: none, and as many as the exchange of a fragment takes, no more than ``every``.
+        fragments: number of parts that the model is exchanged in.
+
+    Example:
+        >>> one = Candidate("topk", 10.0, 6.4, coding_s=0.01, exchange_s=0.23)
+        >>> delays(one, 10, 0.1, "auto"), delays(one, 2, 0.1, "auto"), delays(one, 10, None, "auto")
+        ((0, 3), (0, 2), (0,))
+    """
+    if delay != "auto":
+        return (delay,)
+    if not compute_s or candidate.coding_s is None or candidate.exchange_s is None:
+        return (0,)
+    takes = SPARE * (candidate.coding_s + candidate.exchange_s) / fragments / compute_s
+    return (0, min(every, max(1, math.ceil(takes))))
 
 
 def screened(candidates: Sequence[Candidate], stays: Callable[[Candidate], bool]) -> tuple[Candidate, ...]:
     """Return the first of candidates, then the others by bytes, less those that none would choose.
 
-    Left out is a compressed one that sends no less than another of at least its efficiency. Dense ones stay: where
-    bytes are cheap, coding is what costs.
+    Left out is a compressed one that sends no less than another of at least its efficiency; those that are waited for
+    and those that travel behind steps each among themselves. Dense ones stay: where bytes are cheap, coding is what
+    costs.
 
     Args:
         candidates: all that there are.
@@ -72,7 +117,7 @@ def screened(candidates: Sequence[Candidate], stays: Callable[[Candidate], bool]
     """
     first, *others = candidates
     kept = [one for one in others if stays(one) or one.dense or not any(_better(other, one) for other in candidates)]
-    return (first, *sorted(kept, key=lambda one: (one.wire_ratio, one.cf)))
+    return (first, *sorted(kept, key=lambda one: (one.wire_ratio, one.cf, one.delay)))
 
 
 def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: int) -> Candidate:
@@ -80,13 +125,14 @@ def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: i
     coding, exchange = (None if s is None else s / every for s in (candidate.coding_s, candidate.exchange_s))
     behind, step = min(delay, every) / every, None
     if compute_s is not None and coding is not None and exchange is not None:
-        step = compute_s + max(0.0, coding + exchange - compute_s * behind)
+        step = compute_s + coding + max(0.0, exchange - compute_s * behind)
     return replace(
         candidate,
         every=every,
+        delay=delay,
         wire_ratio=candidate.wire_ratio * every,
-        efficiency=efficiency(candidate, every),
-        family=f"{candidate.family} every {every}" if every > 1 else candidate.family,
+        efficiency=efficiency(candidate, every, delay),
+        family=candidate.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
         by_gain=(),  # what a gain stands for was measured on gradients
         coding_s=coding,
         exchange_s=exchange,
@@ -98,4 +144,10 @@ def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: i
 def _better(one: Candidate, other: Candidate) -> bool:
     """Tell whether one candidate is no worse than another in bytes and efficiency, and better in one."""
     mine, others = ((c.wire_ratio, c.efficiency) for c in (one, other))
-    return mine != others and mine[0] >= others[0] and mine[1] >= others[1]
+    alike = (one.delay > 0) == (other.delay > 0)
+    return alike and mine != others and mine[0] >= others[0] and mine[1] >= others[1]
+
+
+def _promise(candidate: Candidate) -> float:
+    """Progress per second as predicted; of one whose time is not known, by its efficiency."""
+    return candidate.efficiency / candidate.step_s if candidate.step_s else candidate.efficiency

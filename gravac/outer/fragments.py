@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gravac.averaging.plan import Piece
+from gravac.exchange.executor import Mark
 from gravac.outer.anchors import Keeping, travels_in
 from gravac.stepping.door import flat, memory_shape
 
@@ -37,6 +38,7 @@ class Journey:
         number: number of the round.
         own: squared norm of what this rank sends, 0-d, float64.
         mean: squared norm of the mean that came, 0-d, float64.
+        awaited: since when training stands still for it; ``None``: it does not.
     """
 
     def __init__(self, fragment: "Fragment", weight: float, number: int) -> None:
@@ -52,6 +54,7 @@ class Journey:
         shaped = zip(fragment.parameters.items(), parts, strict=True)
         self.pieces = tuple(Piece(name, part, memory_shape(parameter)) for (name, parameter), part in shaped)
         self.own = self.mean = _square(self.whole)
+        self.awaited: Mark | None = None
         self._came = threading.Event()
         self._failure: BaseException | None = None
 
@@ -96,6 +99,7 @@ class Fragment:
         journey: pseudo-gradient that is under way; ``None`` where none is.
         due: number of the rank's step from which on what was under way is taken up; ``None`` where nothing is to be.
         left: the rank's weights when it left, by name, where it trains on meanwhile and keeps what it learns.
+        own: share of its weights that the rank keeps where it takes up the anchors.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], keeping: Keeping = IN_PLACE) -> None:
@@ -106,6 +110,7 @@ class Fragment:
         self.journey: Journey | None = None
         self.due: int | None = None
         self.left: dict[str, torch.Tensor] = {}
+        self.own = 0.0
 
     @property
     def like_pieces(self) -> dict[str, torch.Tensor]:
@@ -115,17 +120,17 @@ class Fragment:
             for name, p in self.parameters.items()
         }
 
-    def leave(self, due: int, weight: float = 1.0, number: int = 0, keeps: bool = False) -> Journey:
+    def leave(self, due: int, weight: float = 1.0, number: int = 0, own: float | None = 0.0) -> Journey:
         """Set out with anchors less weights.
 
         Args:
             due: the attribute.
             weight: factor on what sets out.
             number: number of the round.
-            keeps: whether the rank trains on before it takes up the anchors, and keeps what it learns.
+            own: the attribute; ``None``: the rank trains on before it takes up the anchors, and keeps what it learns.
         """
-        self.journey, self.due = Journey(self, weight, number), due
-        self.left = {name: p.detach().clone() for name, p in self.parameters.items()} if keeps else {}
+        self.journey, self.due, self.own = Journey(self, weight, number), due, own or 0.0
+        self.left = {name: p.detach().clone() for name, p in self.parameters.items()} if own is None else {}
         return self.journey
 
     def arrive(self, outer: torch.optim.Optimizer) -> None:
@@ -142,15 +147,11 @@ class Fragment:
         self.journey = None
 
     @torch.no_grad()
-    def take_up(self, own: float) -> None:
-        """Go on from the anchors, and from what the rank learned since it ``left``, if it keeps that.
-
-        Args:
-            own: share of its weights that the rank keeps instead, in [0, 1).
-        """
+    def take_up(self) -> None:
+        """Go on from the anchors, and from what the rank learned since it ``left``, or its ``own`` weights in part."""
         for name, parameter in self.parameters.items():
-            if own:
-                parameter.lerp_(self.anchors[name].to(parameter), 1 - own)
+            if self.own:
+                parameter.lerp_(self.anchors[name].to(parameter), 1 - self.own)
             elif name in self.left:
                 parameter.sub_(self.left[name]).add_(self.anchors[name].to(parameter))
             else:
@@ -167,6 +168,7 @@ class Fragment:
             "own": {name: parameter.detach() for name, parameter in self.parameters.items()},
             "due": self.due,
             "left": self.left,
+            "keeps": self.own,
         }
 
     @torch.no_grad()
@@ -175,7 +177,7 @@ class Fragment:
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
             self.parameters[name].copy_(state["own"][name])
-        self.journey, self.due = None, state["due"]
+        self.journey, self.due, self.own = None, state["due"], state.get("keeps", 0.0)
         self.left = {
             name: torch.empty_like(self.parameters[name]).copy_(one) for name, one in state.get("left", {}).items()
         }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import check_chosen, choices, widened
 from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.rounds import Rounds
-from gravac.outer.settings import OuterSettings
+from gravac.outer.settings import MIXING, OuterSettings
 from gravac.outer.shares import Shares
 from gravac.outer.starting import check_alike, share, trained
 from gravac.settings import SettingsError
@@ -57,9 +57,11 @@ class OuterOptimizer(Live):
         outer: makes the optimizer of the anchors, given their parameters.
         fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
             arXiv:2501.18512).
-        delay: number of steps behind which an exchange travels before it is taken up; 0 waits for it.
-        mixing: ``None``: where a rank takes up the anchor, it keeps what it learned since its pseudo-gradient left; or
-            the share of its own weights that it keeps instead, in [0, 1) (α of Streaming DiLoCo).
+        delay: number of steps behind which an exchange travels before it is taken up, or more, where it takes longer; 0
+            waits for it; ``"auto"`` has the controller choose between that and as many as the link's probe promises to
+            be enough.
+        mixing: share of its own weights that a rank keeps where it takes up an anchor that travelled behind steps, in
+            [0, 1) (α of Streaming DiLoCo); ``None``: what it learned since its pseudo-gradient left, all of it.
         by_speed: whether ranks make steps in proportion to their speed, ``every`` on average; then all train for a
             number of ``rounds``, and not of steps.
         samples: number of samples of a step on this rank, by which pseudo-gradients count; ``None``, on every rank:
@@ -108,8 +110,8 @@ class OuterOptimizer(Live):
         controller: Controller[Any] | str = "goodput",
         outer: Outer = plain_sgd,
         fragments: int = 1,
-        delay: int = 0,
-        mixing: float | None = None,
+        delay: int | Literal["auto"] = "auto",
+        mixing: float | None = MIXING,
         by_speed: bool = False,
         samples: int | None = None,
         anchor_dtype: str = "float32",
@@ -143,7 +145,7 @@ class OuterOptimizer(Live):
         told = self.settings.plain()
         self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told)
         shares = Shares(self._door, by_speed, samples)
-        between = (self.settings.every, delay, mixing)
+        between = (self.settings.every, self.settings.behind, mixing)
         self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between)
         self._closed = False
 
@@ -304,8 +306,9 @@ class OuterOptimizer(Live):
 
     def _widened(self, admission: Admission, compute_s: float | None) -> Admission:
         """Let the controller choose how often, too."""
-        numbers = choices(*self.settings.every)
-        return widened(admission, numbers, compute_s, self.settings.delay, self._controller.keeps_all)
+        numbers, one = choices(*self.settings.every), self.settings
+        chooses = bool(getattr(self._controller, "chooses_every", False))
+        return widened(admission, numbers, compute_s, one.behind, self._controller.keeps_all, one.fragments, chooses)
 
 
 def _anchored(fragments: Iterable[Any]) -> list[Iterable[str]]:

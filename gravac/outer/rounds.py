@@ -3,9 +3,9 @@
 """The life of a round: a rank's steps from one exchange to the next, in which each fragment leaves once.
 
 A round is one step of the controller, so its number of steps is decided like the compressor: by what earlier rounds
-showed, alike on all ranks. Where training waits for the exchange, the decision that the round before led to is known
-when the next one begins. Where fragments travel behind steps it is not yet, and the round takes what was decided when
-the round before set out.
+showed, alike on all ranks. A model that is exchanged whole, and taken up at a step on which all ranks agree, has shown
+by then what the round came to, and what that leads to decides how long the next one is. Where fragments travel in
+turns, or are taken up whenever they come, a round takes what was decided when the one before set out.
 """
 
 import statistics
@@ -18,6 +18,7 @@ import torch
 
 from gravac.candidate import Candidate
 from gravac.outer.buffers import Buffers
+from gravac.outer.candidates import Delay
 from gravac.outer.fragments import Fragment, Journey
 from gravac.outer.shares import Shares
 from gravac.stepping.clock import Timestamps
@@ -37,9 +38,10 @@ class Rounds:
         outer: optimizer of the anchors.
         shares: what each rank does in a round.
         every: lowest and highest number of steps of a round.
-        delay: number of steps behind which a fragment travels; 0: training waits for it.
-        own: share of its own weights that a rank keeps where it takes up the anchors; ``None``: what it learned while
-            they were under way.
+        delay: number of steps behind which a fragment travels, and more where it takes longer; 0: training waits for
+            it; ``"auto"``: as many as are decided, and training waits for the rest.
+        own: share of its own weights that a rank keeps where it takes up anchors that travelled behind steps; ``None``:
+            what it learned meanwhile.
 
     Attributes:
         ended: number of rounds whose last fragment has left.
@@ -55,17 +57,18 @@ class Rounds:
         outer: torch.optim.Optimizer,
         shares: Shares,
         every: tuple[int, int],
-        delay: int,
+        delay: Delay,
         own: float | None,
     ) -> None:
         self.ended = self.late = 0
         self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
         self.shares = shares
-        self._every, self._delay, self._own = every, delay, own or 0.0
-        self._keeps = delay > 0 and own is None
-        self._waits = delay == 0 and len(fragments) == 1
+        self._every, self._delay, self._own = every, delay, own
+        self._in_time = delay in (0, "auto")  # what is due is waited for
+        self._whole = self._in_time and len(fragments) == 1
         self._steps = self._in_round = 0
         self._length: int | None = None  # of the round: steps of a rank on average
+        self._behind = 0 if delay == "auto" else delay  # of the round: steps of a rank on average, too
         self._mine: int | None = None  # steps of this rank
         self._journeys: list[Journey] = []
         self._handle: Handle | None = None
@@ -85,21 +88,17 @@ class Rounds:
         self.shares.made()
         self._steps += 1
         self._in_round += 1
+        if self._in_time:
+            self._take_up_due()
         self._length = self._length or self._known()
-        if self._length is not None:
+        if self._length is not None and not (self._whole and self._under_way):
             self._mine = self._mine or self.shares.begin(self._length)
             behind = max(0, self._in_round - self._mine)  # it was decided late, in the first round
             self._leave(self._mine + behind, self._length + behind, learning_rate)
 
     def arrive(self) -> None:
         """Take up fragments that are due and have come; one that is late has time until it is to leave again."""
-        for fragment in self._fragments:
-            if fragment.due is None or fragment.due > self._steps:
-                continue
-            if self._delay and fragment.journey is not None and not fragment.journey.here:
-                self.late += fragment.due == self._steps
-                continue
-            self._finish(fragment)
+        self._take_up_due()
         self.shares.trains()
 
     def leave_now(self, learning_rate: float, whole: bool = False) -> None:
@@ -132,36 +131,65 @@ class Rounds:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, and how many steps the round has; nothing is under way."""
-        self._length = self._length or (self._known() if self.ended else None)
+        self._length = self._length or (self._decided() if self.ended else None)
         known = {"ended": self.ended, "steps": self._steps, "in_round": self._in_round, "length": self._length}
-        return {**known, "shares": self.shares.state_dict()}
+        return {**known, "behind": self._behind, "shares": self.shares.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from counters."""
         self.ended, self._steps, self._in_round = state["ended"], state["steps"], state["in_round"]
         self._length = state["length"]
+        self._behind = state.get("behind", self._behind)
         self.shares.load_state_dict(state.get("shares"))
+
+    @property
+    def _under_way(self) -> bool:
+        return any(fragment.due is not None for fragment in self._fragments)
+
+    def _take_up_due(self) -> None:
+        for fragment in self._fragments:
+            if fragment.due is None or fragment.due > self._steps:
+                continue
+            if not self._in_time and fragment.journey is not None and not fragment.journey.here:
+                self.late += fragment.due == self._steps
+                continue
+            self._finish(fragment)
 
     def _known(self) -> int | None:
         """Return how many steps the present round has; ``None``: that is not known yet."""
         low, high = self._every
-        if low == high:
+        warm = min(WARM, high)
+        if low == high and self._delay != "auto":
             return low
-        if self.ended == 0 and len(self._began) < min(WARM, high):
+        if self.ended == 0 and len(self._began) < warm:
             self._began.append(self._now())
-            if len(self._began) == min(WARM, high):
+            if len(self._began) == warm:
                 took = [after - before for before, after in zip(self._began, self._began[1:], strict=False)]
                 self._chosen.forget()
                 self._door.prepare(statistics.median(took[1:] or took), self._chosen.take, self._chosen.fail)
             return None
-        if self.ended and self._waits:
-            candidate = self._door.decided()
-            return None if candidate is None else candidate.every
-        return self._chosen.wait().every
+        if self._whole and self._under_way:
+            return None
+        return self._decided()
+
+    def _decided(self) -> int | None:
+        """Wait for what was decided for the present round; return how many steps it has, ``None`` if nothing was."""
+        low, high = self._every
+        if low == high and self._delay != "auto":
+            return low
+        candidate = self._door.decided() if self.ended and self._whole else self._chosen.wait()
+        if candidate is None:
+            return None
+        self._behind = candidate.delay
+        return candidate.every
 
     def _leave(self, length: int, every: int, learning_rate: float) -> None:
         """Have those leave whose turn it is in a round of ``length`` steps, of a rank on average ``every``."""
         number = len(self._fragments)
+        behind = self._behind
+        if self._delay == "auto" and length != every:  # as large a share of this rank's own steps
+            behind = min(length, -(-behind * length // every))
+        own = self._own if behind else 0.0
         ready = sum(step <= self._in_round for step in leaves_at(length, number))
         for at in range(len(self._journeys), ready):
             fragment, last = self._fragments[at], at == number - 1
@@ -173,9 +201,9 @@ class Rounds:
                     learning_rate=learning_rate, every=every, begun=self._chosen.take, fail=self._chosen.fail
                 )
             weight = self.shares.weight
-            journey = fragment.leave(self._steps + self._delay, weight, self.ended, self._keeps)
+            journey = fragment.leave(self._steps + behind, weight, self.ended, own)
             self._journeys.append(journey)
-            buffers = self._buffers.leave(weight) if last else ()
+            buffers = self._buffers.leave(weight, own or 0.0) if last else ()
             whole = None if buffers else journey.whole
             self._handle = self._door.pieces((*journey.pieces, *buffers), whole, True, journey.came)
         if ready == number:
@@ -183,8 +211,10 @@ class Rounds:
 
     def _end(self) -> None:
         sent, self._journeys = tuple(self._journeys), []
-        waited = None if self._waits else self._waited
-        made = Timestamps(backward=self._door.mark(), waited=waited, steps_of_ranks=self.shares.steps)
+        awaited = None if self._whole and not self._behind else lambda: sent[-1].awaited
+        made = Timestamps(
+            backward=self._door.mark(), waited=self._waited, awaited=awaited, steps_of_ranks=self.shares.steps
+        )
         self._door.end(made, lambda: spread(sent))
         self.shares.end()
         self.ended += 1
@@ -193,19 +223,23 @@ class Rounds:
     def _finish(self, fragment: Fragment) -> None:
         self._arrive(fragment)
         if fragment.due is not None:
-            fragment.take_up(self._own)
+            fragment.take_up()
             if fragment is self._fragments[-1]:
-                self._buffers.take_up(self._own)
+                self._buffers.take_up()
 
     def _arrive(self, fragment: Fragment) -> None:
         """Wait for a fragment that is under way, and have its anchors make their step."""
         if fragment.journey is None:
             return
+        last = fragment is self._fragments[-1]
+        if last and not fragment.journey.here:
+            fragment.journey.awaited = self._door.mark()
         since = time.perf_counter()
-        if self._waits and self._handle is not None:
+        if self._whole and self._handle is not None:
             self._handle.wait()
         fragment.journey.wait()
-        self._waited += time.perf_counter() - since
+        if not last:  # of the last one the exchange tells, when it ended
+            self._waited += time.perf_counter() - since
         self._door.join()
         fragment.arrive(self._outer)
         if fragment is self._fragments[-1]:

@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of outer steps: when ranks exchange, how much each of them does, and what is kept where."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from gravac.settings import Settings
+
+
+MIXING = 0.5
+"""Share of its own weights that a rank keeps where it takes up anchors that travelled behind steps; Streaming DiLoCo's."""
 
 
 class Exchanging(Settings):
@@ -14,8 +18,8 @@ class Exchanging(Settings):
 
     every: tuple[int, int] = (1, 100)
     fragments: int = Field(default=1, ge=1)
-    delay: int = Field(default=0, ge=0)
-    mixing: float | None = Field(default=None, ge=0, lt=1)
+    delay: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    mixing: float | None = Field(default=MIXING, ge=0, lt=1)
 
     @field_validator("every", mode="before")
     @classmethod
@@ -29,6 +33,11 @@ class Exchanging(Settings):
         if not right:
             raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
         return low, high
+
+    @property
+    def behind(self) -> int | Literal["auto"]:
+        """``delay``; exchanges of every step are waited for where that is to be chosen."""
+        return 0 if self.every == (1, 1) and self.delay == "auto" else self.delay
 
 
 class OuterSettings(Exchanging):

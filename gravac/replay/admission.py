@@ -121,8 +121,8 @@ def _compute(candidate: Candidate, delay: int) -> float | None:
     if coding is None or exchange is None or step is None:
         return None
     hides = min(delay, candidate.every) / candidate.every
-    if coding + exchange <= hides * step:
-        return step
+    if exchange <= hides * (step - coding):
+        return step - coding
     return (step - coding - exchange) / (1 - hides) if hides < 1 else None
 
 

@@ -18,15 +18,18 @@ class Timestamps:
         inputs: forward started: the inputs were there.
         optimized: the optimizer's step before that forward ended.
         backward: backward ended, but for waiting for the exchange.
-        waited: seconds for which training stood still for the exchange since the last step, where what trains knows by
-            itself; ``None``: from ``backward`` on.
+        waited: seconds for which training stood still for the exchange before ``backward`` ended, where what trains
+            knows by itself.
+        awaited: tells, once the exchange ended, since when training stands still for it, ``None`` where it goes on;
+            not given where it stands still from ``backward`` on.
         steps_of_ranks: steps of its own that each rank made for this one, where that is not one; see ``StepRecord``.
     """
 
     inputs: Mark | None = None
     optimized: Mark | None = None
     backward: Mark | None = None
-    waited: float | None = None
+    waited: float = 0.0
+    awaited: Callable[[], Mark | None] | None = None
     steps_of_ranks: tuple[int, ...] = ()
 
 
@@ -53,6 +56,25 @@ class StepCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where one step is over and the next begins: when its exchange ended, or when training went on without that.
+
+    Attributes:
+        mark: that moment, but for what training stood still for the exchange after it.
+        awaited: since when it stood still for the exchange; ``None``: not at all.
+        ended: when the exchange ended.
+    """
+
+    mark: Mark
+    awaited: Mark | None
+    ended: Mark
+
+    def stood_still(self, between: Callable[[Mark, Mark], float]) -> float:
+        """Return the seconds for which training stood still after ``mark``."""
+        return 0.0 if self.awaited is None else max(0.0, between(self.awaited, self.ended))
+
+
+@dataclass(frozen=True, slots=True)
 class ClockedStep:
     """A step's bytes, and its moments, which may not be past yet.
 
@@ -61,8 +83,8 @@ class ClockedStep:
         payload_bytes: bytes.
         wire_bytes: bytes.
         dense_wire_bytes: bytes.
-        before: when the step before ended; ``None`` of the first.
-        ended: when the exchange ended, and with it the step.
+        before: where the step before ended; ``None`` of the first.
+        over: where this one did.
         timestamps: when its stages happened.
         spent: see ``Executor``.
     """
@@ -71,8 +93,8 @@ class ClockedStep:
     payload_bytes: int
     wire_bytes: int
     dense_wire_bytes: int
-    before: Mark | None
-    ended: Mark
+    before: Boundary | None
+    over: Boundary
     timestamps: Timestamps
     spent: Callable[[], tuple[float, float]]
 
@@ -80,11 +102,14 @@ class ClockedStep:
         """Return the step's costs, once; all its moments are past."""
         compress, exchange = self.spent()
         inputs, backward = self.timestamps.inputs, self.timestamps.backward
-        seconds = float("nan") if self.before is None else between(self.before, self.ended)
-        exposed = 0.0 if backward is None else between(backward, self.ended)
-        told = self.timestamps.waited
-        exposed = exposed if told is None else told
-        free_since = [mark for mark in (self.timestamps.optimized, self.before) if mark is not None]
+        before, after = self.before, self.over.stood_still(between)
+        seconds = float("nan")
+        if before is not None:
+            seconds = between(before.mark, self.over.mark) + after - before.stood_still(between)
+        behind = self.timestamps.awaited is not None
+        exposed = 0.0 if behind or backward is None else between(backward, self.over.ended)
+        exposed += after + self.timestamps.waited
+        free_since = [mark for mark in (self.timestamps.optimized, before and before.ended) if mark is not None]
         waited = 0.0 if inputs is None else max(0.0, min((between(mark, inputs) for mark in free_since), default=0.0))
         return StepCosts(
             achieved_cf=self.achieved_cf,
@@ -96,7 +121,7 @@ class ClockedStep:
             compress=compress,
             exchange=exchange,
             input_wait=waited,
-            waited=float("nan") if backward is None and told is None else min(exposed, exchange),
+            waited=float("nan") if backward is None else min(exposed, exchange),
             steps_of_ranks=self.timestamps.steps_of_ranks,
         )
 
@@ -105,7 +130,7 @@ class StepClock:
     """Reads the exchange's counters and the clock at the start and the end of each step."""
 
     def __init__(self) -> None:
-        self._ended: Mark | None = None
+        self._over: Boundary | None = None
         self._payload = self._wire = 0
         self._every = 1
 
@@ -117,14 +142,16 @@ class StepClock:
 
     def end(self, executor: Executor, timestamps: Timestamps, stats: StepStats) -> ClockedStep:
         """A step's exchange ended, and with it the step."""
-        before, self._ended = self._ended, executor.mark()
+        ended, behind = executor.mark(), timestamps.awaited
+        now = Boundary(ended, None, ended) if behind is None else Boundary(timestamps.backward, behind(), ended)
+        before, self._over = self._over, now
         return ClockedStep(
             achieved_cf=stats.achieved_cf,
             payload_bytes=executor.ledger.payload_bytes - self._payload,
             wire_bytes=executor.ledger.wire_bytes - self._wire,
             dense_wire_bytes=self._every * AllReduce.wire_bytes(4 * stats.elements, executor.world),
             before=before,
-            ended=self._ended,
+            over=now,
             timestamps=timestamps,
             spent=executor.spent(),
         )

@@ -35,6 +35,7 @@ def decided(
         changed=changed,
         reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
         every=decision.candidate.every,
+        delay=decision.candidate.delay,
         **asdict(summary),
     )
 
@@ -63,6 +64,7 @@ def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
         energy=measured.energy,
         every=measured.candidate.every,
+        delay=measured.candidate.delay,
         steps_of_ranks=costs.steps_of_ranks,
         **{told: getattr(measured, slot) for slot, told in LAST.items()},
     )

@@ -33,6 +33,9 @@ STEPS = {
 EVERY = PREFIX + "every"
 """Tag of the number of steps from one exchange to the next, where that is chosen."""
 
+DELAY = PREFIX + "delay"
+"""Tag of the number of steps behind which an exchange travels."""
+
 STEPS_OF_RANKS = PREFIX + "steps_of_ranks/"
 """Beginning of the tags of the number of steps that each rank makes in a round; the rank follows."""
 
@@ -90,7 +93,7 @@ Two categories, because TensorBoard shows a category's band charts after its lin
 def layout(outer: bool) -> dict[str, dict[str, list[Any]]]:
     """Return the layout of a run; where ranks exchange every so many steps, with charts of that."""
     rounds = {
-        "Steps from one exchange to the next": _lines(EVERY),
+        "Steps from one exchange to the next, and behind which it travels": _lines(EVERY, DELAY),
         "Steps of each rank in a round": _lines(STEPS_OF_RANKS + r"\d+"),
         "Drift (1: ranks go the same way)": _lines(DRIFT),
     }

@@ -56,11 +56,12 @@ class Points:
 
 
 def _what(step: StepRecord) -> tuple[object, ...]:
-    return step.compressor, step.cf, step.every, step.steps_of_ranks
+    return step.compressor, step.cf, step.every, step.delay, step.steps_of_ranks
 
 
 def _runs(step: StepRecord) -> dict[str, float]:
     """What runs, as numbers: how often only where ranks have rounds, which is where they tell of drift."""
-    often = {} if math.isnan(step.drift) else {page.EVERY: float(step.every), page.DRIFT: step.drift}
+    outer = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}
+    often = {} if math.isnan(step.drift) else outer
     often |= {f"{page.STEPS_OF_RANKS}{rank}": float(made) for rank, made in enumerate(step.steps_of_ranks)}
     return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf), **often}

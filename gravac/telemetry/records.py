@@ -61,6 +61,7 @@ class StepRecord:
             was given.
         drift: ``Measurement``'s, where there are outer steps; nan when not known.
         every: number of the model's own steps that this one stands for: 1, but for a round of outer steps.
+        delay: number of the model's own steps behind which its exchange travels; 0: training waits for it.
         steps_of_ranks: number of steps that each rank made in a round of outer steps; none in any other step.
     """
 
@@ -88,6 +89,7 @@ class StepRecord:
     learning_rate: float = math.nan
     drift: float = math.nan
     every: int = 1
+    delay: int = 0
     steps_of_ranks: tuple[int, ...] = ()
 
 
@@ -110,6 +112,7 @@ class DecisionRecord:
         phase: the controller's state while the window was measured.
         reason: why it was decided, in words.
         every: number of the model's own steps from one exchange to the next, as decided.
+        delay: number of these behind which the exchange travels, as decided.
     """
 
     step: int
@@ -124,6 +127,7 @@ class DecisionRecord:
     phase: str
     reason: str
     every: int = 1
+    delay: int = 0
 
 
 @dataclass(frozen=True, slots=True)

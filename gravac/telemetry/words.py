@@ -71,6 +71,7 @@ def changes_words(changes: Iterable[tuple[DecisionRecord, float | None]], decisi
 
 def _change(decision: DecisionRecord, before: float | None) -> str:
     often = f", every {decision.every} steps" if decision.every > 1 else ""
+    often += f", behind {decision.delay}" if decision.delay else ""
     if before is None or before == decision.cf:
         return f"CF {decision.cf:g}{often}"
     return f"CF {before:g} → {decision.cf:g}{often}"

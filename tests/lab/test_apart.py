@@ -43,9 +43,9 @@ def alone(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     "text",
     [
-        "outer(every=2):quantize(2)",
-        "outer(every=2):dense",
-        "matched:outer(every=2):quantize@2-16",
+        "outer(every=2, delay=0):quantize(2)",
+        "outer(every=2, delay=0):dense",
+        "matched:outer(every=2, delay=0):quantize@2-16",
         pytest.param("torchft-diloco(every=2)", marks=needs_torchft),
         pytest.param("torchft-diloco(every=2, rate=1, momentum=0)", marks=needs_torchft),
         pytest.param("torchft-localsgd(every=2)", marks=needs_torchft),

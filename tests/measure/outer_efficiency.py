@@ -104,6 +104,7 @@ def trained(case: Case, steps: int, between: int = 10, target: float | None = No
             model,
             optimizer,
             every=max(case.every, 1),
+            delay=0,
             outer=partial(torch.optim.SGD, lr=case.rate, **momentum),
             executor=executor,
             **sends,

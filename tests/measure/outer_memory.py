@@ -54,6 +54,7 @@ def needs(weights: torch.dtype, momentum: float, size: int = SIZE, **settings: A
             cf_range=(1, 2),
             controller=Static(cf=1),
             every=MATRICES,
+            delay=0,
             outer=partial(torch.optim.SGD, lr=0.7, momentum=momentum, nesterov=momentum > 0),
             executor=Counted(seen, 2),
             **settings,

@@ -51,6 +51,7 @@ def bytes_of_steps(base: Compressor, cf: float, fragments: int) -> list[int]:
             cf_range=(1, 100),
             controller=Static(cf=cf),
             every=EVERY,
+            delay=0,
             fragments=fragments,
             executor=executor,
         )

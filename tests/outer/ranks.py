@@ -65,6 +65,7 @@ class Ranks:
             "cf_range": (1, 2),
             "controller": Static(cf=1),
             "every": 1,
+            "delay": 0,
             "dense_below": 0,
         }
         plain["outer"] = partial(torch.optim.SGD, lr=1.0)  # the anchor goes to the mean of the ranks' weights

@@ -28,7 +28,7 @@ def train(rank: int, steps: int, delays: int = 0, first: int = 0, **settings: An
     with torch.no_grad():
         next(module.parameters()).add_(rank)
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(module, inner, dense_below=0, **settings)
+    outer = OuterOptimizer(module, inner, dense_below=0, **{"delay": 0, **settings})
     pauses = torch.Generator().manual_seed(rank)
     for step in range(first, first + steps):
         inner_step(module, inner, step, rank)
@@ -92,7 +92,7 @@ def resumed(rank: int, world: int, folder: Path) -> tuple[torch.Tensor, torch.Te
     later.append(flat(module))
     outer.close()
     module = network()
-    again = OuterOptimizer(module, SGD(module.parameters()), dense_below=0, **settings)
+    again = OuterOptimizer(module, SGD(module.parameters()), dense_below=0, **{"delay": 0, **settings})
     checkpoint.load(folder, again)
     assert torch.equal(flat(module), later[0])
     for step in range(6, 13):
@@ -113,7 +113,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
     group = dist.new_group(timeout=timedelta(seconds=5))
     module = network()
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(module, inner, every=3, by_speed=True, dense_below=0, process_group=group, **FOUR_BITS)
+    outer = OuterOptimizer(module, inner, every=3, delay=0, by_speed=True, dense_below=0, process_group=group, **FOUR_BITS)
     while outer.rounds < 4:
         inner_step(module, inner, outer.rounds, rank)
         outer.step()
@@ -134,7 +134,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
 def fewer(rank: int, world: int, folder: Path) -> list[torch.Tensor]:
     module = network()
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(module, inner, every=3, by_speed=True, dense_below=0, **FOUR_BITS)
+    outer = OuterOptimizer(module, inner, every=3, delay=0, by_speed=True, dense_below=0, **FOUR_BITS)
     checkpoint.load(folder, outer)
     found = [flat(module)]
     while outer.rounds < 7:
@@ -160,7 +160,7 @@ def left_alone(rank: int, world: int, folder: Path) -> str:
     group = dist.new_group(timeout=timedelta(seconds=3))
     module = network()
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(module, inner, every=3, dense_below=0, process_group=group, **FOUR_BITS)
+    outer = OuterOptimizer(module, inner, every=3, delay=0, dense_below=0, process_group=group, **FOUR_BITS)
     said = ""
     if rank == 0:
         with pytest.raises(ExchangeError) as failure:

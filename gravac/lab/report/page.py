@@ -318,7 +318,7 @@ def _reasons(run: TrainingRecord) -> str:
         return '<p class="pale">It changed nothing.</p>'
     rows = "".join(
         f'<tr><th scope="row">{number}</th><td>{turn.step:,}</td><td>{_maybe(turn.seconds, ",.1f")}</td>'
-        f'<td class="text">{escape(turn.compressor)}{_every(turn.every)}</td><td>{turn.cf:.4g}</td>'
+        f'<td class="text">{escape(turn.compressor)}{_every(turn.every, turn.delay)}</td><td>{turn.cf:.4g}</td>'
         f"<td>{_maybe(turn.gain, '.3f')}</td>"
         f'<td class="text">{escape(turn.reason)}</td></tr>'
         for number, turn in enumerate(turns, start=1)
@@ -329,8 +329,8 @@ def _reasons(run: TrainingRecord) -> str:
     return f"<details{' open' * (len(turns) <= 12)}><summary>{len(turns)} changes</summary>{table}</details>"
 
 
-def _every(steps: int) -> str:
-    return f" every {steps} steps" if steps > 1 else ""
+def _every(steps: int, delay: int) -> str:
+    return f" every {steps} steps" * (steps > 1) + f", behind {delay}" * (delay > 0)
 
 
 def _figure(section: Section, name: str, shown: PageSection, out: Path) -> str:

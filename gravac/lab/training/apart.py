@@ -45,7 +45,7 @@ class OuterExchange(OurExchange):
             **{**method.sends, **run},
         )
         super().__init__(method, model, self._outer, seen)
-        self._travels = between.delay > 0
+        self._travels = between.behind != 0
         self._steps = 0
         self._begins = [0]
         self._waited = 0.0

@@ -197,7 +197,7 @@ class OurExchange(Exchange):
 
     def decisions(self) -> list[DecisionRecord]:
         """See ``Exchange``. What ran first is known when ranks have agreed on it, after two steps."""
-        first = [start_of(one.compressor, one.cf, one.every) for one in self._seen[:1]]
+        first = [start_of(one.compressor, one.cf, one.every, one.delay) for one in self._seen[:1]]
         return [*first, *self._made.history]
 
     def split(self) -> tuple[float, float] | None:
@@ -248,10 +248,10 @@ def watching() -> tuple[list[StepRecord], Callable[[Record], None]]:
     return seen, see
 
 
-def start_of(compressor: str, cf: float, every: int = 1) -> DecisionRecord:
+def start_of(compressor: str, cf: float, every: int = 1, delay: int = 0) -> DecisionRecord:
     """Return the record of what ran first."""
     record = DecisionRecord(0, compressor, cf, False, math.nan, math.nan, math.nan, None, None, "start", "start")
-    return replace(record, every=every)
+    return replace(record, every=every, delay=delay)
 
 
 def shapes(module: torch.nn.Module) -> list[tuple[int, ...]]:

@@ -31,12 +31,14 @@ class Play(NamedTuple):
         cf: compression factor.
         every: number of steps from one exchange to the next.
         rounds: number of exchanges.
+        delay: number of steps behind which each travels.
     """
 
     compressor: str
     cf: float
     every: int
     rounds: int
+    delay: int = 0
 
 
 class Noted(Protocol):
@@ -58,19 +60,24 @@ class Noted(Protocol):
     def every(self) -> int:
         """Number of steps from one exchange to the next."""
 
+    @property
+    def delay(self) -> int:
+        """Number of steps behind which it travels."""
+
 
 def plays(turns: Sequence[Noted], steps: int) -> tuple[Play, ...]:
     """Return what a run of so many steps chose, in order.
 
     Example:
         >>> from types import SimpleNamespace as Turn
-        >>> turns = [Turn(step=0, compressor="topk", cf=10, every=1), Turn(step=8, compressor="dense", cf=1, every=5)]
-        >>> plays(turns, 28)
-        (Play(compressor='topk', cf=10, every=1, rounds=8), Play(compressor='dense', cf=1, every=5, rounds=4))
+        >>> turns = [Turn(step=0, compressor="topk", cf=10, every=1, delay=0)]
+        >>> turns += [Turn(step=8, compressor="dense", cf=1, every=5, delay=2)]
+        >>> plays(turns, 28)[1]
+        Play(compressor='dense', cf=1, every=5, rounds=4, delay=2)
     """
     ends = [*(turn.step for turn in turns[1:]), steps]
     return tuple(
-        Play(turn.compressor, turn.cf, turn.every, math.ceil((end - turn.step) / turn.every))
+        Play(turn.compressor, turn.cf, turn.every, math.ceil((end - turn.step) / turn.every), turn.delay)
         for turn, end in zip(turns, ends, strict=True)
         if end > turn.step
     )
@@ -172,8 +179,8 @@ class _Position:
 def _nearest(one: Play, candidates: Sequence[Candidate]) -> Candidate:
     """Return the candidate that a play names, or what comes nearest where that was not admitted."""
 
-    def distance(candidate: Candidate) -> tuple[bool, float, float]:
-        other = candidate.compressor != one.compressor
-        return (other, abs(math.log(candidate.every / one.every)), abs(math.log(candidate.cf / one.cf)))
+    def distance(candidate: Candidate) -> tuple[bool, float, float, int]:
+        other, behind = candidate.compressor != one.compressor, abs(candidate.delay - one.delay)
+        return (other, abs(math.log(candidate.every / one.every)), abs(math.log(candidate.cf / one.cf)), behind)
 
     return min(candidates, key=distance)

@@ -102,6 +102,7 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
             "compressor": turn.compressor,
             "cf": turn.cf,
             "every": turn.every,
+            "delay": turn.delay,
             "changed": turn.changed,
             "gain": turn.gain if math.isfinite(turn.gain) else None,
             "t_system": turn.t_system,

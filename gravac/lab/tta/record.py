@@ -52,6 +52,7 @@ class Turn(_Record):
         compressor: name of what runs from here.
         cf: its compression factor; 1 is dense float32, 2 is 16 bit.
         every: number of steps from one exchange to the next.
+        delay: number of steps behind which each travels.
         changed: whether that differs from before.
         gain: gain of the window that ended; ``None`` at the start.
         t_system: samples per second of the window.
@@ -63,6 +64,7 @@ class Turn(_Record):
     compressor: str
     cf: float
     every: int = 1
+    delay: int = 0
     changed: bool
     gain: float | None = None
     t_system: float | None = None
