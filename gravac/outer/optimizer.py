@@ -175,13 +175,17 @@ class OuterOptimizer(Live):
         self._rounds.finish()
 
     @contextmanager
-    def synced(self) -> Iterator[None]:
+    def synced(self, wait: bool = True) -> Iterator[None]:
         """Have the module hold the anchor, to evaluate or save: bit for bit the same on every rank.
 
         What a rank learned since the last exchange is not in it, and there again afterwards. No collective is started:
         one rank may do it alone.
+
+        Args:
+            wait: whether to wait for what is under way; if not, the anchor is without it.
         """
-        self._rounds.settle()
+        if wait:
+            self._rounds.settle()
         live = {name: p for fragment in self._fragments for name, p in fragment.parameters.items()}
         held = [(p, p.detach().to(self._anchors[name].device, copy=True)) for name, p in live.items()]
         with torch.no_grad():
@@ -238,6 +242,11 @@ class OuterOptimizer(Live):
     def rounds(self) -> int:
         """Number of rounds so far."""
         return self._rounds.ended
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is under way, or not taken up yet."""
+        return self._rounds.under_way
 
     @property
     def late(self) -> int:

@@ -91,7 +91,7 @@ class Rounds:
         if self._in_time:
             self._take_up_due()
         self._length = self._length or self._known()
-        if self._length is not None and not (self._whole and self._under_way):
+        if self._length is not None and not (self._whole and self.under_way):
             self._mine = self._mine or self.shares.begin(self._length)
             behind = max(0, self._in_round - self._mine)  # it was decided late, in the first round
             self._leave(self._mine + behind, self._length + behind, learning_rate)
@@ -143,7 +143,8 @@ class Rounds:
         self.shares.load_state_dict(state.get("shares"))
 
     @property
-    def _under_way(self) -> bool:
+    def under_way(self) -> bool:
+        """Whether a fragment is under way, or not taken up yet."""
         return any(fragment.due is not None for fragment in self._fragments)
 
     def _take_up_due(self) -> None:
@@ -168,7 +169,7 @@ class Rounds:
                 self._chosen.forget()
                 self._door.prepare(statistics.median(took[1:] or took), self._chosen.take, self._chosen.fail)
             return None
-        if self._whole and self._under_way:
+        if self._whole and self.under_way:
             return None
         return self._decided()
 

@@ -45,7 +45,7 @@ class OuterExchange(OurExchange):
             **{**method.sends, **run},
         )
         super().__init__(method, model, self._outer, seen)
-        self._travels = between.behind != 0
+        self._behind = between.behind
         self._steps = 0
         self._begins = [0]
         self._waited = 0.0
@@ -59,11 +59,15 @@ class OuterExchange(OurExchange):
         if self._outer.rounds == len(self._begins):
             self._begins.append(self._steps)
 
+    @property
+    def travels(self) -> bool:
+        """See ``Exchange``. With a delay that is given a rank may take up what has come when others do not."""
+        return self._behind == "auto" and self._outer.under_way
+
     def settle(self) -> None:
-        """See ``Exchange``. Otherwise what is under way would travel while the metric is taken, and cost no time."""
-        if self._travels:
-            with self._outer.synced():
-                pass
+        """See ``Exchange``."""
+        with self._outer.synced():
+            pass
 
     def finish(self) -> None:
         """See ``Exchange``."""
@@ -71,7 +75,7 @@ class OuterExchange(OurExchange):
 
     def shared(self) -> AbstractContextManager[None]:
         """See ``Exchange``."""
-        return self._outer.synced()
+        return self._outer.synced(wait=self._behind != "auto")
 
     @property
     def every(self) -> int | None:

@@ -49,14 +49,19 @@ class Exchange:
     def stepped(self) -> None:
         """Do what comes after the optimizer's step. Called after each."""
 
+    @property
+    def travels(self) -> bool:
+        """Tell whether something may travel behind the steps to come; the same on every rank."""
+        return False
+
     def settle(self) -> None:
-        """Wait for what travels behind steps, before an evaluation."""
+        """Wait for what travels behind steps."""
 
     def finish(self) -> None:
         """Exchange what is left: no step comes after this."""
 
     def shared(self) -> AbstractContextManager[None]:
-        """Have the model hold what all ranks share, to evaluate it."""
+        """Have the model hold what all ranks share, without waiting for what travels, to evaluate it."""
         return nullcontext()
 
     @property

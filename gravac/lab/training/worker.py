@@ -40,6 +40,9 @@ IFNAME = "GLOO_SOCKET_IFNAME"
 GO_ON, EVALUATE, STOP = 0, 1, 2
 """Commands of rank 0 for a step; both but the first have it evaluated."""
 
+MOST = 10
+"""Largest number of evaluations put off until nothing travels; then training waits for what does."""
+
 
 def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None:
     """Train one leg until its limit or target; called on every rank.
@@ -61,7 +64,7 @@ def train(spec: Spec, index: int, rank: int, control: dist.ProcessGroup) -> None
             command = GO_ON
             while command != STOP:
                 command = training.step()
-                if command != GO_ON and leg.evaluates and training.evaluate():
+                if leg.evaluates and training.judge(command):
                     command = STOP  # every rank knows the same metric
             training.finish(used)
     if alone:
@@ -81,6 +84,7 @@ class _Training:
         self.samples = self.task.batch_size * self.workers
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.metric = math.nan
+        self.put_off: list[tuple[int, dict[str, torch.Tensor]]] = []
         self.laps: list[Lap] = []
         self.ends = [0.0]
         self.clock = TrainingClock()
@@ -127,20 +131,48 @@ class _Training:
         if self.exchange:
             self.exchange.stepped()
         command = self.commands.receive()
-        if self.exchange and command != GO_ON:
-            self.exchange.finish() if command == STOP else self.exchange.settle()
+        if self.exchange and command == STOP:
+            self.exchange.finish()
+        elif self.exchange and command == EVALUATE:
+            self._put_off(step + 1) if self.exchange.travels else self.exchange.settle()
         self.laps.append(self.clock.stop(self.exchange.exposed if self.exchange else None))
         self.ends.append(self.ends[-1] + self.laps[-1].seconds)
         self.report.step(step + 1, self.ends[-1], float(loss.detach()), self.exchange, self.samples)
         return command
 
+    def _put_off(self, steps: int) -> None:
+        """Keep what the ranks share, to evaluate later: what travels must not do so while the clock stands still."""
+        assert self.exchange is not None
+        if len(self.put_off) == MOST:
+            self.exchange.settle()
+        with self.exchange.shared():
+            self.put_off.append((steps, {name: value.clone() for name, value in self.model.state_dict().items()}))
+
+    def judge(self, command: int) -> bool:
+        """Evaluate what rank 0 commanded, and what was put off; tell whether the target was reached."""
+        travels = self.exchange is not None and self.exchange.travels and command != STOP
+        if command == EVALUATE:
+            self.commands.evaluated(len(self.laps), self.ends[-1])
+        if travels and len(self.put_off) <= MOST:
+            return False
+        own = {name: value.clone() for name, value in self.model.state_dict().items()} if self.put_off else {}
+        reached = False
+        while self.put_off and not reached:
+            steps, then = self.put_off.pop(0)
+            self.model.load_state_dict(then)
+            reached = self._evaluated(steps)
+        if own:
+            self.model.load_state_dict(own)
+        return reached or (command != GO_ON and not travels and self.evaluate())
+
     def evaluate(self) -> bool:
         """Take the metric on every rank, and tell whether it reached the leg's target."""
         with self.exchange.shared() if self.exchange else nullcontext():
-            self.metric = _evaluate(self.task, self.model, self.workers, self.rank, self.control)
-        steps, seconds = len(self.laps), self.ends[-1]
-        self.report.evaluation(steps, seconds, self.metric)
-        self.commands.evaluated(steps, seconds)
+            return self._evaluated(len(self.laps))
+
+    def _evaluated(self, steps: int) -> bool:
+        self.metric = _evaluate(self.task, self.model, self.workers, self.rank, self.control)
+        self.report.evaluation(steps, self.ends[steps], self.metric)
         return self.leg.target is not None and self.task.metric.reached(self.metric, self.leg.target)
 
     def finish(self, used: _Used) -> None:
