@@ -179,11 +179,16 @@ class OuterOptimizer(Live):
         """Have the module hold the anchor, to evaluate or save: bit for bit the same on every rank.
 
         What a rank learned since the last exchange is not in it, and there again afterwards. No collective is started:
-        one rank may do it alone.
+        one rank may do it alone. The time that it takes counts as no step's.
 
         Args:
             wait: whether to wait for what is under way; if not, the anchor is without it.
         """
+        with self._rounds.pause(), self._held(wait):
+            yield
+
+    @contextmanager
+    def _held(self, wait: bool) -> Iterator[None]:
         if wait:
             self._rounds.settle()
         live = {name: p for fragment in self._fragments for name, p in fragment.parameters.items()}

@@ -11,7 +11,8 @@ turns, or are taken up whenever they come, a round takes what was decided when t
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class Rounds:
         self._handle: Handle | None = None
         self._chosen = _Chosen()
         self._began: list[float] = []
-        self._waited = 0.0
+        self._waited = self._paused = 0.0
 
     def leave(self, learning_rate: float) -> None:
         """Count a step, and hand over the fragments whose turn it is.
@@ -119,6 +120,16 @@ class Rounds:
         if self._journeys or (whole and self._in_round):
             self._leave(self._in_round, self._in_round, learning_rate)
 
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Nobody trains in here: what it takes is not a step's."""
+        since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - since
+            self.shares.trains()
+
     def finish(self) -> None:
         """Wait until nothing is under way, and take up all of it."""
         for fragment in self._fragments:
@@ -127,7 +138,7 @@ class Rounds:
     def settle(self) -> None:
         """Wait until nothing is under way; what has come is taken up when it is due."""
         for fragment in self._fragments:
-            self._arrive(fragment)
+            self._arrive(fragment, trains=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, and how many steps the round has; nothing is under way."""
@@ -214,12 +225,16 @@ class Rounds:
         sent, self._journeys = tuple(self._journeys), []
         awaited = None if self._whole and not self._behind else lambda: sent[-1].awaited
         made = Timestamps(
-            backward=self._door.mark(), waited=self._waited, awaited=awaited, steps_of_ranks=self.shares.steps
+            backward=self._door.mark(),
+            waited=self._waited,
+            awaited=awaited,
+            paused=self._paused,
+            steps_of_ranks=self.shares.steps,
         )
         self._door.end(made, lambda: spread(sent))
         self.shares.end()
         self.ended += 1
-        self._in_round, self._length, self._mine, self._waited = 0, None, None, 0.0
+        self._in_round, self._length, self._mine, self._waited, self._paused = 0, None, None, 0.0, 0.0
 
     def _finish(self, fragment: Fragment) -> None:
         self._arrive(fragment)
@@ -228,18 +243,23 @@ class Rounds:
             if fragment is self._fragments[-1]:
                 self._buffers.take_up()
 
-    def _arrive(self, fragment: Fragment) -> None:
-        """Wait for a fragment that is under way, and have its anchors make their step."""
+    def _arrive(self, fragment: Fragment, trains: bool = True) -> None:
+        """Wait for a fragment that is under way, and have its anchors make their step.
+
+        Args:
+            fragment: the fragment.
+            trains: whether training waits for it.
+        """
         if fragment.journey is None:
             return
         last = fragment is self._fragments[-1]
-        if last and not fragment.journey.here:
+        if last and trains and not fragment.journey.here:
             fragment.journey.awaited = self._door.mark()
         since = time.perf_counter()
         if self._whole and self._handle is not None:
             self._handle.wait()
         fragment.journey.wait()
-        if not last:  # of the last one the exchange tells, when it ended
+        if trains and not last:  # of the last one the exchange tells, when it ended
             self._waited += time.perf_counter() - since
         self._door.join()
         fragment.arrive(self._outer)

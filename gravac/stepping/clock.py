@@ -22,6 +22,7 @@ class Timestamps:
             knows by itself.
         awaited: tells, once the exchange ended, since when training stands still for it, ``None`` where it goes on;
             not given where it stands still from ``backward`` on.
+        paused: seconds since the last step in which nobody trained, by the host's clock: an evaluation.
         steps_of_ranks: steps of its own that each rank made for this one, where that is not one; see ``StepRecord``.
     """
 
@@ -30,6 +31,7 @@ class Timestamps:
     backward: Mark | None = None
     waited: float = 0.0
     awaited: Callable[[], Mark | None] | None = None
+    paused: float = 0.0
     steps_of_ranks: tuple[int, ...] = ()
 
 
@@ -106,6 +108,7 @@ class ClockedStep:
         seconds = float("nan")
         if before is not None:
             seconds = between(before.mark, self.over.mark) + after - before.stood_still(between)
+            seconds -= self.timestamps.paused
         behind = self.timestamps.awaited is not None
         exposed = 0.0 if behind or backward is None else between(backward, self.over.ended)
         exposed += after + self.timestamps.waited

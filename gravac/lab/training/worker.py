@@ -155,20 +155,22 @@ class _Training:
             self.commands.evaluated(len(self.laps), self.ends[-1])
         if travels and len(self.put_off) <= MOST:
             return False
-        own = {name: value.clone() for name, value in self.model.state_dict().items()} if self.put_off else {}
-        reached = False
-        while self.put_off and not reached:
-            steps, then = self.put_off.pop(0)
-            self.model.load_state_dict(then)
-            reached = self._evaluated(steps)
-        if own:
-            self.model.load_state_dict(own)
-        return reached or (command != GO_ON and not travels and self.evaluate())
+        if not self.put_off and (command == GO_ON or travels):
+            return False
+        return self.evaluate(command != GO_ON and not travels)
 
-    def evaluate(self) -> bool:
-        """Take the metric on every rank, and tell whether it reached the leg's target."""
+    def evaluate(self, now: bool = True) -> bool:
+        """Take the metric on every rank, of what was put off and of ``now``; tell whether it reached the target."""
         with self.exchange.shared() if self.exchange else nullcontext():
-            return self._evaluated(len(self.laps))
+            present = {name: value.clone() for name, value in self.model.state_dict().items()} if self.put_off else {}
+            reached = False
+            while self.put_off and not reached:
+                steps, then = self.put_off.pop(0)
+                self.model.load_state_dict(then)
+                reached = self._evaluated(steps)
+            if present:
+                self.model.load_state_dict(present)
+            return reached or (now and self._evaluated(len(self.laps)))
 
     def _evaluated(self, steps: int) -> bool:
         self.metric = _evaluate(self.task, self.model, self.workers, self.rank, self.control)
