@@ -22,7 +22,12 @@ def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
     Those are what positions in a state refer to.
     """
     return [
-        [one.compressor, one.cf, *([one.every] if max(one.every - 1, one.delay) else []), *([one.delay] * (one.delay > 0))]
+        [
+            one.compressor,
+            one.cf,
+            *([one.every] if max(one.every - 1, one.delay) else []),
+            *([one.delay] * (one.delay > 0)),
+        ]
         for one in candidates
     ]
 

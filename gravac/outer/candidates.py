@@ -75,7 +75,7 @@ def widened(
     for number in every:
         for one in admission.candidates:
             ways = [at_every(one, number, compute_s, it) for it in delays(one, number, compute_s, delay, fragments)]
-            found += ways if chooses else [max(ways, key=_promise)]
+            found += ways if chooses else [most_promising(ways)]
     return Admission(screened(found, lambda one: keep_all), admission.dropped)
 
 
@@ -88,7 +88,7 @@ def delays(
         candidate: of an exchange in every step.
         every: number of steps from one exchange to the next.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
-        delay: number of steps; ``"auto"``: none, and as many as the exchange of a fragment takes, no more than ``every``.
+        delay: number of steps; ``"auto"``: none, and as many as a fragment's exchange takes, no more than ``every``.
         fragments: number of parts that the model is exchanged in.
 
     Example:
@@ -148,6 +148,6 @@ def _better(one: Candidate, other: Candidate) -> bool:
     return alike and mine != others and mine[0] >= others[0] and mine[1] >= others[1]
 
 
-def _promise(candidate: Candidate) -> float:
-    """Progress per second as predicted; of one whose time is not known, by its efficiency."""
-    return candidate.efficiency / candidate.step_s if candidate.step_s else candidate.efficiency
+def most_promising(ways: Sequence[Candidate]) -> Candidate:
+    """Return the candidate of the most progress per second as predicted; by efficiency where no time is known."""
+    return max(ways, key=lambda one: one.efficiency / (one.step_s or 1.0))

@@ -209,8 +209,11 @@ class OuterOptimizer(Live):
 
     @property
     def every(self) -> int:
-        """Number of steps from one exchange to the next, as decided last."""
-        candidate = self._door.decided()
+        """Number of steps from one exchange to the next, as decided last.
+
+        This and the next few wait for nothing: while something is under way, other ranks may know of a later decision.
+        """
+        candidate = self._door.decided(wait=not self.under_way)
         return self.settings.every[0] if candidate is None else candidate.every
 
     @property
@@ -220,23 +223,24 @@ class OuterOptimizer(Live):
 
     @property
     def cf(self) -> float:
-        """The compression factor in force; see ``AdaptiveCompressor``, as for the next few."""
-        return self._compressor.cf
+        """The compression factor in force: 1 is dense float32, 2 is 16 bit."""
+        candidate = self._door.decided(wait=not self.under_way)
+        return self._compressor.policy.dense_format.cf if candidate is None else candidate.cf
 
     @property
     def gain(self) -> float | None:
         """Gain of the last pseudo-gradient that all ranks agreed on; ``None`` before."""
-        return self._compressor.gain
+        return self._door.state(wait=not self.under_way).gain
 
     @property
     def wire_ratio(self) -> float | None:
         """Wire bytes of dense float32 all-reduces in every step / bytes really sent, in the last agreed round."""
-        return self._compressor.wire_ratio
+        return self._door.state(wait=not self.under_way).wire_ratio
 
     @property
     def history(self) -> list[DecisionRecord]:
         """One record per window end or trigger, the same on every rank; its steps are rounds."""
-        return self._compressor.history
+        return list(self._door.state(wait=not self.under_way).history)
 
     @property
     def ledger(self) -> Ledger:

@@ -8,9 +8,8 @@ from pydantic import Field, field_validator
 
 from gravac.settings import Settings
 
-
 MIXING = 0.5
-"""Share of its own weights that a rank keeps where it takes up anchors that travelled behind steps; Streaming DiLoCo's."""
+"""Share of its own weights that a rank keeps where it takes up what travelled behind steps: Streaming DiLoCo's."""
 
 
 class Exchanging(Settings):

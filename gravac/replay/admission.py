@@ -7,12 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from gravac.candidate import Candidate
 from gravac.compressors import Compressor
-from gravac.outer.candidates import at_every, screened
+from gravac.controllers.base import Controller
+from gravac.outer.candidates import Delay, at_every, delays, most_promising, screened
 from gravac.outer.efficiency import efficiency
 from gravac.policy import Policy
 from gravac.replay.trace import same
@@ -56,25 +58,28 @@ def admit_recorded(run: RunRecord, policy: Policy, every: Sequence[int] = ()) ->
         return as_then and any(same(it.cf, one.cf) for it in then)
 
     admission = admitted(policy, predicted, stays)
-    return _at_each(admission, run, every, policy.controller.keeps_all) if every else admission
+    return _at_each(admission, run, every, policy.controller) if every else admission
 
 
-def _at_each(admission: Admission, run: RunRecord, every: Sequence[int], keep_all: bool) -> Admission:
+def _at_each(admission: Admission, run: RunRecord, every: Sequence[int], controller: Controller[Any]) -> Admission:
     """Return an admission at each number of steps, as ``gravac.outer`` makes it, with what the run had where it had it.
 
     What the run had at other numbers of steps alone, it had left out at this one.
     """
-    delay = run.settings.get("outer.delay", 0)
-    assert isinstance(delay, int)
-    compute_s = _compute(max(run.candidates, key=lambda one: one.every), delay)
+    keep_all, chooses = controller.keeps_all, bool(getattr(controller, "chooses_every", False))
+    told, fragments = run.settings.get("outer.delay", 0), run.settings.get("outer.fragments", 1)
+    assert isinstance(fragments, int)
+    delay: Delay = told if isinstance(told, int) else "auto"
+    compute_s = _compute(max(run.candidates, key=lambda one: one.every))
     then = {one.every for one in run.candidates}
     found: list[Candidate] = []
     for number in every:
         for one in admission.candidates:
             alike = [it for it in run.candidates if it.compressor == one.compressor and same(it.cf, one.cf)]
-            as_then = next((it for it in alike if it.every == number), None)
-            if as_then is not None or keep_all or number not in then or not alike:
-                found.append(as_then or at_every(one, number, compute_s, delay))
+            ways = [it for it in alike if it.every == number]
+            if not ways and (keep_all or number not in then or not alike):
+                ways = [at_every(one, number, compute_s, it) for it in delays(one, number, compute_s, delay, fragments)]
+            found += ways if chooses or not ways else [most_promising(ways)]
 
     def stays(one: Candidate) -> bool:
         return keep_all or one in run.candidates
@@ -99,9 +104,9 @@ def in_each_step(candidate: Candidate) -> Candidate:
         >>> again.every, round(again.wire_ratio, 6), round(again.efficiency, 2), round(again.exchange_s, 6)
         (5, 6.4, 0.9, 0.002)
     """
-    every = candidate.every
-    least = efficiency(replace(candidate, efficiency=0.0), every)  # of one whose step in each round is lost
-    most = efficiency(replace(candidate, efficiency=1.0), every)
+    every, delay = candidate.every, candidate.delay
+    least = efficiency(replace(candidate, efficiency=0.0), every, delay)  # of one whose step in each round is lost
+    most = efficiency(replace(candidate, efficiency=1.0), every, delay)
     coding, exchange = (None if s is None else s * every for s in (candidate.coding_s, candidate.exchange_s))
     share = min(1.0, max(0.0, (candidate.efficiency - least) / (most - least)))
     return replace(
@@ -115,12 +120,12 @@ def in_each_step(candidate: Candidate) -> Candidate:
     )
 
 
-def _compute(candidate: Candidate, delay: int) -> float | None:
+def _compute(candidate: Candidate) -> float | None:
     """Seconds of a step without exchange, by what a candidate's step was expected to take; ``None``: not known."""
     coding, exchange, step = candidate.coding_s, candidate.exchange_s, candidate.step_s
     if coding is None or exchange is None or step is None:
         return None
-    hides = min(delay, candidate.every) / candidate.every
+    hides = min(candidate.delay, candidate.every) / candidate.every
     if exchange <= hides * (step - coding):
         return step - coding
     return (step - coding - exchange) / (1 - hides) if hides < 1 else None

@@ -41,8 +41,9 @@ class _Series:
         return statistics.median(self.values[low : low + NEAREST])
 
 
-Ran = tuple[str, float, int]
-"""What ran: a compressor by name, its CF, and the number of steps from one exchange to the next."""
+Ran = tuple[str, float, int, int]
+"""What ran: a compressor by name, its CF, the number of steps from one exchange to the next, and that behind which it
+travels."""
 
 
 class Recording:
@@ -64,7 +65,7 @@ class Recording:
         clean: dict[Ran, _Series] = {}
         rough: dict[Ran, _Series] = {}
         for record in trace.steps:
-            key = record.compressor, record.cf, record.every
+            key = record.compressor, record.cf, record.every, record.delay
             wire.setdefault(key, []).append(record.wire_bytes / record.every)
             _add(rough if record.shadow else clean, key, record.step, self._seconds(record))
             if record.compressor == base:
@@ -84,7 +85,7 @@ class Recording:
         """What would have been measured in a recorded step under a decision, and whether any of it is estimated."""
         ran = holds.candidate
         as_recorded = ran.compressor == record.compressor and same(ran.cf, record.cf)
-        as_recorded = as_recorded and ran.every == self._chosen(record.step)
+        as_recorded = as_recorded and ran.every == self._chosen(record.step) and ran.delay == record.delay
         if as_recorded and ran.every != record.every:  # a round may be shorter or longer than was decided
             ran = replace(ran, every=record.every)
         energy = 1.0 if record.energy is None else record.energy  # all 1: a window's gain is the mean of its steps'
@@ -128,8 +129,8 @@ class Recording:
         return float(np.interp(np.log(ran.cf), np.log(cfs), [gains[at].near(step) for at in cfs]))
 
     def _time_at(self, step: int, ran: Candidate) -> float:
-        what = ran.compressor, ran.every
-        key = next((key for key in self._times if (key[0], key[2]) == what and same(key[1], ran.cf)), None)
+        what = ran.compressor, ran.every, ran.delay
+        key = next((key for key in self._times if (key[0], *key[2:]) == what and same(key[1], ran.cf)), None)
         if key is not None:
             return self._times[key].near(step)
         if not self._times:

@@ -17,6 +17,7 @@ from gravac.candidate import Candidate
 from gravac.exchange.executor import Fail, Mark, Number
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
+from gravac.stepping.state import StepState
 from gravac.stepping.steps import Steps
 from gravac.stepping.sums import Sums
 
@@ -206,11 +207,20 @@ class Door:
         """Number of ranks, once a step began."""
         return self._steps.averager.world
 
-    def decided(self) -> Candidate | None:
-        """Wait for all that was handed over, and return what was decided last; ``None`` before the first step."""
-        self._steps.drain()
+    def decided(self, wait: bool = True) -> Candidate | None:
+        """Return what was decided last; ``None`` before the first step.
+
+        Args:
+            wait: whether for all that was handed over; if not, other ranks may know of a later decision.
+        """
+        if wait:
+            self._steps.drain()
         decision = self._steps.decision
         return None if decision is None else decision.candidate
+
+    def state(self, wait: bool = True) -> StepState:
+        """Return what the steps so far leave behind, to be read; ``wait`` as for ``decided``."""
+        return self._steps.settled if wait else self._steps.state
 
     def mark(self) -> Mark | None:
         """Return the present moment, for ``Timestamps``; ``None`` where nothing runs the steps yet."""

@@ -72,10 +72,10 @@ def test_anchors_are_the_same_on_all_ranks(ranks: int, every: int, fragments: in
 @pytest.mark.parametrize(("every", "fragments", "delay"), [(4, 1, 2), (3, 1, 3), (2, 1, 5), (5, 3, 2)])
 def test_nothing_is_lost_of_what_is_learned_behind_a_delay(every: int, fragments: int, delay: int) -> None:
     """One rank's anchor, at rate 1, goes to where it was: then nothing happens but training."""
-    when = {"every": every, "fragments": fragments, "delay": delay}
+    when = {"every": every, "fragments": fragments, "delay": delay, "mixing": None}
     alone = averaged(1, 20)
     torch.testing.assert_close(Ranks(1, **when).train(20).weights[0], alone)
-    lost = Ranks(1, mixing=0.0, **when).train(20).weights[0]
+    lost = Ranks(1, **{**when, "mixing": 0.0}).train(20).weights[0]
     assert not torch.allclose(lost, alone)
 
 
@@ -236,6 +236,7 @@ def test_goodput_chooses_how_often_too_and_alike_on_all_ranks() -> None:
         ({"every": True}, r"every.*give a number of steps"),
         ({"fragments": 0}, r"fragments"),
         ({"delay": -1}, r"delay"),
+        ({"delay": "soon"}, r"delay.*'auto'"),
         ({"mixing": 1.0}, r"mixing"),
         ({"error_feedback": 2.0}, r"error_feedback"),
     ],

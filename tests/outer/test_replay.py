@@ -73,7 +73,7 @@ def test_the_recorded_policy_gives_exactly_the_recorded_decisions(
 def test_a_run_tells_when_it_exchanges(trace: Trace, tmp_path: Path) -> None:
     settings = trace.run.settings
     assert settings["outer.every"] == "(1, 5)"
-    assert (settings["outer.fragments"], settings["outer.delay"], "outer.mixing" in settings) == (1, 0, False)
+    assert (settings["outer.fragments"], settings["outer.delay"], settings["outer.mixing"]) == (1, 0, 0.5)
     assert trace.every == (1, 2, 5)
     assert record(tmp_path, 8, every=1).every == (1,)
 

@@ -243,7 +243,7 @@ def advise(
     def outer_choice(one: Exchanged, it: Candidate) -> Option:
         assert it.step_s is not None
         assert it.coding_s is not None
-        even = bandwidth_below(one, it.every, in_sixteen, network, machine)
+        even = bandwidth_below(one, it.every, it.delay, in_sixteen, network, machine)
         return Option(
             compressor=it.compressor,
             cf=it.cf,

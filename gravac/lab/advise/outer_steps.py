@@ -55,9 +55,9 @@ class Exchanged:
             exchange_s=predicted.exchange_s,
         )
 
-    def step_s(self, every: int, network: Network, machine: Machine) -> float:
-        """Return the seconds of a step where it is exchanged every so many."""
-        seconds = at_every(self.candidate(1, network, machine), every, self.load.compute_s, 0).step_s
+    def step_s(self, every: int, delay: int, network: Network, machine: Machine) -> float:
+        """Return the seconds of a step where it is exchanged every so many, and taken up so many later."""
+        seconds = at_every(self.candidate(1, network, machine), every, self.load.compute_s, delay).step_s
         assert seconds is not None
         return seconds
 
@@ -80,18 +80,21 @@ def outer_steps(
         known = {(it.compressor, it.cf): one for one in ways for it in (one.candidate(full, network, machine),)}
         candidates = [one.candidate(full, network, machine) for one in ways]
         fewest = max(one.wire_ratio for one in candidates if one.dense)
+        compute_s = ways[0].load.compute_s
         fewer = tuple(one for one in candidates if one.dense or one.wire_ratio > fewest)
-        for it in widened(Admission(fewer), EVERY, ways[0].load.compute_s, 0, keep_all=False).candidates:
+        for it in widened(Admission(fewer), EVERY, compute_s, "auto", keep_all=False, chooses=False).candidates:
             found[it.compressor, it.cf, it.every] = known[it.compressor, it.cf], it
     return list(found.values())
 
 
-def bandwidth_below(one: Exchanged, every: int, sixteen: Load, network: Network, machine: Machine) -> float | None:
+def bandwidth_below(
+    one: Exchanged, every: int, delay: int, sixteen: Load, network: Network, machine: Machine
+) -> float | None:
     """Return the bandwidth below which its step is shorter than one of DDP's in 16 bit; see ``break_even``."""
 
     def wins(bandwidth: float) -> bool:
         at = Network(network.alpha, bandwidth)
-        return one.step_s(every, at, machine) < sixteen.over(at, machine).step_s
+        return one.step_s(every, delay, at, machine) < sixteen.over(at, machine).step_s
 
     return crossing(wins)
 

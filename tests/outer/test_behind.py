@@ -1,0 +1,251 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges that travel behind as many steps as are decided: what is decided, when it is taken up, how it is timed."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gravac import Goodput, quantize
+from gravac.candidate import Candidate
+from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.goodput_state import SEARCH, GoodputEntry, GoodputState
+from gravac.controllers.window import Window
+from gravac.exchange.executor import Mark
+from gravac.outer.candidates import delays, widened
+from gravac.stepping.admission import Admission
+from gravac.stepping.clock import Boundary, ClockedStep, Timestamps
+from tests.outer.ranks import Ranks, averaged, equal
+from tests.outer.test_outer import MOMENTUM, saved
+
+
+class Wanders:
+    """A controller that goes by a seed: any number of steps, and any behind which to travel; or by 0: the longest."""
+
+    name, keeps_all, sixteen_bit, chooses_every = "wanders", True, False, True
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def propose(self, cf_range: tuple[float, float], reach: Any) -> tuple[float, ...]:
+        return (8.0,)
+
+    def start(self, candidates: Sequence[Candidate]) -> tuple[tuple[Sequence[Candidate], int], Decision]:
+        return (candidates, 0), self._decision(candidates, 0)
+
+    def observe(self, state: Any, measurement: Measurement) -> tuple[Any, Decision]:
+        candidates, at = state
+        return (candidates, at + 1), self._decision(candidates, at + 1)
+
+    def dump(self, state: Any) -> dict[str, Any]:
+        return {"at": state[1]}
+
+    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[Any, Decision]:
+        return (candidates, plain["at"]), self._decision(candidates, plain["at"])
+
+    def _decision(self, candidates: Sequence[Candidate], at: int) -> Decision:
+        if not self.seed:
+            return Decision(max(candidates, key=lambda one: (one.delay, one.cf)))
+        return Decision(random.Random(1000 * self.seed + at).choice(candidates))
+
+
+@pytest.fixture(autouse=True)
+def all_delays() -> Iterator[None]:
+    """In memory no link is probed: have every delay offered."""
+
+    def offered(one: Candidate, every: int, compute_s: float | None, delay: Any, fragments: int = 1) -> Sequence[int]:
+        return tuple(range(every + 1)) if delay == "auto" else (delay,)
+
+    with mock.patch("gravac.outer.candidates.delays", offered):
+        yield
+
+
+def wandering(seed: int, **settings: Any) -> dict[str, Any]:
+    some = {"base": quantize(bits=4), "cf_range": (2, 100), "controller": Wanders(seed), "every": (1, 5)}
+    return {**some, "delay": "auto", **settings}
+
+
+@given(
+    seed=st.integers(1, 10**6),
+    ranks=st.integers(1, 3),
+    fragments=st.integers(1, 3),
+    mixing=st.sampled_from([None, 0.5]),
+)
+def test_anchors_are_the_same_on_all_ranks(seed: int, ranks: int, fragments: int, mixing: float | None) -> None:
+    trained = Ranks(ranks, outer=MOMENTUM, **wandering(seed, fragments=fragments, mixing=mixing)).train(40)
+    assert equal(trained.anchors)
+    assert trained.outer[0].rounds > 3
+    assert all(outer.late == 0 for outer in trained.outer), "what is decided is waited for"
+    trained.synchronize()
+    assert equal(trained.anchors)
+
+
+@given(seed=st.integers(1, 10**6), fragments=st.integers(1, 3))
+def test_nothing_is_lost_of_what_is_learned_meanwhile(seed: int, fragments: int) -> None:
+    """One rank's anchor, at rate 1, goes to where it was: then nothing happens but training."""
+    alone = Ranks(1, **wandering(seed, fragments=fragments, mixing=None, base="dense", cf_range=(1, 2))).train(30)
+    torch.testing.assert_close(alone.weights[0], averaged(1, 30))
+
+
+@given(seed=st.integers(1, 10**6), at=st.integers(6, 25))
+def test_a_run_taken_up_is_the_run_that_went_on(seed: int, at: int) -> None:
+    settings = wandering(seed, outer=MOMENTUM)
+    whole = Ranks(2, **settings).train(at)
+    states = [saved(outer.state_dict()) for outer in whole.outer]
+    whole.train(15)
+    again = Ranks(2, **settings)
+    for outer, state in zip(again.outer, states, strict=True):
+        outer.load_state_dict(state)
+    again.made = at
+    again.train(15)
+    assert all(map(torch.equal, whole.weights, again.weights))
+    assert all(map(torch.equal, whole.anchors, again.anchors))
+
+
+def test_a_round_is_no_shorter_than_what_travelled_into_it() -> None:
+    """Of what travels behind four steps nobody knows before what the next round is to be."""
+    trained = Ranks(2, **wandering(1))
+    outer = trained.outer[0]
+    ends, decided = [0], []
+    for step in range(1, 61):
+        trained.train(1)
+        if outer.rounds == len(ends):
+            ends.append(step)
+            decided.append(outer._rounds._behind)
+    lengths = [after - before for before, after in itertools.pairwise(ends)]
+    assert len(set(decided)) > 2
+    assert all(length >= behind for length, behind in zip(lengths[1:], decided, strict=False))
+
+
+def test_looking_does_not_wait() -> None:
+    trained = Ranks(2, **wandering(0, every=6)).train(12)
+    outer = trained.outer[0]
+    assert outer.under_way
+    with mock.patch.object(outer._door._steps, "drain", side_effect=AssertionError("it waits")):
+        assert (outer.every, outer.cf) == (6, 8.0)
+        assert outer.gain is not None
+        assert outer.wire_ratio is not None
+        assert outer.history == []
+    assert equal(trained.anchors)
+
+
+def test_an_anchor_without_what_travels_is_that_of_the_last_round() -> None:
+    trained = Ranks(2, **wandering(0, every=6)).train(11)
+    with trained.outer[0].synced():
+        before = [p.detach().clone() for p in trained.modules[0].parameters()]
+    trained.train(1)
+    assert trained.outer[0].under_way
+    with trained.outer[0].synced(wait=False):
+        assert all(map(torch.equal, before, trained.modules[0].parameters()))
+    with trained.outer[0].synced():
+        assert not all(map(torch.equal, before, trained.modules[0].parameters()))
+
+
+@given(
+    every=st.integers(1, 100),
+    compute=st.floats(1e-4, 10),
+    coding=st.floats(0, 10),
+    exchange=st.floats(0, 100),
+    fragments=st.integers(1, 8),
+)
+def test_a_delay_is_as_long_as_the_exchange_takes_and_no_longer_than_a_round(
+    every: int, compute: float, coding: float, exchange: float, fragments: int
+) -> None:
+    one = Candidate("topk", 10.0, 6.4, coding_s=coding, exchange_s=exchange)
+    waits, travels = delays(one, every, compute, "auto", fragments)
+    assert waits == 0 < travels <= every
+    assert travels == every or travels * compute * fragments >= coding + exchange
+    assert delays(one, every, None, "auto", fragments) == (0,)
+    assert delays(one, every, compute, 7, fragments) == (7,)
+
+
+def test_who_does_not_choose_gets_what_promises_more() -> None:
+    slow = Candidate("topk", 8.0, 4.0, 0.9, "topk", coding_s=0.0, exchange_s=1.0)
+    quick = Candidate("topk", 64.0, 30.0, 0.5, "topk", coding_s=0.0, exchange_s=0.001)
+    with mock.patch("gravac.outer.candidates.delays", delays):
+        admission = Admission((slow, quick))
+        both = widened(admission, (10,), 0.2, "auto", keep_all=True).candidates
+        one = widened(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).candidates
+    assert [(it.cf, it.delay) for it in both] == [(8, 0), (8, 7), (64, 0), (64, 1)]
+    assert [(it.cf, it.delay) for it in one] == [(8, 7), (64, 0)]
+
+
+MOMENTS = st.lists(
+    st.tuples(st.floats(0.1, 5), st.floats(0, 5), st.floats(0, 1), st.booleans()), min_size=2, max_size=20
+)
+
+
+@given(MOMENTS)
+def test_times_of_rounds_are_what_passed_and_each_has_the_waiting_for_its_own_exchange(rounds: list[Any]) -> None:
+    """Training goes on once a round's exchange ended, or with some steps left of it and then waits for the rest."""
+    now, over, told = 0.0, [], []
+    for trains, exchange, pause, hides in rounds:
+        now += trains + pause  # what is waited for of the last exchange is in what follows
+        left, ended = now, now + exchange
+        awaited = left + trains / 2 if hides and exchange > trains / 2 else None
+        over.append(Boundary(left if hides else ended, awaited if hides else None, ended))
+        stood = exchange if not hides else max(0.0, exchange - trains / 2) if awaited else 0.0
+        told.append((stood, pause, hides))
+        now = now + stood if hides else ended
+
+    def between(earlier: Mark, later: Mark) -> float:
+        return float(later - earlier)
+
+    seconds = []
+    for before, after, (stood, pause, hides) in zip(over, over[1:], told[1:], strict=False):
+        times = Timestamps(
+            backward=after.mark - (0 if hides else stood), awaited=(lambda: None) if hides else None, paused=pause
+        )
+        clocked = ClockedStep(1.0, 1, 1, 1, before, after, times, lambda: (0.0, 100.0))
+        costs = clocked.costs(between)
+        seconds.append(costs.seconds)
+        assert costs.waited == pytest.approx(stood)
+    for found, (trains, *_), (stood, *_) in zip(seconds, rounds[1:], told[1:], strict=False):
+        assert found == pytest.approx(trains + stood)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_more_is_tried_behind_steps_where_less_was_waited_for(hidden: bool) -> None:
+    """Half of a step was spent on waiting: the same bytes behind steps may take half as long."""
+    choices = tuple(
+        Candidate("topk", 8.0, 40.0, 0.9, "topk", every=10, delay=d, behind=d / 10, coding_s=0.0, exchange_s=0.1)
+        for d in (0, 10)
+    )
+    dense = Candidate("dense", 1.0, 1.0)
+    ran = 2 if hidden else 1
+    entry = GoodputEntry(ran, 0.2, 0, 0.9, saved=(0.0 if hidden else 0.1, 0.0, 0.1))
+    state = GoodputState((dense, *choices), SEARCH, ran, ran, Window(choices[ran - 1]), (entry,), windows=1)
+    if hidden:  # waiting for it takes no less, and at most all of the exchange more
+        assert state.fastest(1, 10) >= 0.2
+        assert state.slowest(1) == pytest.approx(0.3)
+    else:
+        assert state.fastest(2, 10) <= 0.1 + 1e-9
+        assert state.slowest(2) == pytest.approx(0.2)
+
+
+def test_goodput_takes_what_hides() -> None:
+    """Played: a round's exchange takes half of its compute, so that behind six of ten steps nothing waits."""
+    bases = (
+        Candidate("dense", 1.0, 1.0, coding_s=0.0, exchange_s=30.0),
+        Candidate("quantize", 16.0, 15.0, 0.96, "quantize", coding_s=0.0, exchange_s=0.5),
+    )
+    with mock.patch("gravac.outer.candidates.delays", delays):
+        candidates = widened(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).candidates
+    controller = Goodput()
+    state, decision = controller.start(candidates)
+    ran = []
+    for step in range(60):
+        one = decision.candidate
+        ran.append(one)
+        exchange = (one.exchange_s or 0.0) * 1.0
+        waited = max(0.0, exchange - 0.1 * min(one.delay, one.every) / one.every)
+        times = {"waited": waited, "coded": 0.0, "exchanged": exchange}
+        state, decision = controller.observe(state, Measurement(step, one, 0.1 + waited, 32.0, 0.1, 1.0, **times))
+    assert (ran[-1].every, ran[-1].delay, ran[-1].compressor) == (10, 7, "quantize")
