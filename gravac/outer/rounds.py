@@ -189,7 +189,9 @@ class Rounds:
         low, high = self._every
         if low == high and self._delay != "auto":
             return low
-        candidate = self._door.decided() if self.ended and self._whole else self._chosen.wait()
+        candidate = self._door.decided() if self._whole else None
+        if not (self.ended and self._whole):
+            candidate = self._chosen.wait()
         if candidate is None:
             return None
         self._behind = candidate.delay
