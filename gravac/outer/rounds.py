@@ -26,7 +26,7 @@ from gravac.stepping.clock import Timestamps
 from gravac.stepping.door import Door, Handle
 
 WARM = 5
-"""Number of steps that are timed before the first choice; the first of them does not count."""
+"""Largest number of steps that are timed before the first choice; the first of them does not count."""
 
 
 class Rounds:
@@ -170,7 +170,7 @@ class Rounds:
     def _known(self) -> int | None:
         """Return how many steps the present round has; ``None``: that is not known yet."""
         low, high = self._every
-        warm = min(WARM, high)
+        warm = max(2, min(WARM, high - 1))
         if low == high and self._delay != "auto":
             return low
         if self.ended == 0 and len(self._began) < warm:
