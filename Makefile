@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-ranks measure-outer-long measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -143,6 +143,9 @@ measure-outer-traffic: $(VENV)/.test  ## bytes of a round and of its fullest ste
 measure-outer-costs: $(VENV)/.lab $(VENV)/.test  ## what delay, unequal shares and bfloat16 anchors cost in steps, in memory; resumable (10 minutes)
 	$(BIN)/python -m tests.measure.outer_costs $(ARGS)
 
+measure-outer-delays: $(VENV)/.lab $(VENV)/.test  ## what exchanges behind steps cost in steps, in memory; resumable (20 minutes)
+	$(BIN)/python -m tests.measure.outer_delays $(ARGS)
+
 measure-outer-ranks: $(VENV)/.lab $(VENV)/.test  ## what a step is worth among 4, 8 and 16 ranks, in memory; resumable (30 minutes)
 	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --tasks charlm lstm \
 		--ranks 4 8 16 --every 10 --sent dense 'quantize(2)' --outer 0.7 0 $(ARGS)
@@ -191,7 +194,7 @@ LANGUAGE = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 20mbit 100mbit 
 measure-language: $(VENV)/.lab environment-integrations  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
 	set -e; for seed in $(SEEDS); do $(LANGUAGE) $$seed --task gpt2 modernbert $(ARGS); done
 
-OUTER_FIXED := 'outer(every=10):quantize(8)' 'outer(every=10):quantize(2)' 'outer(every=20):quantize(2)' 'outer(every=20):quantize(1)'
+OUTER_FIXED := 'outer(every=10,delay=0):quantize(2)' 'outer(every=5):quantize(4)' 'outer(every=10):quantize(2)' 'outer(every=20):quantize(1)'
 OUTER_ADAPTIVE := outer:ladder@2-1000 matched:outer:ladder@2-1000
 OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --factored --budget 300 --seeds 1 --first-seed $$seed $$task \
 	--json docs/measurements/outer_tta.json $(ARGS)

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import multiprocessing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ class Case(NamedTuple):
         delay: number of steps behind which an exchange travels.
         mixing: share of its weights that a rank keeps then; ``None``: what it learned meanwhile.
         seed: of weights and batches.
+        every: number of steps from one exchange to the next, of a rank on average.
     """
 
     task: str
@@ -62,6 +63,7 @@ class Case(NamedTuple):
     delay: int = 0
     mixing: float | None = None
     seed: int = 0
+    every: int = EVERY
 
 
 def train(work: tuple[Case, float]) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
             base=compressor(case.label),
             cf_range=(1, 1000),
             controller=Static(cf=SENT[case.label]),
-            every=EVERY,
+            every=case.every,
             outer=partial(torch.optim.SGD, lr=RATE),
             by_speed=True,
             anchor_dtype=case.anchors,
@@ -128,17 +130,23 @@ def cases(seeds: Iterable[int]) -> Iterable[Case]:
             yield from (Case(name, label, delay=DELAY, mixing=mixing, seed=seed) for mixing in MIXING)
 
 
-def main() -> None:
+def main(of: Callable[[Iterable[int]], Iterable[Case]] = cases, name: str = "outer_costs") -> None:
+    """Run what a command line asks for.
+
+    Args:
+        of: what is run, by seeds.
+        name: of the record.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", default="docs/measurements/outer_costs.json")
+    parser.add_argument("--json", default=f"docs/measurements/{name}.json")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     file = Path(arguments.json)
     rows: list[dict[str, Any]] = read(file) if file.exists() else []
     todays()  # the machine's speed, before workers take it
-    known = {Case(**{field: row[field] for field in Case._fields}) for row in rows}
-    wanted = [case for case in cases(range(arguments.seeds)) if case not in known]
+    known = {Case(**{field: row[field] for field in Case._fields if field in row}) for row in rows}
+    wanted = [case for case in of(range(arguments.seeds)) if case not in known]
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
         dense = {outer_efficiency.Case(case.task, 0, seed=case.seed) for case in wanted}
         averaged = pool.imap(outer_efficiency.train, [(case, None) for case in sorted(dense)])

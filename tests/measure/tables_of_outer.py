@@ -7,11 +7,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from gravac.compressors.profile import efficiency_at
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.training.expression import compressor
 from gravac.lab.training.methods import MATCHED
 from gravac.lab.tta.matrix import REFERENCE
 from gravac.lab.tta.record import TrainingRecord
+from gravac.outer.efficiency import BEHIND
 from tests.measure import outer_efficiency as outer_steps
 from tests.measure.judgement import best_of, interval, taken, verdicts
 from tests.measure.published import DEFAULT, rows, runs
@@ -139,6 +141,26 @@ def outer_costs() -> str:
         kept = "" if not delay else "what was learned" if mixing is None else f"`mixing={mixing:g}`"
         steps = " and ".join(map(str, own[0]["steps_of_ranks"]))
         lines.append(line(f"`{label}`", steps, anchors, str(delay), kept, *cells))
+    return "\n".join(lines)
+
+
+def outer_delays() -> str:
+    """Efficiency of exchanges behind steps, relative to those that are waited for as often: by task and over them."""
+    found = rows("outer_delays")
+    waits = {(row["every"], row["task"], row["seed"]): row["reached"] for row in found if not row["delay"]}
+    tasks = list(dict.fromkeys(row["task"] for row in found))
+    lines = head("every", "behind", "believed", *tasks)
+    for every, delay in dict.fromkeys((row["every"], row["delay"]) for row in found if row["delay"]):
+        own = [row for row in found if (row["every"], row["delay"]) == (every, delay)]
+        cells = []
+        for task in tasks:
+            of = [
+                waits[every, task, row["seed"]] / row["reached"]
+                for row in own
+                if row["task"] == task and row["reached"]
+            ]
+            cells.append(f"{statistics.geometric_mean(of):.2f}" if of else "")
+        lines.append(line(str(every), str(delay), f"{efficiency_at(BEHIND, 1 + delay):.2f}", *cells))
     return "\n".join(lines)
 
 
