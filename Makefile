@@ -194,7 +194,7 @@ LANGUAGE = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 20mbit 100mbit 
 measure-language: $(VENV)/.lab environment-integrations  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
 	set -e; for seed in $(SEEDS); do $(LANGUAGE) $$seed --task gpt2 modernbert $(ARGS); done
 
-OUTER_FIXED := 'outer(every=10,delay=0):quantize(2)' 'outer(every=5):quantize(4)' 'outer(every=10):quantize(2)' 'outer(every=20):quantize(1)'
+OUTER_FIXED := 'outer(every=10,delay=0):quantize(2)' 'outer(every=10):quantize(2)' 'outer(every=20):quantize(2)' 'outer(every=20):quantize(1)'
 OUTER_ADAPTIVE := outer:ladder@2-1000 matched:outer:ladder@2-1000
 OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --factored --budget 300 --seeds 1 --first-seed $$seed $$task \
 	--json docs/measurements/outer_tta.json $(ARGS)

@@ -32,6 +32,7 @@ class Candidate:
         every: number of steps from one exchange to the next.
         delay: number of steps behind which an exchange travels before it is taken up; 0: training waits for it.
         step_s: seconds that a whole step was expected to take, its compute measured; ``None``: not known.
+        compute_s: seconds that its compute took, measured before the first exchange; ``None``: not known.
         behind: share of a step's compute behind which its exchange may travel, where training waits for the rest;
             ``None``: it overlaps with backward.
 
@@ -51,6 +52,7 @@ class Candidate:
     every: int = 1
     delay: int = 0
     step_s: float | None = field(default=None, compare=False)
+    compute_s: float | None = field(default=None, compare=False)
     behind: float | None = field(default=None, compare=False)
 
     @property

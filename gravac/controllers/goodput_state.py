@@ -266,11 +266,22 @@ class GoodputState:
                 least += SURE * (mine.coding_s or 0.0) - min(coded, (1 - LIGHTER) * entry.seconds)
             more = 1 / mine.wire_ratio - 1 / other.wire_ratio
             if more < 0 or _hides(mine) > _hides(other):
-                bounds.append(least - waited)
+                bounds.append(least - waited - self._stretched(entry))
             if _hides(mine) > _hides(other):
                 continue
             bounds.append(least + more * self._slope(entry.position, above=more < 0))
         return max(bounds)
+
+    def _stretched(self, entry: GoodputEntry) -> float:
+        """Return the seconds by which a measured step's compute was longer than before the first exchange.
+
+        Where an exchange travels behind steps, they share processors with it; what sends less may not.
+        """
+        candidate = self.candidates[entry.position]
+        if entry.saved is None or candidate.compute_s is None or not _hides(candidate):
+            return 0.0
+        waited, coded, _ = entry.saved
+        return max(0.0, entry.seconds - waited - coded - candidate.compute_s)
 
     def _foreseen(self, candidate: Candidate) -> float:
         """Return the least seconds of a step by the link's probe, and by how quick other candidates turned out on it.
@@ -283,7 +294,8 @@ class GoodputState:
         known = [(entry, entry.saved) for entry in self.entries if entry.saved is not None]
         if self.moved or candidate.exchange_s is None or not known:
             return FLOOR * shortest
-        compute = max(0.0, min(entry.seconds - waited - coded for entry, (waited, coded, _) in known))
+        computes = (entry.seconds - waited - coded - self._stretched(entry) for entry, (waited, coded, _) in known)
+        compute = max(0.0, min(computes))
         quick = 1.0
         for entry, (_, _, exchanged) in known:
             expected = self.candidates[entry.position].exchange_s

@@ -19,6 +19,9 @@ STEPS = (1, 2, 5)
 SPARE = 1.25
 """Steps behind which an exchange travels, over those that it is predicted to take."""
 
+MOST = 0.5
+"""Largest share of a round behind which an exchange travels: beyond, ``denoise`` with one bit may never get there."""
+
 Delay = int | Literal["auto"]
 """Number of steps behind which an exchange travels; ``"auto"``: none, or as many as it takes."""
 
@@ -88,20 +91,21 @@ def delays(
         candidate: of an exchange in every step.
         every: number of steps from one exchange to the next.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
-        delay: number of steps; ``"auto"``: none, and as many as a fragment's exchange takes, no more than ``every``.
+        delay: number of steps; ``"auto"``: none, and as many as a fragment's exchange takes, at most half of ``every``.
         fragments: number of parts that the model is exchanged in.
 
     Example:
         >>> one = Candidate("topk", 10.0, 6.4, coding_s=0.01, exchange_s=0.23)
         >>> delays(one, 10, 0.1, "auto"), delays(one, 2, 0.1, "auto"), delays(one, 10, None, "auto")
-        ((0, 3), (0, 2), (0,))
+        ((0, 3), (0, 1), (0,))
     """
     if delay != "auto":
         return (delay,)
-    if not compute_s or candidate.coding_s is None or candidate.exchange_s is None:
+    most = int(MOST * every)
+    if not most or not compute_s or candidate.coding_s is None or candidate.exchange_s is None:
         return (0,)
     takes = SPARE * (candidate.coding_s + candidate.exchange_s) / fragments / compute_s
-    return (0, min(every, max(1, math.ceil(takes))))
+    return (0, min(most, max(1, math.ceil(takes))))
 
 
 def screened(candidates: Sequence[Candidate], stays: Callable[[Candidate], bool]) -> tuple[Candidate, ...]:
@@ -137,6 +141,7 @@ def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: i
         coding_s=coding,
         exchange_s=exchange,
         step_s=step,
+        compute_s=compute_s,
         behind=behind,
     )
 

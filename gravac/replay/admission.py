@@ -116,6 +116,7 @@ def in_each_step(candidate: Candidate) -> Candidate:
         coding_s=coding,
         exchange_s=exchange,
         step_s=None,
+        compute_s=None,
         behind=None,
     )
 

@@ -19,7 +19,9 @@ from tests.measure.judgement import best_of, interval, taken, verdicts
 from tests.measure.published import DEFAULT, rows, runs
 from tests.measure.tables_of_runs import HEADINGS, head, line
 
-LINKS = {**HEADINGS, "5mbit": "5 Mbit/s"}
+CHANGING, UNEVEN = "20mbit,10s:100mbit,20s:5mbit", "20mbit/5mbit"
+
+LINKS = {**HEADINGS, "5mbit": "5 Mbit/s", CHANGING: "20, then 100, then 5 Mbit/s", UNEVEN: "20 Mbit/s in, 5 out"}
 
 
 def outer_efficiency() -> str:
@@ -56,14 +58,14 @@ def outer_race() -> str:
     """Seconds to the target over those of dense DDP on a network without a limit: over seeds, lowest and highest."""
     own = runs("outer_tta")
     limited = [run for run in own if run.link != UNTHROTTLED]
-    cells = list(dict.fromkeys((run.task, run.link) for run in limited))
-    lines = head("method", *(f"{task}, {LINKS.get(link, link)}" for task, link in cells))
-    for method in dict.fromkeys(run.method for run in limited):
+    methods = list(dict.fromkeys(run.method for run in limited))
+    lines = head("task, link", *(f"`{method}`" for method in methods))
+    for task, link in dict.fromkeys((run.task, run.link) for run in limited):
         told = []
-        for cell in cells:
-            ran = [run for run in limited if (run.task, run.link) == cell and run.method == method]
+        for method in methods:
+            ran = [run for run in limited if (run.task, run.link, run.method) == (task, link, method)]
             told.append(_over_free(own, ran) if ran else "")
-        lines.append(line(f"`{method}`", *told))
+        lines.append(line(f"{task}, {LINKS.get(link, link)}", *told))
     return "\n".join(lines)
 
 

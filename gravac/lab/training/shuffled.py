@@ -179,8 +179,9 @@ class _Position:
 def _nearest(one: Play, candidates: Sequence[Candidate]) -> Candidate:
     """Return the candidate that a play names, or what comes nearest where that was not admitted."""
 
-    def distance(candidate: Candidate) -> tuple[bool, float, float, int]:
-        other, behind = candidate.compressor != one.compressor, abs(candidate.delay - one.delay)
-        return (other, abs(math.log(candidate.every / one.every)), abs(math.log(candidate.cf / one.cf)), behind)
+    def distance(candidate: Candidate) -> tuple[bool, float, float, bool, int]:
+        often, sent = abs(math.log(candidate.every / one.every)), abs(math.log(candidate.cf / one.cf))
+        waits = (candidate.delay > 0) != (one.delay > 0)
+        return (candidate.compressor != one.compressor, often, sent, waits, abs(candidate.delay - one.delay))
 
     return min(candidates, key=distance)
