@@ -132,8 +132,8 @@ class Controller(Protocol[StateT]):
     One that counts epochs may also offer ``for_run(steps_per_epoch: int)``: itself as a run of such epochs has it. It
     is called once, before ``propose``, where the user says how long an epoch is.
 
-    One that also decides how often is exchanged, and behind how many steps, from candidates that differ in ``every`` and
-    ``delay``, says so by a true ``chooses_every``.
+    One that also decides how often is exchanged, and behind how many steps, from candidates that differ in ``every``
+    and ``delay``, says so by a true ``chooses_every``.
 
     One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
     many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.
