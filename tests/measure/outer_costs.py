@@ -27,7 +27,7 @@ from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
 from gravac.outer.optimizer import RATE
 from tests.measure import outer_efficiency
-from tests.measure.outer_efficiency import LIMIT, SENT, SETUPS, at_share, crossing
+from tests.measure.outer_efficiency import SENT, SETUPS, at_share, crossing, most_steps
 from tests.measure.results import keep, read, todays
 
 EVERY = 10
@@ -70,8 +70,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
     """Run one case to a target; what came of it."""
     torch.set_num_threads(1)
     case, target = work
-    scale, budget = SETUPS[case.task]
-    task = tasks.make(case.task, scale=scale, seed=case.seed)
+    task = tasks.make(case.task, scale=SETUPS[case.task][0], seed=case.seed)
     models = [task.model() for _ in range(2)]
     inner = [task.optimizer(model) for model in models]
     lockstep = Lockstep(2)
@@ -96,7 +95,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
         one._rounds.shares.clock = itertools.count(0.0, seconds).__next__
     curve: list[tuple[int, float]] = []
     made = [0, 0]
-    while sum(made) < 2 * round(LIMIT * 0.8 * budget):
+    while sum(made) < 2 * most_steps(case.task):
         ended = outer[0].rounds
         for rank, one in enumerate(outer):
             while one.rounds == ended:

@@ -15,7 +15,7 @@ from tests.measure import outer_costs
 from tests.measure.outer_costs import Case
 from tests.measure.outer_efficiency import SETUPS
 
-DELAYS = {5: (0, 2, 4), 10: (0, 2, 5, 9), 20: (0, 5, 10, 19)}
+DELAYS = {10: (0, 2, 5, 9), 20: (0, 5, 10, 19), 50: (0, 10, 25), 5: (0, 2)}
 """Numbers of steps behind which an exchange travels, by the number from one exchange to the next."""
 
 

@@ -86,7 +86,7 @@ def train(work: tuple[Case, float | None]) -> dict[str, Any]:
     """Run one case, to a target if there is one; what came of it."""
     case, target = work
     budget = SETUPS[case.task][1]
-    row = trained(case, budget if target is None else round(LIMIT * 0.8 * budget), target=target)
+    row = trained(case, budget if target is None else most_steps(case.task), target=target)
     return {**row, "target": target, "reached": None if target is None else crossing(row["curve"], target)}
 
 
@@ -247,20 +247,44 @@ def kept(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
     )
 
 
-def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense") -> dict[tuple[str, int], float]:
-    """Return efficiency by task and H: gradient averaging's steps over those of a run that reached the target."""
+class Worth(NamedTuple):
+    """An efficiency, relative to what is said where it is used; less than that where a run did not get there."""
+
+    value: float
+    at_most: bool = False
+
+    def __str__(self) -> str:
+        return f"{'under ' * self.at_most}{self.value:.2f}"
+
+
+def most_steps(task: str) -> int:
+    """The number of steps after which a run that did not reach its target ends."""
+    return round(LIMIT * 0.8 * SETUPS[task][1])
+
+
+def worth(row: dict[str, Any]) -> Worth:
+    """The efficiency of one run: gradient averaging's steps to the target over its own."""
+    return Worth(0.8 * SETUPS[row["task"]][1] / (row["reached"] or most_steps(row["task"])), not row["reached"])
+
+
+def mean(of: Sequence[Worth]) -> Worth:
+    """The geometric mean."""
+    return Worth(statistics.geometric_mean(one.value for one in of), any(one.at_most for one in of))
+
+
+def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense") -> dict[tuple[str, int], Worth]:
+    """Return efficiency by task and H, of two ranks: over seeds."""
     outer = kept(rows)
-    return {
-        (row["task"], row["every"]): 0.8 * SETUPS[row["task"]][1] / row["reached"]
-        for row in rows
-        if row["label"] == label and row["every"] and row["reached"] and row["seed"] == 0
-        if (row["rate"], row["momentum"]) == outer
-    }
+    found: dict[tuple[str, int], list[Worth]] = {}
+    for row in rows:
+        if row["label"] == label and row["every"] and row["ranks"] == 2 and (row["rate"], row["momentum"]) == outer:
+            found.setdefault((row["task"], row["every"]), []).append(worth(row))
+    return {at: mean(of) for at, of in found.items()}
 
 
 def points(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
     """Return the geometric mean over the tasks of tuning by H, dense, at most 1: what a controller goes by."""
-    found = {at: one for at, one in efficiencies(rows).items() if at[0] in TUNED_ON}
+    found = {at: one.value for at, one in efficiencies(rows).items() if at[0] in TUNED_ON}
     numbers = sorted({every for _, every in found})
     means = {
         every: statistics.geometric_mean(one for (_, at), one in found.items() if at == every) for every in numbers

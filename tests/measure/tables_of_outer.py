@@ -15,6 +15,7 @@ from gravac.lab.tta.matrix import REFERENCE
 from gravac.lab.tta.record import TrainingRecord
 from gravac.outer.efficiency import BEHIND
 from tests.measure import outer_efficiency as outer_steps
+from tests.measure import outer_long as outer_long_runs
 from tests.measure.judgement import best_of, interval, taken, verdicts
 from tests.measure.published import DEFAULT, rows, runs
 from tests.measure.tables_of_runs import HEADINGS, head, line
@@ -30,9 +31,9 @@ def outer_efficiency() -> str:
     numbers = sorted({every for _, every in found})
     lines = head("task", *(f"H = {every}" for every in numbers))
     for task in dict.fromkeys(task for task, _ in found):
-        lines.append(line(task, *(_efficiency(found.get((task, every))) for every in numbers)))
+        lines.append(line(task, *(str(found.get((task, every), "")) for every in numbers)))
     points = outer_steps.points(rows("outer_efficiency"))
-    return "\n".join([*lines, line("mean of the first two", *(_efficiency(points.get(every)) for every in numbers))])
+    return "\n".join([*lines, line("mean of the first two", *(f"{points[every]:.2f}" for every in numbers))])
 
 
 def outer_compressed() -> str:
@@ -46,9 +47,9 @@ def outer_compressed() -> str:
         own = outer_steps.efficiencies(found, label)
         cells = []
         for every in numbers:
-            of = [own[at] / dense[at] for at in own if at[1] == every and at in dense]
-            each = " ".join(f"{one:.2f}" for one in of)
-            cells.append(f"{statistics.geometric_mean(of):.2f} ({each})" if of else "")
+            at_this = [at for at in own if at[1] == every and at in dense]
+            of = [outer_steps.Worth(own[at].value / dense[at].value, own[at].at_most) for at in at_this]
+            cells.append(f"{outer_steps.mean(of)} ({' '.join(map(str, of))})" if of else "")
         believed = compressor(label).profile(outer_steps.SENT[label]).efficiency
         lines.append(line(f"`{label}`", f"{believed:.2f}", *cells))
     return "\n".join(lines)
@@ -104,10 +105,6 @@ def outer_judged() -> str:
     return "\n".join(lines)
 
 
-def _efficiency(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
 def outer_memory() -> str:
     """Bytes per parameter beside weights, between rounds and at most within one, by number of fragments."""
     found = rows("outer_memory")
@@ -147,22 +144,51 @@ def outer_costs() -> str:
 
 
 def outer_delays() -> str:
-    """Efficiency of exchanges behind steps, relative to those that are waited for as often: by task and over them."""
+    """Efficiency of exchanges behind steps, relative to those that are waited for as often, by task."""
     found = rows("outer_delays")
     waits = {(row["every"], row["task"], row["seed"]): row["reached"] for row in found if not row["delay"]}
     tasks = list(dict.fromkeys(row["task"] for row in found))
-    lines = head("every", "behind", "believed", *tasks)
+    lines = head("H", "steps behind", "believed", *tasks)
     for every, delay in dict.fromkeys((row["every"], row["delay"]) for row in found if row["delay"]):
-        own = [row for row in found if (row["every"], row["delay"]) == (every, delay)]
         cells = []
         for task in tasks:
-            of = [
-                waits[every, task, row["seed"]] / row["reached"]
-                for row in own
-                if row["task"] == task and row["reached"]
-            ]
-            cells.append(f"{statistics.geometric_mean(of):.2f}" if of else "")
+            of = [row for row in found if (row["every"], row["delay"], row["task"]) == (every, delay, task)]
+            times = [(row["reached"] or outer_steps.most_steps(task)) / waits[every, task, row["seed"]] for row in of]
+            missed = any(row["reached"] is None for row in of)
+            cells.append(str(outer_steps.Worth(1 / statistics.geometric_mean(times), missed)))
         lines.append(line(str(every), str(delay), f"{efficiency_at(BEHIND, 1 + delay):.2f}", *cells))
+    return "\n".join(lines)
+
+
+def outer_ranks() -> str:
+    """Efficiency by the number of ranks: gradient averaging's steps among as many, over those to the same target."""
+    found = rows("outer_ranks")
+    numbers = sorted({row["ranks"] for row in found})
+    lines = head("task", "H", "sent", *(f"{number} ranks" for number in numbers))
+    for task, every, label in dict.fromkeys((row["task"], row["every"], row["label"]) for row in found if row["every"]):
+        cells = []
+        for number in numbers:
+            of = [row for row in found if _case(row) == (task, every, label, number)]
+            worth = [outer_steps.worth(row) for row in of]
+            cells.append(str(outer_steps.mean(worth)) if worth else "")
+        lines.append(line(task, str(every), f"`{label}`", *cells))
+    return "\n".join(lines)
+
+
+def _case(row: dict[str, Any]) -> tuple[str, int, str, int]:
+    return row["task"], row["every"], row["label"], row["ranks"]
+
+
+def outer_long() -> str:
+    """What runs of 2000 steps come to, and by how much that is worse than gradients averaged in each: over seeds."""
+    lines = head("task", "ranks", "H", "sent", "wire ratio", "comes to", "synchronous", "worse by")
+    for (task, ranks, every, label), both in outer_long_runs.pairs(rows("outer_long")).items():
+        own, same = ([outer_long_runs.final(one) for one in of] for of in zip(*both, strict=True))
+        worse = [100 * outer_long_runs.worse(row, synchronous) for row, synchronous in both]
+        between = f" [{min(worse):.2f}-{max(worse):.2f}]" if len(worse) > 1 else ""
+        told = (f"{statistics.fmean(own):.4g}", f"{statistics.fmean(same):.4g}", f"{statistics.fmean(worse):.2f} %")
+        wire = f"{statistics.fmean(row['wire_ratio'] for row, _ in both):.0f}"
+        lines.append(line(task, str(ranks), str(every), f"`{label}`", wire, *told[:2], told[2] + between))
     return "\n".join(lines)
 
 
