@@ -51,11 +51,12 @@ OUTER = ((1.0, 0.0), (0.7, 0.6), (0.9, 0.3), (1.0, 0.3), (0.7, 0.9), (0.7, 0.0))
 TUNED_AT, TUNED_ON = 10, ("charlm", "lstm")
 """Number of steps from one exchange to the next, and tasks, that they are tuned by."""
 
-EVERY = (10, 20, 5, 50, 2, 1)
+EVERY = (10, 20, 5, 50, 100, 2, 1)
 """Numbers of steps from one exchange to the next that are tried."""
 
 LIMIT = 1.8
-"""Steps after which a run that did not reach its target ends, in times of those that gradient averaging needs."""
+"""Steps after which a run that did not reach its target ends, in times of those that gradient averaging needs; a round
+that has begun is finished."""
 
 
 class Case(NamedTuple):
@@ -85,8 +86,8 @@ class Case(NamedTuple):
 def train(work: tuple[Case, float | None]) -> dict[str, Any]:
     """Run one case, to a target if there is one; what came of it."""
     case, target = work
-    budget = SETUPS[case.task][1]
-    row = trained(case, budget if target is None else most_steps(case.task), target=target)
+    steps = SETUPS[case.task][1] if target is None else most_steps(case.task)
+    row = trained(case, max(case.every, 1) * -(-steps // max(case.every, 1)), target=target)
     return {**row, "target": target, "reached": None if target is None else crossing(row["curve"], target)}
 
 
@@ -263,8 +264,8 @@ def most_steps(task: str) -> int:
 
 
 def worth(row: dict[str, Any]) -> Worth:
-    """The efficiency of one run: gradient averaging's steps to the target over its own."""
-    return Worth(0.8 * SETUPS[row["task"]][1] / (row["reached"] or most_steps(row["task"])), not row["reached"])
+    """The efficiency of one run: gradient averaging's steps to the target over its own, or over all that it made."""
+    return Worth(0.8 * SETUPS[row["task"]][1] / (row["reached"] or row["curve"][-1][0]), not row["reached"])
 
 
 def mean(of: Sequence[Worth]) -> Worth:
@@ -283,13 +284,10 @@ def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense") -> dict[t
 
 
 def points(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """Return the geometric mean over the tasks of tuning by H, dense, at most 1: what a controller goes by."""
-    found = {at: one.value for at, one in efficiencies(rows).items() if at[0] in TUNED_ON}
+    """Return the geometric mean over the tasks by H, dense, at most 1: what a controller goes by."""
+    found = efficiencies(rows)
     numbers = sorted({every for _, every in found})
-    means = {
-        every: statistics.geometric_mean(one for (_, at), one in found.items() if at == every) for every in numbers
-    }
-    return {every: min(1.0, mean) for every, mean in means.items()}
+    return {every: min(1.0, mean([one for (_, at), one in found.items() if at == every]).value) for every in numbers}
 
 
 def key(row: dict[str, Any]) -> Case:

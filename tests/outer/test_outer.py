@@ -23,7 +23,8 @@ from gravac import (
     quantize,
     topk,
 )
-from gravac.outer.efficiency import DENSE
+from gravac.candidate import Candidate
+from gravac.outer.efficiency import DENSE, efficiency
 from gravac.outer.rounds import leaves_at
 from tests.measure.outer_efficiency import points
 from tests.measure.outer_traffic import bytes_of_steps
@@ -282,7 +283,18 @@ def test_a_closed_one_says_so() -> None:
 
 def test_what_a_controller_goes_by_is_what_was_measured() -> None:
     measured = points(rows("outer_efficiency"))
-    assert dict(DENSE) == {every: pytest.approx(efficiency, abs=0.005) for every, efficiency in measured.items()}
+    assert dict(DENSE) == {every: pytest.approx(one, abs=0.005) for every, one in measured.items()}
+
+
+@given(st.floats(0.05, 1), st.integers(2, 100), st.integers(0, 50), st.integers(1, 50))
+def test_fewer_exchanges_later_ones_and_more_loss_are_never_worth_more(
+    loss: float, every: int, delay: int, more: int
+) -> None:
+    lossy, dense = Candidate("any", 10.0, 10.0, efficiency=loss), Candidate("any", 10.0, 10.0)
+    own = efficiency(lossy, every, delay)
+    assert 0 <= efficiency(lossy, every + more, delay) <= own
+    assert efficiency(lossy, every, delay + more) <= own
+    assert own <= loss * efficiency(dense, every, delay) + 1e-4
 
 
 def test_fragments_spread_a_rounds_bytes_over_its_steps() -> None:
