@@ -35,6 +35,8 @@ class Candidate:
         compute_s: seconds that its compute took, measured before the first exchange; ``None``: not known.
         behind: share of a step's compute behind which its exchange may travel, where training waits for the rest;
             ``None``: it overlaps with backward.
+        apart: ``(number of steps, power of efficiency)``, ascending: what becomes of its efficiency where ranks
+            exchange every so many; empty: nothing, but for what fewer exchanges cost.
 
     Example:
         >>> str(Candidate("topk", 10.0, 6.4))
@@ -54,6 +56,7 @@ class Candidate:
     step_s: float | None = field(default=None, compare=False)
     compute_s: float | None = field(default=None, compare=False)
     behind: float | None = field(default=None, compare=False)
+    apart: tuple[tuple[float, float], ...] = field(default=(), compare=False)
 
     @property
     def dense(self) -> bool:

@@ -21,7 +21,7 @@ import torch
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
 from gravac.compressors.draws import Draws
-from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints, Profile, coding_at, efficiency_at
+from gravac.compressors.profile import APART, UNKNOWN, CostPoints, EfficiencyPoints, Profile, coding_at, efficiency_at
 from gravac.settings import Settings
 
 
@@ -195,6 +195,7 @@ class Compressor(Settings):
             measures them; empty: not measured. Where they are from: ``gravac.compressors.profile``.
         efficiency_points: ``(CF, share of a dense step's progress that a step makes)``, ascending; likewise.
         efficiency_by_gain: ``(gain, that share)``, ascending, where one curve fits all tasks; empty: none does.
+        efficiency_apart: ``(number of steps, power of that share)``, ascending, see ``Profile``.
         rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
             for N ranks.
     """
@@ -210,6 +211,7 @@ class Compressor(Settings):
     coding_costs: ClassVar[CostPoints] = ()
     efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
     efficiency_by_gain: ClassVar[EfficiencyPoints] = ()
+    efficiency_apart: ClassVar[EfficiencyPoints] = APART
 
     @property
     def rounding(self) -> float:
@@ -237,6 +239,7 @@ class Compressor(Settings):
             coding=coding_at(self.coding_costs, cf),
             efficiency=efficiency_at(self.efficiency_points, cf),
             efficiency_by_gain=self.efficiency_by_gain,
+            efficiency_apart=self.efficiency_apart,
             one_round=self.one_round,
             error_feedback=self.error_feedback,
         )

@@ -17,7 +17,9 @@ efficiency)``, or ``(rank, efficiency)`` of low rank: geometric means over the t
 change); where that had no run (PowerSGD by CF, low CFs, 3 bits), put between by the losses in
 ``docs/measurements/worth.json``. It is what is expected before training, from small models. Gain, which is measured
 while training, ranks compressors about as well, and is no measure of progress: 0.07 of the energy (top-k at 100x) makes
-a third of a dense step's.
+a third of a dense step's. Where what is compressed is the work of many steps (``gravac.outer``), what was not sent
+waits for as many until it is: then efficiency is raised to a power (``efficiency_apart``), put by
+``docs/measurements/outer_efficiency.json``.
 """
 
 import itertools
@@ -41,6 +43,9 @@ CODING_BYTES = 32
 
 UNKNOWN: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
 """Efficiency by CF that is assumed of a compressor that was not measured."""
+
+APART: EfficiencyPoints = ((1.0, 1.0), (5.0, 1.7), (20.0, 2.9))
+"""``Profile.efficiency_apart`` of a compressor that says nothing else: of low rank, as measured at 5 and 20 steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class Profile:
         efficiency: share of a dense step's progress that a step is expected to make, in (0, 1].
         efficiency_by_gain: what a gain measured while training makes of that: ``(gain, efficiency)``, ascending; empty
             where gain says nothing.
+        efficiency_apart: what becomes of that where ranks exchange every so many steps (``gravac.outer``): ``(number of
+            steps, power that it is raised to)``, ascending.
         one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while this
             one's travel.
         error_feedback: share of what is not sent that is kept, unless the user says otherwise.
@@ -94,6 +101,7 @@ class Profile:
     coding: Coding | None = None
     efficiency: float = 1.0
     efficiency_by_gain: EfficiencyPoints = ()
+    efficiency_apart: EfficiencyPoints = APART
     one_round: bool = False
     error_feedback: float = 0.0
     pad_multiple: int = 0
@@ -134,3 +142,18 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     low, high = next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])
     slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
     return float(min(1.0, low[1] * (x / low[0]) ** slope))
+
+
+def power_at(points: EfficiencyPoints, every: float) -> float:
+    """The power that an efficiency is raised to where ranks exchange every so many steps: linear in their logarithm.
+
+    Before the first point it is what is there; beyond the last it goes on as it came.
+
+    Example:
+        >>> [round(power_at(((20, 1.0), (50, 2.0)), every), 2) for every in (1, 20, 50, 125)]
+        [1.0, 1.0, 2.0, 3.0]
+    """
+    if len(points) == 1 or every <= points[0][0]:
+        return points[0][1]
+    low, high = next((pair for pair in itertools.pairwise(points) if every <= pair[1][0]), points[-2:])
+    return low[1] + (high[1] - low[1]) * math.log(every / low[0]) / math.log(high[0] / low[0])

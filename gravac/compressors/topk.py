@@ -34,6 +34,7 @@ class TopK(Compressor):
     error_feedback: ClassVar[float] = 1.0
     coding_costs: ClassVar[CostPoints] = ((10, 9.42, 7.17), (100, 5.60, 2.73), (1000, 3.68, 1.52))
     efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (2, 0.95), (10, 0.72), (100, 0.3))
+    efficiency_apart: ClassVar[EfficiencyPoints] = ((1, 1.0),)
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
 

@@ -95,7 +95,7 @@ def delays(
         fragments: number of parts that the model is exchanged in.
 
     Example:
-        >>> one = Candidate("topk", 10.0, 6.4, coding_s=0.01, exchange_s=0.23)
+        >>> one = Candidate("topk", 10.0, 6.4, coding_s=0.01, exchange_s=0.2)
         >>> delays(one, 10, 0.1, "auto"), delays(one, 2, 0.1, "auto"), delays(one, 10, None, "auto")
         ((0, 3), (0, 1), (0,))
     """
@@ -138,6 +138,7 @@ def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: i
         efficiency=efficiency(candidate, every, delay),
         family=candidate.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
         by_gain=(),  # what a gain stands for was measured on gradients
+        apart=(),
         coding_s=coding,
         exchange_s=exchange,
         step_s=step,

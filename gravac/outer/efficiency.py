@@ -5,7 +5,7 @@
 import math
 
 from gravac.candidate import Candidate
-from gravac.compressors.profile import EfficiencyPoints, efficiency_at
+from gravac.compressors.profile import EfficiencyPoints, efficiency_at, power_at
 
 DENSE: EfficiencyPoints = ((1, 0.91), (2, 1.0), (5, 0.99), (10, 0.96), (20, 0.82), (50, 0.74), (100, 0.6))
 """Efficiency by number of steps from one exchange to the next, of dense exchanges, with plain SGD of rate 0.7 outside:
@@ -15,22 +15,34 @@ BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.8
 """Efficiency by one more than the number of steps behind which an exchange travels, relative to waiting for it: the
 same of ``docs/measurements/outer_delays.json``."""
 
-ALIKE = 20
-"""Number of steps between two exchanges up to which a compressor costs what it costs in every step; beyond, few rounds
-are left for what it held back to be sent in, and it costs more."""
-
-DEARER = 0.8
-"""Power of the number of steps over ``ALIKE`` with which the logarithm of a compressor's efficiency grows beyond."""
-
 
 def efficiency(candidate: Candidate, every: int, delay: int = 0) -> float:
     """Return the efficiency of a candidate that is exchanged every so many steps, and taken up so many later.
 
     Example:
-        >>> bits = Candidate("quantize", 16.0, 15.0, efficiency=0.96)
+        >>> bits = Candidate("quantize", 16.0, 15.0, efficiency=0.96, apart=((20, 1.0), (50, 2.1)))
         >>> efficiency(bits, 10), efficiency(bits, 10, delay=5), efficiency(bits, 50)
-        (0.9216, 0.8663, 0.6797)
+        (0.9216, 0.8663, 0.6792)
     """
-    power = max(1.0, (every / ALIKE) ** DEARER)
-    apart = efficiency_at(DENSE, every) * efficiency_at(BEHIND, 1 + delay)
-    return round(apart * math.pow(candidate.efficiency, power), 4)
+    return round(_dense(every, delay) * math.pow(candidate.efficiency, _power(candidate, every)), 4)
+
+
+def in_each_step(candidate: Candidate) -> float:
+    """Return what the efficiency of a candidate of outer steps is where each step is exchanged.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> bits = Candidate("quantize", 16.0, 15.0, 0.96, every=50, apart=((20, 1.0), (50, 2.1)))
+        >>> round(in_each_step(replace(bits, efficiency=efficiency(bits, 50))), 3)
+        0.96
+    """
+    share = min(1.0, max(0.0, candidate.efficiency / _dense(candidate.every, candidate.delay)))
+    return math.pow(share, 1 / _power(candidate, candidate.every))
+
+
+def _dense(every: int, delay: int) -> float:
+    return efficiency_at(DENSE, every) * efficiency_at(BEHIND, 1 + delay)
+
+
+def _power(candidate: Candidate, every: int) -> float:
+    return power_at(candidate.apart, every) if candidate.apart else 1.0

@@ -15,7 +15,7 @@ from gravac.candidate import Candidate
 from gravac.compressors import Compressor
 from gravac.controllers.base import Controller
 from gravac.outer.candidates import Delay, at_every, delays, most_promising, screened
-from gravac.outer.efficiency import efficiency
+from gravac.outer.efficiency import in_each_step as efficiency_in_each_step
 from gravac.policy import Policy
 from gravac.replay.trace import same
 from gravac.stepping.admission import Admission, admitted
@@ -37,7 +37,7 @@ def admit_recorded(run: RunRecord, policy: Policy, every: Sequence[int] = ()) ->
         policy: gives controller, base and range.
         every: numbers of steps from one exchange to the next, ascending, where the run made outer steps.
     """
-    single = [in_each_step(one) for one in run.candidates] if every else list(run.candidates)
+    single = [in_each_step(one, policy.base) for one in run.candidates] if every else list(run.candidates)
     recorded = [*sorted(single, key=lambda one: one.every), *(dropped.candidate for dropped in run.dropped)]
     start = policy.dense_format.cf
     as_then = any(one.dense and same(one.cf, start) for one in recorded)
@@ -51,7 +51,8 @@ def admit_recorded(run: RunRecord, policy: Policy, every: Sequence[int] = ()) ->
         profile = compressor.profile(cf)
         known = efficiency if math.isfinite(efficiency) else profile.efficiency
         by_gain = profile.efficiency_by_gain
-        return Candidate(compressor.name, cf, ratio, known, profile.family, by_gain, it.coding_s, it.exchange_s)
+        family, apart = profile.family, profile.efficiency_apart
+        return Candidate(compressor.name, cf, ratio, known, family, by_gain, it.coding_s, it.exchange_s, apart=apart)
 
     def stays(one: Candidate) -> bool:
         then = (it for it in run.candidates if it.compressor == one.compressor and not it.dense)
@@ -92,27 +93,30 @@ def _at_each(admission: Admission, run: RunRecord, every: Sequence[int], control
     return Admission(screened(kept, stays), admission.dropped)
 
 
-def in_each_step(candidate: Candidate) -> Candidate:
+def in_each_step(candidate: Candidate, base: Compressor) -> Candidate:
     """Return a candidate of outer steps as it is where each step is exchanged; its ``every`` stays.
 
-    Its efficiency is right to the digits that a record has times ``every``.
+    Its efficiency is right to the digits that a record has.
+
+    Args:
+        candidate: of outer steps.
+        base: compressor that it is of, where it is not dense.
 
     Example:
+        >>> from gravac import topk
         >>> from gravac.outer.candidates import at_every
         >>> one = Candidate("topk", 10.0, 6.4, 0.9, coding_s=1e-3, exchange_s=2e-3)
-        >>> again = in_each_step(at_every(one, 5, None, 0))
+        >>> again = in_each_step(at_every(one, 5, None, 0), topk)
         >>> again.every, round(again.wire_ratio, 6), round(again.efficiency, 2), round(again.exchange_s, 6)
         (5, 6.4, 0.9, 0.002)
     """
-    every, delay = candidate.every, candidate.delay
-    least = efficiency(replace(candidate, efficiency=0.0), every, delay)  # of one whose step in each round is lost
-    most = efficiency(replace(candidate, efficiency=1.0), every, delay)
+    every = candidate.every
+    apart = () if candidate.dense else base.profile(candidate.cf).efficiency_apart
     coding, exchange = (None if s is None else s * every for s in (candidate.coding_s, candidate.exchange_s))
-    share = min(1.0, max(0.0, (candidate.efficiency - least) / (most - least)))
     return replace(
         candidate,
         wire_ratio=candidate.wire_ratio / every,
-        efficiency=share,
+        efficiency=efficiency_in_each_step(replace(candidate, apart=apart)),
         coding_s=coding,
         exchange_s=exchange,
         step_s=None,

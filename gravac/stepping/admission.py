@@ -91,7 +91,9 @@ def admit(
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
         profile = compressor.profile(cf, world=world, shapes=compressed)
         efficiency, by_gain = round(profile.efficiency, 4), profile.efficiency_by_gain
-        return Candidate(compressor.name, cf, ratio, efficiency, profile.family, by_gain, *expected(compressor, cf))
+        coding, exchange = expected(compressor, cf)
+        apart = profile.efficiency_apart
+        return Candidate(compressor.name, cf, ratio, efficiency, profile.family, by_gain, coding, exchange, apart=apart)
 
     return admitted(policy, predicted)
 

@@ -42,6 +42,9 @@ SENT = {
     "quantize(1)": 32.0,
     "topk": 50.0,
     "topkc": 50.0,
+    "topkc(values=quantize(1))": 64.0,
+    "powersgd(4)": 128.0,
+    "powersgd(16)": 32.0,
 }
 """What is sent, with its CF."""
 

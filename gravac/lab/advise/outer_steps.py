@@ -53,6 +53,7 @@ class Exchanged:
             profile.family,
             coding_s=predicted.compress_s,
             exchange_s=predicted.exchange_s,
+            apart=profile.efficiency_apart,
         )
 
     def step_s(self, every: int, delay: int, network: Network, machine: Machine) -> float:
