@@ -63,6 +63,10 @@ which on it is taken in proportion to the steps so far: a run is taken to last a
 AdamW has from one bit's steps are too small for others: on ``charlm`` the loss lies 0.014 to 0.024 nats above that of
 staying for 40 steps, 10 to 20 steps' progress (``docs/measurements.md``)."""
 
+UNSURE = 0.1
+"""Relative gain in goodput below which nothing changes where ranks exchange every so many steps: what those are worth
+differs more from task to task (``docs/outer.md``), and a round is one measurement of many steps."""
+
 BROKEN = 2.0
 """Ratio of a step's time to what it took, or may take, above which it is far too slow: after ``SOON`` such steps on end
 the window ends."""
@@ -281,6 +285,8 @@ class Goodput(Settings):
         coarse = state.candidates[held.position].by_gain and held.efficiency < near
         if coarse and state.efficiency(position) > held.efficiency:
             margin = max(margin, SETBACK / max(state.steps, SETTLED))
+        if state.candidates[position].behind is not None:
+            margin = max(margin, UNSURE)
         return state.goodput(held) * (1 + margin)
 
 

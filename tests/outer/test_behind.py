@@ -266,3 +266,20 @@ def test_less_is_tried_where_what_travels_slows_the_steps() -> None:
     )
     assert state.fastest(2, 10) == pytest.approx(0.1)
     assert state.efficiency(2) / state.fastest(2, 10) > 1.1 * state.goodput(entry)
+
+
+@pytest.mark.parametrize(("promised", "tried"), [(1.05, False), (1.2, True)])
+def test_a_little_more_is_not_tried_as_efficiencies_are_not_known_so_well(promised: float, tried: bool) -> None:
+    """Played: another number of steps would be as quick at best, and its steps are believed to be worth more."""
+    held, other = (
+        Candidate("any", 10.0, 10.0 * h, e, f"every {h}", every=h, behind=0.0, coding_s=0.0, exchange_s=0.0, step_s=s)
+        for h, e, s in ((10, 0.5, 0.1), (11, 0.5 * promised, 0.2))
+    )
+    state, decision = (controller := Goodput()).start((held, other))
+    for step in range(200):
+        seconds = 0.1 if decision.candidate == held else 0.2
+        times = {"waited": 0.0, "coded": 0.0, "exchanged": 0.0}
+        measured = Measurement(step, decision.candidate, seconds, 32.0, 0.1, 1.0, **times)
+        state, decision = controller.observe(state, measured)
+    assert (state.entry(1) is not None) == tried
+    assert decision.candidate == held
