@@ -204,7 +204,7 @@ measure-outer-tta: $(VENV)/.lab $(INTEGRATIONS)/.torchft  ## outer steps, fixed,
 		$(OUTER_TTA) --link 20mbit 100mbit 5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
 		$(subst --factored,,$(OUTER_TTA)) --link 20mbit,10s:100mbit,20s:5mbit 20mbit/5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
 		$(OUTER_TTA) --link 1gbit --methods outer:ladder@2-1000 goodput:ladder@2-1000; \
-		$(OUTER_TTA) --link 100mbit 20mbit --methods 'torchft-localsgd(every=10)' 'torchft-diloco(every=10)' goodput:ladder@2-1000; \
+		$(OUTER_TTA) --link 100mbit 20mbit --limit 3 --methods 'torchft-localsgd(every=10)' 'torchft-diloco(every=10)' goodput:ladder@2-1000; \
 	done; done
 
 measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)

@@ -22,7 +22,7 @@ from tests.measure.results import keep, read, todays
 STEPS, BETWEEN = 2000, 100
 """Steps of a run, and from one evaluation to the next."""
 
-CHOICES = ((0, "dense"), (10, "dense"), (10, "quantize(2)"), (20, "quantize(2)"), (50, "quantize(2)"))
+CHOICES = ((0, "dense"), (10, "quantize(2)"), (20, "quantize(2)"), (10, "dense"), (50, "quantize(2)"))
 """Number of steps from one exchange to the next, 0 for gradients averaged in each; and what is sent."""
 
 LAST = 5

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from gravac.compressors.profile import efficiency_at
+from gravac.compressors.profile import efficiency_at, power_at
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.training.expression import compressor
 from gravac.lab.training.methods import MATCHED
@@ -33,25 +33,27 @@ def outer_efficiency() -> str:
     for task in dict.fromkeys(task for task, _ in found):
         lines.append(line(task, *(str(found.get((task, every), "")) for every in numbers)))
     points = outer_steps.points(rows("outer_efficiency"))
-    return "\n".join([*lines, line("mean of the first two", *(f"{points[every]:.2f}" for every in numbers))])
+    return "\n".join([*lines, line("mean", *(f"{points[every]:.2f}" for every in numbers))])
 
 
 def outer_compressed() -> str:
-    """Efficiency of compressors relative to dense at the same number of steps: over tasks, and of each."""
+    """Efficiency of compressors relative to dense at the same number of steps: over tasks, of each, and as believed."""
     found = rows("outer_efficiency")
     dense = outer_steps.efficiencies(found)
     labels = [label for label in outer_steps.SENT if label != "dense" and outer_steps.efficiencies(found, label)]
     numbers = sorted({every for label in labels for _, every in outer_steps.efficiencies(found, label)})
-    lines = head("sent", "believed of a step", *(f"H = {every}" for every in numbers))
+    lines = head("sent", *(f"H = {every}" for every in numbers))
     for label in labels:
         own = outer_steps.efficiencies(found, label)
         cells = []
         for every in numbers:
             at_this = [at for at in own if at[1] == every and at in dense]
             of = [outer_steps.Worth(own[at].value / dense[at].value, own[at].at_most) for at in at_this]
-            cells.append(f"{outer_steps.mean(of)} ({' '.join(map(str, of))})" if of else "")
-        believed = compressor(label).profile(outer_steps.SENT[label]).efficiency
-        lines.append(line(f"`{label}`", f"{believed:.2f}", *cells))
+            profile = compressor(label).profile(outer_steps.SENT[label])
+            believed = profile.efficiency ** power_at(profile.efficiency_apart, every)
+            each = " ".join(map(str, of))
+            cells.append(f"{outer_steps.mean(of)} ({each}) [{believed:.2f}]" if of else "")
+        lines.append(line(f"`{label}`", *cells))
     return "\n".join(lines)
 
 
