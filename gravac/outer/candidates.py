@@ -88,7 +88,7 @@ def delays(
     """Return the numbers of steps behind which the exchange of a candidate may travel, ascending.
 
     Args:
-        candidate: of an exchange in every step.
+        candidate: one of an exchange in every step.
         every: number of steps from one exchange to the next.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
         delay: number of steps; ``"auto"``: none, and as many as a fragment's exchange takes, at most half of ``every``.

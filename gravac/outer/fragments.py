@@ -38,7 +38,7 @@ class Journey:
         number: number of the round.
         own: squared norm of what this rank sends, 0-d, float64.
         mean: squared norm of the mean that came, 0-d, float64.
-        awaited: since when training stands still for it; ``None``: it does not.
+        awaited: moment since which training stands still for it; ``None``: it does not.
     """
 
     def __init__(self, fragment: "Fragment", weight: float, number: int) -> None:

@@ -99,7 +99,7 @@ def in_each_step(candidate: Candidate, base: Compressor) -> Candidate:
     Its efficiency is right to the digits that a record has.
 
     Args:
-        candidate: of outer steps.
+        candidate: one of outer steps.
         base: compressor that it is of, where it is not dense.
 
     Example:

@@ -63,7 +63,7 @@ class Boundary:
 
     Attributes:
         mark: that moment, but for what training stood still for the exchange after it.
-        awaited: since when it stood still for the exchange; ``None``: not at all.
+        awaited: moment since which it stood still for the exchange; ``None``: not at all.
         ended: when the exchange ended.
     """
 

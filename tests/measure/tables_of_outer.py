@@ -9,6 +9,7 @@ from typing import Any
 
 from gravac.compressors.profile import efficiency_at, power_at
 from gravac.lab.links.link import UNTHROTTLED
+from gravac.lab.tasks import make
 from gravac.lab.training.expression import compressor
 from gravac.lab.training.methods import MATCHED
 from gravac.lab.tta.matrix import REFERENCE
@@ -43,13 +44,15 @@ def outer_compressed() -> str:
     labels = [label for label in outer_steps.SENT if label != "dense" and outer_steps.efficiencies(found, label)]
     numbers = sorted({every for label in labels for _, every in outer_steps.efficiencies(found, label)})
     lines = head("sent", *(f"H = {every}" for every in numbers))
+    scale, _ = outer_steps.SETUPS["charlm"]
+    shapes = [tuple(one.shape) for one in make("charlm", scale=scale, seed=0).model().parameters()]
     for label in labels:
         own = outer_steps.efficiencies(found, label)
         cells = []
         for every in numbers:
             at_this = [at for at in own if at[1] == every and at in dense]
             of = [outer_steps.Worth(own[at].value / dense[at].value, own[at].at_most) for at in at_this]
-            profile = compressor(label).profile(outer_steps.SENT[label])
+            profile = compressor(label).profile(outer_steps.SENT[label], shapes=shapes)
             believed = profile.efficiency ** power_at(profile.efficiency_apart, every)
             each = " ".join(map(str, of))
             cells.append(f"{outer_steps.mean(of)} ({each}) [{believed:.2f}]" if of else "")
@@ -151,7 +154,7 @@ def outer_delays() -> str:
     waits = {(row["every"], row["task"], row["seed"]): row["reached"] for row in found if not row["delay"]}
     tasks = list(dict.fromkeys(row["task"] for row in found))
     lines = head("H", "steps behind", "believed", *tasks)
-    for every, delay in dict.fromkeys((row["every"], row["delay"]) for row in found if row["delay"]):
+    for every, delay in sorted({(row["every"], row["delay"]) for row in found if row["delay"]}):
         cells = []
         for task in tasks:
             of = [row for row in found if (row["every"], row["delay"], row["task"]) == (every, delay, task)]
