@@ -158,11 +158,10 @@ def its_profile_is_possible(compressor: Compressor) -> None:
             f"{where} efficiency {known.efficiency} is no share of a dense step's progress"
         )
         assert all(0 <= one <= 1 for _, one in known.efficiency_by_gain), f"{where} {known.efficiency_by_gain}"
-        powers = known.efficiency_apart
-        assert powers, f"{where} no power of efficiency between outer steps"
-        assert powers[0][1] > 0, f"{where} {powers}"
-        assert all(one < other for one, other in itertools.pairwise(at for at, _ in powers)), f"{where} {powers}"
-        assert all(one <= other for one, other in itertools.pairwise(by for _, by in powers)), f"{where} {powers}"
+        steps, powers = zip(*known.efficiency_apart, strict=True)
+        assert [*steps] == sorted({*steps}), f"{where} {known.efficiency_apart}: steps do not ascend"
+        assert powers[0] > 0, f"{where} {known.efficiency_apart}: a power is not above 0"
+        assert [*powers] == sorted(powers), f"{where} {known.efficiency_apart}: what waits longer loses no less"
         assert 0 <= known.error_feedback <= 1, f"{where} error feedback {known.error_feedback} is no share"
         assert compressor.contractive or not known.error_feedback, f"{where} error feedback, and not contractive"
         assert known.pad_multiple >= 0, f"{where} padded to {known.pad_multiple}"

@@ -165,25 +165,6 @@ def outer_delays() -> str:
     return "\n".join(lines)
 
 
-def outer_ranks() -> str:
-    """Efficiency by the number of ranks: gradient averaging's steps among as many, over those to the same target."""
-    found = rows("outer_ranks")
-    numbers = sorted({row["ranks"] for row in found})
-    lines = head("task", "H", "sent", *(f"{number} ranks" for number in numbers))
-    for task, every, label in dict.fromkeys((row["task"], row["every"], row["label"]) for row in found if row["every"]):
-        cells = []
-        for number in numbers:
-            of = [row for row in found if _case(row) == (task, every, label, number)]
-            worth = [outer_steps.worth(row) for row in of]
-            cells.append(str(outer_steps.mean(worth)) if worth else "")
-        lines.append(line(task, str(every), f"`{label}`", *cells))
-    return "\n".join(lines)
-
-
-def _case(row: dict[str, Any]) -> tuple[str, int, str, int]:
-    return row["task"], row["every"], row["label"], row["ranks"]
-
-
 def outer_long() -> str:
     """What runs of 2000 steps come to, and by how much that is worse than gradients averaged in each: over seeds."""
     lines = head("task", "ranks", "H", "sent", "wire ratio", "comes to", "synchronous", "worse by")
