@@ -84,6 +84,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "outer_judged": ("outer_tta", tables_of_outer.outer_judged),
         "outer_costs": ("outer_costs", tables_of_outer.outer_costs),
         "outer_delays": ("outer_delays", tables_of_outer.outer_delays),
+        "outer_long": ("outer_long", tables_of_outer.outer_long),
         "outer_compressed": ("outer_efficiency", tables_of_outer.outer_compressed),
         "outer_memory": ("outer_memory", tables_of_outer.outer_memory),
         "outer_traffic": ("outer_traffic", tables_of_outer.outer_traffic),
