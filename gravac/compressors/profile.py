@@ -139,7 +139,7 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
     """
     if len(points) == 1 or x <= points[0][0]:
         return points[0][1]
-    low, high = next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])
+    low, high = _around(points, x)
     slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
     return float(min(1.0, low[1] * (x / low[0]) ** slope))
 
@@ -155,5 +155,10 @@ def power_at(points: EfficiencyPoints, every: float) -> float:
     """
     if len(points) == 1 or every <= points[0][0]:
         return points[0][1]
-    low, high = next((pair for pair in itertools.pairwise(points) if every <= pair[1][0]), points[-2:])
+    low, high = _around(points, every)
     return low[1] + (high[1] - low[1]) * math.log(every / low[0]) / math.log(high[0] / low[0])
+
+
+def _around(points: EfficiencyPoints, x: float) -> EfficiencyPoints:
+    """The points before and after x; beyond the last, the last two."""
+    return next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])

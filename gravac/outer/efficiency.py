@@ -12,8 +12,8 @@ DENSE: EfficiencyPoints = ((1, 0.91), (2, 1.0), (5, 0.99), (10, 0.96), (20, 0.82
 geometric means over three tasks, two ranks, one seed (``docs/measurements/outer_efficiency.json``)."""
 
 BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.8))
-"""Efficiency by one more than the number of steps behind which an exchange travels, relative to waiting for it: the
-same of ``docs/measurements/outer_delays.json``."""
+"""Efficiency by one more than the number of steps behind which an exchange travels, relative to waiting for it: put
+by ``docs/measurements/outer_delays.json``, which has but a bound of two tasks at the last."""
 
 
 def efficiency(candidate: Candidate, every: int, delay: int = 0) -> float:
