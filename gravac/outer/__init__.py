@@ -7,6 +7,6 @@
 3. The outer optimizer makes a step on the anchor with the mean, the same on every rank, which goes on from there.
 
 ``optimizer.py`` is what a user holds, ``rounds.py`` the life of a round, ``fragments.py`` and ``buffers.py`` are what
-travels, ``anchors.py`` where anchors lie, ``shares.py`` what each rank does of a round, ``candidates.py`` and
-``efficiency.py`` what a controller chooses from: how often, how, and how much.
+travels, ``anchors.py`` where anchors lie, ``shares.py`` what each rank does of a round, ``sgd.py`` the outer
+optimizer, ``candidates.py`` and ``efficiency.py`` what a controller chooses from: how often, how, and how much.
 """

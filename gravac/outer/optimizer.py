@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from gravac.outer.candidates import check_chosen, choices, widened
 from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.rounds import Rounds
 from gravac.outer.settings import MIXING, OuterSettings
+from gravac.outer.sgd import OuterSGD
 from gravac.outer.shares import Shares
 from gravac.outer.starting import check_alike, share, trained
 from gravac.settings import SettingsError
@@ -32,12 +32,6 @@ from gravac.telemetry.records import DecisionRecord
 
 Outer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of its parameters, the anchors."""
-
-RATE = 0.7
-"""Learning rate of the outer optimizer: the best of those tried (``tests/measure/outer_efficiency.py``)."""
-
-plain_sgd: Outer = partial(torch.optim.SGD, lr=RATE)
-"""Moves the anchor most of the way to the mean of the ranks' weights."""
 
 
 class OuterOptimizer(Live):
@@ -54,7 +48,9 @@ class OuterOptimizer(Live):
         cf_range: lowest and highest compression factor to choose from.
         every: number of steps from one exchange to the next, or the lowest and the highest to choose from.
         controller: decides: ``"goodput"``, or a controller object such as ``Static(cf=16)``.
-        outer: makes the optimizer of the anchors, given their parameters.
+        outer: makes the optimizer of the anchors, given their parameters; if not, SGD without momentum moves them most
+            of the way to the mean of the ranks' weights, and all of it where exchanges are far apart
+            (``gravac.outer.sgd.RATES``).
         fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
             arXiv:2501.18512).
         delay: number of steps behind which an exchange travels before it is taken up, or more, where it takes longer; 0
@@ -108,7 +104,7 @@ class OuterOptimizer(Live):
         cf_range: tuple[float, float] = (2, 1000),
         every: int | tuple[int, int] = (1, 100),
         controller: Controller[Any] | str = "goodput",
-        outer: Outer = plain_sgd,
+        outer: Outer = OuterSGD,
         fragments: int = 1,
         delay: int | Literal["auto"] = "auto",
         mixing: float | None = MIXING,

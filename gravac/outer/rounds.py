@@ -215,7 +215,7 @@ class Rounds:
                     learning_rate=learning_rate, every=every, begun=self._chosen.take, fail=self._chosen.fail
                 )
             weight = self.shares.weight
-            journey = fragment.leave(self._steps + behind, weight, self.ended, own)
+            journey = fragment.leave(self._steps + behind, weight, self.ended, own, every)
             self._journeys.append(journey)
             buffers = self._buffers.leave(weight, own or 0.0) if last else ()
             whole = None if buffers else journey.whole

@@ -15,7 +15,6 @@ import json
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from gravac import OuterOptimizer, Static
 from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
-from gravac.outer.optimizer import RATE
 from tests.measure import outer_efficiency
 from tests.measure.outer_efficiency import SENT, SETUPS, at_share, crossing, most_steps
 from tests.measure.results import keep, read, todays
@@ -82,7 +80,6 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
             cf_range=(1, 1000),
             controller=Static(cf=SENT[case.label]),
             every=case.every,
-            outer=partial(torch.optim.SGD, lr=RATE),
             by_speed=True,
             anchor_dtype=case.anchors,
             delay=case.delay,

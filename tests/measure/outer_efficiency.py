@@ -4,11 +4,12 @@
 
 Ranks are stepped in one process, with the outer steps as they run over a network. The target is the metric that dense
 gradient averaging has after 80 % of the task's budget; efficiency is its steps over those needed, both read off between
-evaluations. The outer optimizer is tuned once, dense at H = 10 on charlm and lstm, and kept; denoise is held out. An
-interrupted run goes on where it was.
+evaluations. The outer optimizer is tuned with dense exchanges on charlm and lstm (momentum at H = 10, and the rate
+there and further apart); denoise is held out. All else runs with what ``OuterOptimizer`` has. An interrupted run goes
+on where it was.
 
     python -m tests.measure.outer_efficiency [--json FILE] [--minutes N] [--seeds N] [--tasks ...] [--sent ...]
-        [--every H ...] [--ranks N ...] [--outer RATE MOMENTUM] [--workers N]
+        [--every H ...] [--ranks N ...] [--tune] [--workers N]
 """
 
 import argparse
@@ -29,6 +30,7 @@ from gravac import OuterOptimizer, Static
 from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
+from gravac.outer.sgd import OuterSGD, rate_at
 from tests.measure.results import keep, read, todays
 
 SETUPS = {"charlm": (0.4, 200), "lstm": (1.0, 200), "denoise": (1.0, 300)}
@@ -48,11 +50,14 @@ SENT = {
 }
 """What is sent, with its CF."""
 
-OUTER = ((1.0, 0.0), (0.7, 0.6), (0.9, 0.3), (1.0, 0.3), (0.7, 0.9), (0.7, 0.0))
-"""Learning rate and Nesterov momentum of the outer optimizer that are tried."""
+MOMENTA = ((0.7, 0.6), (0.9, 0.3), (1.0, 0.3), (0.7, 0.9))
+"""Learning rates with Nesterov's momentum of the outer optimizer that are tried at H = 10."""
 
-TUNED_AT, TUNED_ON = 10, ("charlm", "lstm")
-"""Number of steps from one exchange to the next, and tasks, that they are tuned by."""
+TRIED = {10: (0.7, 0.85, 1.0), 20: (0.7, 0.85, 1.0), 50: (0.7, 0.85, 1.0, 1.2), 100: (0.7, 0.85, 1.0, 1.2)}
+"""Learning rates without, by number of steps from one exchange to the next."""
+
+TUNED_ON = ("charlm", "lstm")
+"""Tasks that they are tuned by."""
 
 EVERY = (10, 20, 5, 50, 100, 2, 1)
 """Numbers of steps from one exchange to the next that are tried."""
@@ -101,7 +106,6 @@ def trained(case: Case, steps: int, between: int = 10, target: float | None = No
     models = [task.model() for _ in range(case.ranks)]
     inner = [task.optimizer(model) for model in models]
     lockstep = Lockstep(case.ranks)
-    momentum: dict[str, Any] = {"momentum": case.momentum, "nesterov": True} if case.momentum else {}
     sends: dict[str, Any] = {"base": compressor(case.label), "cf_range": (1, 1000), "controller": Static(cf=case.cf)}
     outer = [
         OuterOptimizer(
@@ -109,7 +113,7 @@ def trained(case: Case, steps: int, between: int = 10, target: float | None = No
             optimizer,
             every=max(case.every, 1),
             delay=0,
-            outer=partial(torch.optim.SGD, lr=case.rate, **momentum),
+            outer=partial(OuterSGD, rate=case.rate, momentum=case.momentum),
             executor=executor,
             **sends,
         )
@@ -171,14 +175,21 @@ def crossing(curve: Sequence[tuple[int, float]], target: float) -> float | None:
 def grid(
     names: Sequence[str],
     sent: Sequence[str],
-    outer: tuple[float, float],
     seeds: Iterable[int],
     numbers: Sequence[int] = EVERY,
     ranks: Sequence[int] = (2,),
 ) -> Iterable[Case]:
     """What is run, most telling first."""
     for seed, number, every, label, name in itertools.product(seeds, ranks, numbers, sent, names):
-        yield Case(name, every, label, SENT[label], *outer, ranks=number, seed=seed)
+        yield Case(name, every, label, SENT[label], rate_at(every), ranks=number, seed=seed)
+
+
+def tuning() -> Iterable[Case]:
+    """What the outer optimizer is tuned by."""
+    settings = [(10, rate, momentum) for rate, momentum in MOMENTA]
+    settings += [(every, rate, 0.0) for every, rates in TRIED.items() for rate in rates]
+    for (every, rate, momentum), name in itertools.product(settings, TUNED_ON):
+        yield Case(name, every, rate=rate, momentum=momentum)
 
 
 def main() -> None:
@@ -190,7 +201,7 @@ def main() -> None:
     parser.add_argument("--sent", nargs="+", default=[*SENT], choices=[*SENT])
     parser.add_argument("--every", type=int, nargs="+", default=EVERY)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
-    parser.add_argument("--outer", nargs=2, type=float, help="learning rate and momentum; otherwise they are tuned")
+    parser.add_argument("--tune", action="store_true", help="tune the outer optimizer, too")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     until = time.monotonic() + 60 * arguments.minutes
@@ -220,14 +231,8 @@ def main() -> None:
         every_one = itertools.product(seeds, arguments.ranks, arguments.tasks)
         references = run((Case(name, 0, ranks=ranks, seed=seed), None) for seed, ranks, name in every_one)
         targets = {(row["task"], row["seed"], row["ranks"]): at_share(row) for row in references}
-        if arguments.outer:
-            outer = (arguments.outer[0], arguments.outer[1])
-        else:
-            tuned = [name for name in TUNED_ON if name in arguments.tasks]
-            wanted = [Case(name, TUNED_AT, rate=rate, momentum=momentum) for rate, momentum in OUTER for name in tuned]
-            outer = best(run((case, targets[case.task, 0, 2]) for case in wanted))
-        print("outer optimizer:", outer)
-        cases = grid(arguments.tasks, arguments.sent, outer, seeds, arguments.every, arguments.ranks)
+        cases = [*tuning()] if arguments.tune else []
+        cases += grid(arguments.tasks, arguments.sent, seeds, arguments.every, arguments.ranks)
         run((case, targets[case.task, case.seed, case.ranks]) for case in cases)
 
 
@@ -236,19 +241,22 @@ def at_share(row: dict[str, Any]) -> float:
     return dict(map(tuple, row["curve"]))[round(0.8 * SETUPS[row["task"]][1])]
 
 
-def best(tried: Sequence[dict[str, Any]]) -> tuple[float, float]:
+def best(tried: Iterable[dict[str, Any]]) -> tuple[float, float]:
     """Return the outer settings of the fewest steps, by geometric mean over the tasks; what is not reached is last."""
     by_setting: dict[tuple[float, float], list[float]] = {}
     for row in tried:
         by_setting.setdefault((row["rate"], row["momentum"]), []).append(row["reached"] or math.inf)
-    return min(by_setting, key=lambda setting: math.prod(by_setting[setting])) if by_setting else (1.0, 0.0)
+    return min(by_setting, key=lambda setting: math.prod(by_setting[setting]))
 
 
-def kept(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Return the outer learning rate and momentum that came of tuning."""
-    return best(
-        [row for row in rows if row["every"] == TUNED_AT and row["label"] == "dense" and row["task"] in TUNED_ON]
-    )
+def tuned(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Return the rows that the outer optimizer is tuned by, by number of steps from one exchange to the next."""
+    found: dict[int, list[dict[str, Any]]] = {every: [] for every in TRIED}
+    cases = set(tuning())
+    for row in rows:
+        if key(row) in cases:
+            found[row["every"]].append(row)
+    return found
 
 
 class Worth(NamedTuple):
@@ -278,10 +286,10 @@ def mean(of: Sequence[Worth]) -> Worth:
 
 def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense") -> dict[tuple[str, int], Worth]:
     """Return efficiency by task and H, of two ranks: over seeds."""
-    outer = kept(rows)
     found: dict[tuple[str, int], list[Worth]] = {}
     for row in rows:
-        if row["label"] == label and row["every"] and row["ranks"] == 2 and (row["rate"], row["momentum"]) == outer:
+        ours = row["every"] and (row["rate"], row["momentum"]) == (rate_at(row["every"]), 0.0)
+        if ours and row["label"] == label and row["ranks"] == 2:
             found.setdefault((row["task"], row["every"]), []).append(worth(row))
     return {at: mean(of) for at, of in found.items()}
 

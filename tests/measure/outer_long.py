@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gravac.outer.optimizer import RATE
+from gravac.outer.sgd import rate_at
 from tests.measure.outer_efficiency import SENT, SETUPS, Case, key, trained
 from tests.measure.results import keep, read, todays
 
@@ -60,7 +60,7 @@ def pairs(
 def cases(seeds: Iterable[int], ranks: Sequence[int]) -> Iterable[Case]:
     """What is run, most telling first."""
     for seed, number, (every, label), name in itertools.product(seeds, ranks, CHOICES, SETUPS):
-        rate = RATE if every else 1.0
+        rate = rate_at(every) if every else 1.0
         yield Case(name, every, label, SENT[label], rate, ranks=number, seed=seed)
 
 

@@ -37,6 +37,26 @@ def outer_efficiency() -> str:
     return "\n".join([*lines, line("mean", *(f"{points[every]:.2f}" for every in numbers))])
 
 
+def outer_rates() -> str:
+    """Steps to the target by learning rate of the outer optimizer, dense, by number of steps between exchanges."""
+    found = outer_steps.tuned(rows("outer_efficiency"))
+    lines = head("rate, momentum", *(f"H = {every}" for every in found))
+    settings = {(row["momentum"], row["rate"]) for tried in found.values() for row in tried}
+    best = {every: outer_steps.best(tried) for every, tried in found.items()}
+    for momentum, rate in sorted(settings):
+        cells = []
+        for every, tried in found.items():
+            own = {row["task"]: row for row in tried if (row["rate"], row["momentum"]) == (rate, momentum)}
+            told = " ".join(_reached(own[task]) for task in outer_steps.TUNED_ON if task in own)
+            cells.append(f"**{told}**" if best[every] == (rate, momentum) else told)
+        lines.append(line(f"{rate:g}, {momentum:g}", *cells))
+    return "\n".join(lines)
+
+
+def _reached(row: dict[str, Any]) -> str:
+    return f"{row['reached']:.0f}" if row["reached"] else f"over {row['curve'][-1][0]}"
+
+
 def outer_compressed() -> str:
     """Efficiency of compressors relative to dense at the same number of steps: over tasks, of each, and as believed."""
     found = rows("outer_efficiency")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gravac import Goodput, OuterOptimizer, Static, checkpoint, quantize
 from gravac.exchange.group import ExchangeError
-from gravac.outer.optimizer import plain_sgd
+from gravac.outer.sgd import OuterSGD
 from tests.outer.ranks import SGD, Ranks, equal, flat, inner_step, network
 from tests.ranks import processes
 
@@ -77,7 +77,7 @@ def over_network(rank: int, world: int, settings: dict[str, Any]) -> torch.Tenso
 def test_over_a_network_it_is_as_in_memory() -> None:
     settings = {"every": 4, **FOUR_BITS}
     weights = processes(over_network, 2, settings)
-    in_memory = Ranks(2, outer=plain_sgd, **settings).train(12).weights
+    in_memory = Ranks(2, outer=OuterSGD, **settings).train(12).weights
     assert equal(weights)
     assert torch.equal(weights[0], in_memory[0])
 

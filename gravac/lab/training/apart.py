@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from gravac import OuterOptimizer
 from gravac.lab.training.exchange import OurExchange, watching
 from gravac.lab.training.methods import Method
+from gravac.outer.sgd import OuterSGD
 from gravac.telemetry.records import DecisionRecord
 
 
@@ -40,7 +40,7 @@ class OuterExchange(OurExchange):
             fragments=between.fragments,
             delay=between.delay,
             mixing=between.mixing,
-            outer=partial(outer_sgd, rate=between.rate, momentum=between.momentum),
+            outer=partial(OuterSGD, rate=between.rate, momentum=between.momentum),
             sinks=[see],
             **{**method.sends, **run},
         )
@@ -102,8 +102,3 @@ class OuterExchange(OurExchange):
             return None
         compressed = sum(one.compress_seconds for one in self._seen)
         return compressed / steps, sum(one.exchange_seconds for one in self._seen) / steps
-
-
-def outer_sgd(parameters: Iterable[torch.nn.Parameter], rate: float, momentum: float) -> torch.optim.Optimizer:
-    """Make torch's SGD, with Nesterov's momentum where there is one."""
-    return torch.optim.SGD(parameters, lr=rate, momentum=momentum, nesterov=momentum > 0)

@@ -35,7 +35,6 @@ from gravac import AdaptiveCompressor, Static
 from gravac.candidate import Span
 from gravac.compressors import Compressor, dense
 from gravac.lab.training.expression import compressor, controller, settings
-from gravac.outer.optimizer import RATE
 from gravac.outer.settings import Exchanging
 from gravac.settings import Settings
 
@@ -66,11 +65,11 @@ class Between(Exchanging):
         fragments: number of parts that the model is exchanged in.
         delay: number of steps behind which an exchange travels.
         mixing: share of its own weights that a rank keeps.
-        rate: learning rate of the outer SGD.
+        rate: learning rate of the outer SGD; ``None``: by how far apart exchanges are.
         momentum: its momentum, Nesterov's where it is not 0.
     """
 
-    rate: float = Field(default=RATE, gt=0, allow_inf_nan=False)
+    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.0, ge=0, lt=1)
 
     @property

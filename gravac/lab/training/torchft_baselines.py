@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from gravac.candidate import DENSE
 from gravac.collectives import AllReduce
-from gravac.lab.training.apart import outer_sgd
 from gravac.lab.training.exchange import Exchange, start_of
 from gravac.lab.training.methods import Diloco, Method
 from gravac.telemetry.records import DecisionRecord
@@ -45,7 +44,8 @@ class TorchftExchange(Exchange):
         assert method.torchft is not None
         self._every, self._steps, self._manager = method.torchft.every, 0, EveryoneManager()
         if isinstance(method.torchft, Diloco):
-            outer = outer_sgd(model.parameters(), method.torchft.rate, method.torchft.momentum)
+            rate, momentum = method.torchft.rate, method.torchft.momentum
+            outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
             # one message for all tensors, as ours: the better of its two ways
             self._algorithm = DiLoCo(self._manager, [model], optimizer, outer, self._every, use_bucketization=True)
         else:
