@@ -14,7 +14,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -194,17 +194,31 @@ LANGUAGE = $(INTEGRATIONS)/bin/python -m gravac bench tta --link 20mbit 100mbit 
 measure-language: $(VENV)/.lab environment-integrations  ## GPT-2 and ModernBERT on two links, three seeds; needs root; resumable (1 hour)
 	set -e; for seed in $(SEEDS); do $(LANGUAGE) $$seed --task gpt2 modernbert $(ARGS); done
 
-OUTER_FIXED := 'outer(every=10,delay=0):quantize(2)' 'outer(every=10):quantize(2)' 'outer(every=20):quantize(2)' 'outer(every=20):quantize(1)'
+OUTER_FIXED := 'outer(every=10):quantize(2)' 'outer(every=20):quantize(2)' 'outer(every=20):quantize(1)' 'outer(every=50):quantize(2)'
 OUTER_ADAPTIVE := outer:ladder@2-1000 matched:outer:ladder@2-1000
-OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --factored --budget 300 --seeds 1 --first-seed $$seed $$task \
-	--json docs/measurements/outer_tta.json $(ARGS)
+OUTER_TASKS := '--task lstm' '--task charlm --scale 0.4' '--task denoise'
+OUTER_CHANGING := 20mbit,10s:100mbit,20s:5mbit
+OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --seeds 1 --first-seed $$seed $$task $(ARGS)
+OUTER_SHORT = $(OUTER_TTA) --budget 300 --json docs/measurements/outer_tta.json
 
 measure-outer-tta: $(VENV)/.lab $(INTEGRATIONS)/.torchft  ## outer steps, fixed, adaptive, shuffled, torchft's, on links of all kinds; needs root; resumable (some hours)
-	set -e; for seed in $(SEEDS); do for task in '--task lstm' '--task charlm --scale 0.4' '--task denoise'; do \
-		$(OUTER_TTA) --link 20mbit 100mbit 5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
-		$(subst --factored,,$(OUTER_TTA)) --link 20mbit,10s:100mbit,20s:5mbit 20mbit/5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
-		$(OUTER_TTA) --link 1gbit --methods outer:ladder@2-1000 goodput:ladder@2-1000; \
-		$(OUTER_TTA) --link 100mbit 20mbit --limit 3 --methods 'torchft-localsgd(every=10)' 'torchft-diloco(every=10)' goodput:ladder@2-1000; \
+	set -e; for seed in $(SEEDS); do for task in $(OUTER_TASKS); do \
+		$(OUTER_SHORT) --factored --link 20mbit 100mbit 5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
+		$(OUTER_SHORT) --link $(OUTER_CHANGING) 20mbit/5mbit --methods $(OUTER_FIXED) $(OUTER_ADAPTIVE); \
+		$(OUTER_SHORT) --factored --link 1gbit --methods outer:ladder@2-1000 goodput:ladder@2-1000; \
+		$(OUTER_SHORT) --factored --link 100mbit 20mbit --limit 3 --methods 'torchft-localsgd(every=10)' 'torchft-diloco(every=10)' goodput:ladder@2-1000; \
+	done; done
+
+measure-outer-tta-four: $(VENV)/.lab environment-integrations  ## the same with four workers; needs root; resumable (20 minutes a seed)
+	set -e; for seed in $(SEEDS); do for task in $(OUTER_TASKS); do \
+		$(OUTER_TTA) --budget 300 --workers 4 --json docs/measurements/outer_tta_four.json --factored --link 20mbit 100mbit 5mbit \
+			--methods 'outer(every=20):quantize(2)' outer:ladder@2-1000; \
+	done; done
+
+measure-outer-tta-long: $(VENV)/.lab environment-integrations  ## the same over 2000 steps; needs root; resumable (40 minutes a seed)
+	set -e; for seed in $(SEEDS); do for task in $(OUTER_TASKS); do \
+		$(OUTER_TTA) --budget 2000 --json docs/measurements/outer_tta_long.json --factored --link 20mbit 100mbit 5mbit --methods outer:ladder@2-1000; \
+		$(OUTER_TTA) --budget 2000 --json docs/measurements/outer_tta_long.json --link $(OUTER_CHANGING) --methods $(OUTER_ADAPTIVE); \
 	done; done
 
 measure-judgement: $(VENV)/.lab $(VENV)/.test  ## the default against the best static method of each cell, five seeds; needs root (1 hour)

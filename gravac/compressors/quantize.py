@@ -69,7 +69,7 @@ class Quantize(Compressor):
         (0.99, 0.99),
         (1.0, 1.0),
     )
-    efficiency_apart: ClassVar[EfficiencyPoints] = ((20, 1.0), (50, 2.1), (100, 3.6))
+    efficiency_apart: ClassVar[EfficiencyPoints] = ((50, 1.0), (100, 2.2))
 
     bits: Literal[8, 4, 3, 2, 1] | None = None
     block: Annotated[int, Field(ge=8, multiple_of=8)] = 128

@@ -7,11 +7,11 @@ import math
 from gravac.candidate import Candidate
 from gravac.compressors.profile import EfficiencyPoints, efficiency_at, power_at
 
-DENSE: EfficiencyPoints = ((1, 0.91), (2, 1.0), (5, 0.99), (10, 0.96), (20, 0.82), (50, 0.74), (100, 0.6))
-"""Efficiency by number of steps from one exchange to the next, of dense exchanges, with plain SGD of rate 0.7 outside:
+DENSE: EfficiencyPoints = ((1, 0.91), (2, 1.0), (5, 0.99), (10, 0.96), (20, 0.84), (50, 0.77), (100, 0.72))
+"""Efficiency by number of steps from one exchange to the next, of dense exchanges, with ``OuterSGD``:
 geometric means over three tasks, two ranks, one seed (``docs/measurements/outer_efficiency.json``)."""
 
-BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.8))
+BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.78))
 """Efficiency by one more than the number of steps behind which an exchange travels, relative to waiting for it: put
 by ``docs/measurements/outer_delays.json``, which has but a bound of two tasks at the last."""
 
@@ -20,9 +20,9 @@ def efficiency(candidate: Candidate, every: int, delay: int = 0) -> float:
     """Return the efficiency of a candidate that is exchanged every so many steps, and taken up so many later.
 
     Example:
-        >>> bits = Candidate("quantize", 16.0, 15.0, efficiency=0.96, apart=((20, 1.0), (50, 2.1)))
-        >>> efficiency(bits, 10), efficiency(bits, 10, delay=5), efficiency(bits, 50)
-        (0.9216, 0.8663, 0.6792)
+        >>> bits = Candidate("quantize", 16.0, 15.0, efficiency=0.96, apart=((50, 1.0), (100, 2.2)))
+        >>> efficiency(bits, 10), efficiency(bits, 10, delay=5), efficiency(bits, 100)
+        (0.9216, 0.8663, 0.6582)
     """
     return round(_dense(every, delay) * math.pow(candidate.efficiency, _power(candidate, every)), 4)
 
@@ -32,8 +32,8 @@ def in_each_step(candidate: Candidate) -> float:
 
     Example:
         >>> from dataclasses import replace
-        >>> bits = Candidate("quantize", 16.0, 15.0, 0.96, every=50, apart=((20, 1.0), (50, 2.1)))
-        >>> round(in_each_step(replace(bits, efficiency=efficiency(bits, 50))), 3)
+        >>> bits = Candidate("quantize", 16.0, 15.0, 0.96, every=100, apart=((50, 1.0), (100, 2.2)))
+        >>> round(in_each_step(replace(bits, efficiency=efficiency(bits, 100))), 3)
         0.96
     """
     share = min(1.0, max(0.0, candidate.efficiency / _dense(candidate.every, candidate.delay)))

@@ -141,7 +141,7 @@ class Fragment:
         """Have the outer optimizer make its step on the anchors with the means, which are here; only once."""
         if self.journey is None:
             return
-        with self.keeping.in_full(self.anchors, self.journey.number):
+        with self.keeping.in_full(self.anchors, self.journey.number, outer.state):
             for piece, anchor in zip(self.journey.pieces, self.anchors.values(), strict=True):
                 anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
             if isinstance(outer, OuterSGD):

@@ -62,8 +62,8 @@ class OuterOptimizer(Live):
             number of ``rounds``, and not of steps.
         samples: number of samples of a step on this rank, by which pseudo-gradients count; ``None``, on every rank:
             all alike.
-        anchor_dtype: ``"bfloat16"`` keeps the anchors so, rounded at random; ``"float32"`` in the format of
-            pseudo-gradients, which have at least 32 bit.
+        anchor_dtype: ``"bfloat16"`` keeps the anchors so, rounded at random, and what the outer optimizer keeps of
+            them; ``"float32"`` in the format of pseudo-gradients, which have at least 32 bit.
         offload: whether to keep anchors, and make the outer step, in CPU memory.
         local_buffers: names of floating-point buffers, or of modules, that stay each rank's own; others are averaged.
         process_group: ranks that exchange; ``None``: the default group.
@@ -307,8 +307,7 @@ class OuterOptimizer(Live):
             part.load_state_dict(
                 {**one, "own": {**one["own"], **one["anchors"]}, "due": None, "left": {}} if of_others else one
             )
-        with self._keeping.in_full(self._anchors, 0):  # what the outer optimizer keeps is brought to their format
-            self.outer.load_state_dict(mine["optimizer"])
+        self.outer.load_state_dict(mine["optimizer"])  # what it keeps of anchors is brought to their format
         self.inner.load_state_dict(mine["inner"])
         reset = {"in_round": 0, "shares": None} if of_others else {}
         self._rounds.load_state_dict({**mine["rounds"], **reset})

@@ -80,6 +80,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     },
     OUTER: {
         "outer_efficiency": ("outer_efficiency", tables_of_outer.outer_efficiency),
+        "outer_rates": ("outer_efficiency", tables_of_outer.outer_rates),
         "outer_race": ("outer_tta", tables_of_outer.outer_race),
         "outer_judged": ("outer_tta", tables_of_outer.outer_judged),
         "outer_costs": ("outer_costs", tables_of_outer.outer_costs),

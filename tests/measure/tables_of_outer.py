@@ -80,9 +80,9 @@ def outer_compressed() -> str:
     return "\n".join(lines)
 
 
-def outer_race() -> str:
+def outer_race(name: str = "outer_tta") -> str:
     """Seconds to the target over those of dense DDP on a network without a limit: over seeds, lowest and highest."""
-    own = runs("outer_tta")
+    own = runs(name)
     limited = [run for run in own if run.link != UNTHROTTLED]
     methods = list(dict.fromkeys(run.method for run in limited))
     lines = head("task, link", *(f"`{method}`" for method in methods))
@@ -116,9 +116,9 @@ AGAINST = {
 """What outer steps that decide are held against: how the methods' words begin."""
 
 
-def outer_judged() -> str:
+def outer_judged(name: str = "outer_tta") -> str:
     """Time to the target of outer steps that decide over that of others: mean over cells, with its 95 % interval."""
-    limited = [run for run in runs("outer_tta") if run.link != UNTHROTTLED]
+    limited = [run for run in runs(name) if run.link != UNTHROTTLED]
     lines = head("over", "cells", "geometric mean", "95 % interval", "lowest and highest cell")
     for words, named in AGAINST.items():
         told = verdicts(limited, best_of([run for run in limited if run.method.startswith(named)]), ADAPTIVE)

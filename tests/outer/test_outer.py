@@ -26,7 +26,8 @@ from gravac import (
 from gravac.candidate import Candidate
 from gravac.outer.efficiency import DENSE, efficiency
 from gravac.outer.rounds import leaves_at
-from tests.measure.outer_efficiency import points
+from gravac.outer.sgd import OuterSGD, rate_at
+from tests.measure.outer_efficiency import best, points, tuned
 from tests.measure.outer_traffic import bytes_of_steps
 from tests.measure.published import rows
 from tests.outer.ranks import SGD, Ranks, averaged, equal, flat, inner_step, network
@@ -284,6 +285,31 @@ def test_a_closed_one_says_so() -> None:
 def test_what_a_controller_goes_by_is_what_was_measured() -> None:
     measured = points(rows("outer_efficiency"))  # which differs by so much from one machine's rounding to another's
     assert dict(DENSE) == {every: pytest.approx(one, abs=0.01) for every, one in measured.items()}
+
+
+def test_the_outer_rate_is_the_best_that_tuning_found_at_each_number_of_steps() -> None:
+    tried = tuned(rows("outer_efficiency"))
+    assert {every: best(of) for every, of in tried.items()} == {every: (rate_at(every), 0.0) for every in tried}
+
+
+@pytest.mark.parametrize(("steps", "moves"), [(4, 0.7), (20, 0.85), (50, 1.0)])
+def test_the_outer_rate_goes_by_the_steps_that_the_round_had(steps: int, moves: float) -> None:
+    alone, start = network(), flat(network())
+    inner = SGD(alone.parameters())
+    for step in range(steps):
+        inner_step(alone, inner, step, 0)
+    for every in (steps, 100):  # also of one that ends early
+        ranks = Ranks(1, every=every, outer=OuterSGD).train(steps)
+        ranks.synchronize()
+        torch.testing.assert_close(flat(ranks.modules[0]), start + moves * (flat(alone) - start))
+
+
+def test_an_outer_rate_that_is_given_stays() -> None:
+    anchor = torch.nn.Parameter(torch.ones(1))
+    outer = OuterSGD([anchor], rate=0.5)
+    outer.every, anchor.grad = 50, torch.ones(1)
+    outer.step()
+    assert anchor.item() == 0.5
 
 
 @given(st.floats(0.05, 1), st.integers(2, 100), st.integers(0, 50), st.integers(1, 50))
