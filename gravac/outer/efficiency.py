@@ -13,7 +13,7 @@ geometric means over three tasks, two ranks, one seed (``docs/measurements/outer
 
 BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.78))
 """Efficiency by one more than the number of steps behind which an exchange travels, relative to waiting for it: put
-by ``docs/measurements/outer_delays.json``, which has but a bound of two tasks at the last."""
+by ``docs/measurements/outer_delays.json``, which has but a bound of one task at the last."""
 
 
 def efficiency(candidate: Candidate, every: int, delay: int = 0) -> float:

@@ -82,6 +82,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "outer_efficiency": ("outer_efficiency", tables_of_outer.outer_efficiency),
         "outer_rates": ("outer_efficiency", tables_of_outer.outer_rates),
         "outer_race": ("outer_tta", tables_of_outer.outer_race),
+        "outer_race_long": ("outer_tta_long", lambda: tables_of_outer.outer_race("outer_tta_long")),
         "outer_judged": ("outer_tta", tables_of_outer.outer_judged),
         "outer_costs": ("outer_costs", tables_of_outer.outer_costs),
         "outer_delays": ("outer_delays", tables_of_outer.outer_delays),

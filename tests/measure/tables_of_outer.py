@@ -84,7 +84,7 @@ def outer_race(name: str = "outer_tta") -> str:
     """Seconds to the target over those of dense DDP on a network without a limit: over seeds, lowest and highest."""
     own = runs(name)
     limited = [run for run in own if run.link != UNTHROTTLED]
-    methods = list(dict.fromkeys(run.method for run in limited))
+    methods = sorted(dict.fromkeys(run.method for run in limited), key=_fixed_first)
     lines = head("task, link", *(f"`{method}`" for method in methods))
     for task, link in dict.fromkeys((run.task, run.link) for run in limited):
         told = []
@@ -93,6 +93,11 @@ def outer_race(name: str = "outer_tta") -> str:
             told.append(_over_free(own, ran) if ran else "")
         lines.append(line(f"{task}, {LINKS.get(link, link)}", *told))
     return "\n".join(lines)
+
+
+def _fixed_first(method: str) -> tuple[bool, str]:
+    fixed = method.startswith("outer(every=")
+    return not fixed, method if fixed else ""
 
 
 def _over_free(own: Sequence[TrainingRecord], ran: Sequence[TrainingRecord]) -> str:
@@ -107,26 +112,30 @@ def _over_free(own: Sequence[TrainingRecord], ran: Sequence[TrainingRecord]) -> 
 ADAPTIVE = "outer:ladder@2-1000"
 """``OuterOptimizer()`` as a method of the lab."""
 
-AGAINST = {
-    "the best fixed (H, CF) of each cell, in hindsight": "outer(every=",
-    "its own choices at random times": MATCHED,
-    "torchft, the better of its two": "torchft",
-    "DDP's hook with goodput": DEFAULT,
-}
-"""What outer steps that decide are held against: how the methods' words begin."""
+AGAINST = (
+    ("the best fixed (H, CF) of each cell, in hindsight", "outer(every=", None),
+    ("its own choices at random times, where links change", MATCHED, True),
+    ("the same, where they do not", MATCHED, False),
+    ("torchft, the better of its two", "torchft", None),
+    ("DDP's hook with goodput", DEFAULT, None),
+)
+"""What outer steps that decide are held against: how the methods' words begin, and on which links: those that change,
+those that do not, or all. Of those that change there are but three cells, so their runs are taken one by one."""
 
 
 def outer_judged(name: str = "outer_tta") -> str:
-    """Time to the target of outer steps that decide over that of others: mean over cells, with its 95 % interval."""
+    """Time to the target of outer steps that decide over that of others: mean with its 95 % interval."""
     limited = [run for run in runs(name) if run.link != UNTHROTTLED]
-    lines = head("over", "cells", "geometric mean", "95 % interval", "lowest and highest cell")
-    for words, named in AGAINST.items():
-        told = verdicts(limited, best_of([run for run in limited if run.method.startswith(named)]), ADAPTIVE)
+    lines = head("over", "of", "geometric mean", "95 % interval", "lowest and highest")
+    for words, named, change in AGAINST:
+        others = [run for run in limited if run.method.startswith(named) and change in (None, run.link == CHANGING)]
+        told = verdicts(limited, best_of(others), ADAPTIVE)
         if told:
-            ratios = [one.ratio for one in told]
+            ratios = [ratio for one in told for ratio in (one.ratios if change else (one.ratio,))]
+            of = f"{len(ratios)} {'run' if change else 'cell'}{'s' * (len(ratios) > 1)}"
             mean, low, high = interval(ratios)
             between = f"{low:.2f}-{high:.2f}" if math.isfinite(low) and low > 0 else ""
-            lines.append(line(words, str(len(told)), f"{mean:.2f}", between, f"{min(ratios):.2f}, {max(ratios):.2f}"))
+            lines.append(line(words, of, f"{mean:.2f}", between, f"{min(ratios):.2f}, {max(ratios):.2f}"))
     return "\n".join(lines)
 
 

@@ -4,10 +4,12 @@
 
 import pytest
 
+from gravac.lab.training.methods import MATCHED
 from tests.lab.made_up_runs import made_up
 from tests.measure import tables_of_outer
 from tests.measure.judgement import interval, student
 from tests.measure.outer_long import final, pairs, worse
+from tests.measure.tables_of_outer import CHANGING
 
 SYNCHRONOUS = {"task": "charlm", "ranks": 2, "seed": 0, "every": 0, "label": "dense"}
 
@@ -40,5 +42,15 @@ def test_a_race_is_told_over_the_free_network_of_its_seed(monkeypatch: pytest.Mo
     *_, cell = tables_of_outer.outer_race().splitlines()
     assert cell.endswith("20 Mbit/s | 1.41 [1.00-2.00] | 1.00 | over 4.00 |")
     *_, over_fixed, over_torchft = tables_of_outer.outer_judged().splitlines()
-    assert "| 1 | 2.00 |" in over_fixed
-    assert "| 1 | 0.50 |" in over_torchft
+    assert "| 1 cell | 2.00 |" in over_fixed
+    assert "| 1 cell | 0.50 |" in over_torchft
+
+
+def test_random_times_are_told_apart_by_whether_the_link_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [made_up("outer:ladder@2-1000", link=link, seed=seed) for link in ("20mbit", CHANGING) for seed in range(2)]
+    runs += [made_up(MATCHED + "outer:ladder@2-1000", link="20mbit", seed=seed, tta_s=40.0) for seed in range(2)]
+    runs += [made_up(MATCHED + "outer:ladder@2-1000", link=CHANGING, seed=seed, tta_s=80.0) for seed in range(2)]
+    monkeypatch.setattr(tables_of_outer, "runs", lambda name: runs)
+    *_, changes, does_not = tables_of_outer.outer_judged().splitlines()
+    assert "| 2 runs | 0.25 | 0.25-0.25 |" in changes
+    assert "| 1 cell | 0.50 |" in does_not
