@@ -40,7 +40,7 @@ def test_a_race_is_told_over_the_free_network_of_its_seed(monkeypatch: pytest.Mo
     runs += [made_up("torchft-diloco", link="20mbit", seed=0, tta_s=None, seconds=40.0)]
     monkeypatch.setattr(tables_of_outer, "runs", lambda name: runs)
     *_, cell = tables_of_outer.outer_race().splitlines()
-    assert cell.endswith("20 Mbit/s | 1.41 [1.00-2.00] | 1.00 | over 4.00 |")
+    assert cell.endswith("20 Mbit/s | 1.00 | 1.41 [1.00-2.00] | over 4.00 |")
     *_, over_fixed, over_torchft = tables_of_outer.outer_judged().splitlines()
     assert "| 1 cell | 2.00 |" in over_fixed
     assert "| 1 cell | 0.50 |" in over_torchft
