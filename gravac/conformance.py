@@ -18,11 +18,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gravac.averaging.trial import average, averagers, kept_of
+from gravac.averaging.trial import (
+    average,
+    averagers,
+    error_of,
+    gradients,
+    kept_of,
+    laid_side_by_side,
+    ledgers,
+)
 from gravac.candidate import Span
-from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced
-from gravac.compressors.base import Addend, energy, laid_out
+from gravac.compressors.base import energy
+from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 
@@ -102,7 +110,7 @@ def a_contractive_one_does_not_add_error(compressor: Compressor) -> None:
     if not compressor.contractive:
         return
     for where, xs, got in _runs(compressor):
-        error = sum(_lost(r, x) for r, x in zip(got, xs, strict=True))
+        error = sum(error_of(r, x) for r, x in zip(got, xs, strict=True))
         whole = sum(float(energy(x.reshape(-1))) for x in xs)
         assert error <= whole * (1 + 1e-6), f"{where}: error {error} exceeds {whole}"
 
@@ -111,7 +119,7 @@ def an_unbiased_one_has_the_gradient_as_expectation(compressor: Compressor) -> N
     """Check that the mean of ``sent`` over many steps comes close to x, as fast as independent errors let it."""
     if not compressor.unbiased:
         return
-    (x,) = _gradients(1, (16, 16))
+    (x,) = gradients(1, (16, 16))
     flat = x.reshape(-1).double()
     for cf in cfs_of(compressor):
         trials = [laid_out(exchange(compressor, [x], cf, step=t)[0].sent, x) for t in range(400)]
@@ -133,7 +141,7 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
 def what_is_asked_of_the_wire_does_not_depend_on_data(compressor: Compressor) -> None:
     """Check that ranks ask for the same collectives, one with zeros and another with outliers (the driver compares)."""
     for world, shape, cf in _cases(compressor):
-        xs = _gradients(world, shape)
+        xs = gradients(world, shape)
         xs[0].zero_()
         xs[-1].reshape(-1)[:1] = 1e6
         exchange(compressor, xs, cf)
@@ -145,7 +153,7 @@ def one_round_is_kept(compressor: Compressor) -> None:
         if not compressor.profile(cf, world=world).one_round:
             assert not compressor.one_round, f"{world} ranks, {cf}x: one_round, and not once"
             continue
-        rounds = sum(_ledgers(compressor, cf, world, shape)[0].calls.values())
+        rounds = sum(ledgers(compressor, cf, world, shape)[0].calls.values())
         assert rounds == 1, f"{world} ranks, {shape}, {cf}x: {rounds} rounds"
 
 
@@ -174,7 +182,7 @@ def traffic_is_predicted(compressor: Compressor) -> None:
     """Check that ``traffic`` predicts the bytes handed to collectives, but for the flag and padding."""
     for world, shape, cf in _cases(compressor):
         predicted = sum(t.payload_bytes for t in compressor.traffic(shape, cf, torch.float32, world))
-        for ledger in _ledgers(compressor, cf, world, shape):
+        for ledger in ledgers(compressor, cf, world, shape):
             slack = 16 * sum(ledger.calls.values()) * (world if "AllToAll" in ledger.calls else 1)
             assert predicted <= ledger.payload_bytes <= predicted + slack, (
                 f"{world} ranks, {shape}, {cf}x: {ledger.payload_bytes} bytes, predicted {predicted}"
@@ -183,12 +191,12 @@ def traffic_is_predicted(compressor: Compressor) -> None:
 
 def errors_foresee_what_is_lost(compressor: Compressor) -> None:
     """Check that ``errors`` equals what a run loses, on average over steps (exactly, where nothing is random)."""
-    (x,) = _gradients(1, (64, 64))
+    (x,) = gradients(1, (64, 64))
     cfs = cfs_of(compressor)
     foreseen = compressor.errors(x.reshape(-1), cfs, Context(shape=(64, 64)))
     for cf, expected in zip(cfs, foreseen, strict=True):
         runs = [exchange(compressor, [x], cf, step=t)[0] for t in range(30)]
-        losses = torch.tensor([_lost(r, x) for r in runs], dtype=torch.float64)
+        losses = torch.tensor([error_of(r, x) for r in runs], dtype=torch.float64)
         lost, noise = float(losses.mean()), float(losses.std()) / math.sqrt(len(runs))
         bound = 0.03 * float(energy(x.reshape(-1))) + 4 * noise
         assert abs(lost - float(expected)) <= bound, f"{cf}x: foreseen {float(expected):.4g}, lost {lost:.4g}"
@@ -205,7 +213,7 @@ def together_each_comes_out_as_alone(compressor: Compressor) -> None:
             continue
         kept: dict[tuple[str, int, int], dict[str, torch.Tensor]] = defaultdict(dict)
         for step in range(2):
-            xs = [torch.stack(_gradients(3, shape, seed=8 * step + rank)).flatten(1) for rank in range(world)]
+            xs = [torch.stack(gradients(3, shape, seed=8 * step + rank)).flatten(1) for rank in range(world)]
             got = []
             for way in ways:
                 ranks = []
@@ -216,8 +224,8 @@ def together_each_comes_out_as_alone(compressor: Compressor) -> None:
                     else:
                         ranks.append(fuse([compressor.rounds(x[i], cf, own[i]) for i in range(3)], True))
                 came = [one.reduced for one in memory.run(ranks) if one is not None]
-                sent = torch.stack([_laid_side_by_side([r.sent for r in mine], xs[0]) for mine in came])
-                got.append((_laid_side_by_side([r.mean for r in came[-1]], xs[0]), sent.sum(0)))
+                sent = torch.stack([laid_side_by_side([r.sent for r in mine], xs[0]) for mine in came])
+                got.append((laid_side_by_side([r.mean for r in came[-1]], xs[0]), sent.sum(0)))
             for together, alone, what in zip(*got, ("mean", "sent"), strict=True):
                 off, most = float((together - alone).abs().max()), 1e-3 * world * float(xs[0].abs().max())
                 assert off <= most, f"{world} ranks, {cf}x: {what} is off by {off:.3g}"
@@ -229,7 +237,7 @@ def cf_is_what_was_asked_for(compressor: Compressor) -> None:
     """Check that the achieved CF of a large tensor is within 2 % of the CF asked for."""
     if not compressor.exact_cf:
         return
-    (x,) = _gradients(1, (256, 256))
+    (x,) = gradients(1, (256, 256))
     for cf in cfs_of(compressor):
         achieved = exchange(compressor, [x], cf)[0].cf
         assert abs(achieved / cf - 1) < 0.02, f"asked for {cf}x, achieved {achieved:.2f}x"
@@ -243,9 +251,9 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
     """
     for bad, cf in itertools.product((math.nan, math.inf), cfs_of(compressor)):
         ranks = averagers(compressor, 3)
-        average(ranks, _gradients(3, (40, 40)), cf, step=0)
+        average(ranks, gradients(3, (40, 40)), cf, step=0)
         before = [{k: v.clone() for k, v in a.feedback.residual.items()} for a in ranks]
-        poisoned = _gradients(3, (40, 40), seed=1)
+        poisoned = gradients(3, (40, 40), seed=1)
         poisoned[1].reshape(-1)[77] = bad
         for safe in (False,) if compressor.compresses else (False, True):
             for averager in ranks:
@@ -257,7 +265,7 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
         for averager, old in zip(ranks, before, strict=True):
             for key, tensor in averager.feedback.residual.items():
                 assert torch.allclose(tensor, old[key], atol=1e-6), f"{bad} moved a residual"
-        for out in average(ranks, _gradients(3, (40, 40), seed=2), cf, step=2):
+        for out in average(ranks, gradients(3, (40, 40), seed=2), cf, step=2):
             assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
 
 
@@ -269,7 +277,7 @@ def nothing_is_lost(compressor: Compressor) -> None:
         ranks = averagers(compressor, 3, strength=1.0)
         applied, total, terms = torch.zeros(1600).double(), torch.zeros(1600).double(), torch.zeros(1600).double()
         for step in range(6):
-            xs = [x.to(dtype) for x in _gradients(3, (40, 40), seed=step)]
+            xs = [x.to(dtype) for x in gradients(3, (40, 40), seed=step)]
             total += torch.stack(xs).double().mean(0).reshape(-1)
             terms += torch.stack(xs).double().abs().mean(0).reshape(-1)
             applied += average(ranks, xs, cf, step)[0].reshape(-1).double()
@@ -282,7 +290,7 @@ def nothing_is_lost(compressor: Compressor) -> None:
 def gradients_of_any_dtype_work(compressor: Compressor) -> None:
     """Check that float16, bfloat16 and float64 gradients come back in their dtype, close to what float32 gives."""
     for dtype, cf in itertools.product((torch.float16, torch.bfloat16, torch.float64), cfs_of(compressor)):
-        xs = [x.to(dtype) for x in _gradients(2, (40, 40))]
+        xs = [x.to(dtype) for x in gradients(2, (40, 40))]
         out = average(averagers(compressor, 2), xs, cf, step=0)
         again = average(averagers(compressor, 2), [x.float() for x in xs], cf, step=0)
         assert out[0].dtype == dtype, f"{dtype} came back as {out[0].dtype}"
@@ -317,37 +325,10 @@ def _cases(compressor: Compressor) -> list[tuple[int, tuple[int, ...], float]]:
     return [(world, shape, cf) for world in WORLDS for shape in SHAPES for cf in cfs_of(compressor)]
 
 
-def _gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
-    """Make up heavy-tailed gradients of a shape, different on every rank."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
-
-
 def _runs(
-    compressor: Compressor, make: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = _gradients
+    compressor: Compressor, make: Callable[[int, tuple[int, ...]], list[torch.Tensor]] = gradients
 ) -> Iterator[tuple[str, list[torch.Tensor], list[Reduced]]]:
     """Exchange made-up gradients in every case: yield the case in words, the gradients, and what each rank got."""
     for world, shape, cf in _cases(compressor):
         xs = make(world, shape)
         yield f"{world} ranks, {shape}, {cf}x", xs, exchange(compressor, xs, cf)
-
-
-def _ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
-    """Add up what each rank hands to collectives for one tensor."""
-    ledgers = [Ledger(world) for _ in range(world)]
-    ranks = [
-        fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
-        for r, x in enumerate(_gradients(world, shape))
-    ]
-    memory.run(ranks, ledgers)
-    return ledgers
-
-
-def _lost(reduced: Reduced, x: torch.Tensor) -> float:
-    error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
-    return float(error)
-
-
-def _laid_side_by_side(numbers: Sequence[torch.Tensor | Addend], rows: torch.Tensor) -> torch.Tensor:
-    """Return what is as long as some rows of ``[count, elements]`` together, flat, one after another."""
-    return torch.cat([laid_out(one, rows.view(len(numbers), -1)[0]) for one in numbers])

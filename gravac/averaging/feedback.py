@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from gravac.averaging.residuals import masked, put, rounded, unsent
-from gravac.compressors.base import Addend, Fold, energy
+from gravac.compressors.base import Fold, energy
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import dtype_of, working
+from gravac.compressors.sparse import Addend
 from gravac.exchange.executor import Number, Verdict, choose
 
 Residuals = dict[str, torch.Tensor]

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from gravac.averaging.plan import Choice, Piece
-from gravac.compressors.base import Addend, Context, Fold, Rounds, overwritten
+from gravac.compressors.base import Context, Fold, Rounds
+from gravac.compressors.sparse import Addend, overwritten
 
 LARGEST = 1 << 17
 """Elements above which a tensor stays by itself on a processor: laying it out would cost more than the calls do."""

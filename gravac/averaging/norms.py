@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gravac.compressors.base import Addend, Sparse, blocks, energy
+from gravac.compressors.base import energy
+from gravac.compressors.sparse import Addend, Sparse, blocks
 
 
 def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -4,8 +4,8 @@
 
 import torch
 
-from gravac.compressors.base import Addend
 from gravac.compressors.draws import Draws, words_each
+from gravac.compressors.sparse import Addend
 from gravac.exchange.executor import Verdict
 
 

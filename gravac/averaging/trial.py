@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in this process that average one tensor step by step: what laws of the core operation are tried on."""
+"""Made-up gradients, and ranks in this process that average them: what laws of the core operation are tried on."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,12 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
-from gravac.compressors import Compressor, dense
+from gravac.collectives import Ledger
+from gravac.compressors import Compressor, Context, Reduced, dense
+from gravac.compressors.base import energy
+from gravac.compressors.sparse import Addend, laid_out
 from gravac.exchange import memory
+from gravac.exchange.fuse import fuse
 
 
 def averagers(compressor: Compressor, world: int, strength: float | None = None) -> list[Averager]:
@@ -39,3 +43,31 @@ def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, st
     for averager in ranks:
         averager.commit()
     return outs
+
+
+def gradients(world: int, shape: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:
+    """Make up heavy-tailed gradients of a shape, different on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 3 for _ in range(world)]
+
+
+def ledgers(compressor: Compressor, cf: float, world: int, shape: tuple[int, ...]) -> list[Ledger]:
+    """Add up what each rank hands to collectives for one tensor."""
+    found = [Ledger(world) for _ in range(world)]
+    ranks = [
+        fuse([compressor.rounds(x.reshape(-1), cf, Context(rank=r, world=world, shape=shape))], finite=True)
+        for r, x in enumerate(gradients(world, shape))
+    ]
+    memory.run(ranks, found)
+    return found
+
+
+def error_of(reduced: Reduced, x: torch.Tensor) -> float:
+    """Return ``‖x - sent‖²`` as it counts for the gain, of x of any shape."""
+    error = energy(x.reshape(-1) - laid_out(reduced.sent, x)) if reduced.error is None else reduced.error
+    return float(error)
+
+
+def laid_side_by_side(numbers: Sequence[torch.Tensor | Addend], rows: torch.Tensor) -> torch.Tensor:
+    """Return what is as long as some rows of ``[count, elements]`` together, flat, one after another."""
+    return torch.cat([laid_out(one, rows.view(len(numbers), -1)[0]) for one in numbers])

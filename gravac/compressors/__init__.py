@@ -3,7 +3,7 @@
 """What goes on the wire, one file per family. Knows tensors and rounds, not process groups."""
 
 from gravac.compressors.artopk import ARTopK, artopk
-from gravac.compressors.base import Addend, Compressor, Context, Reduced, Rounds, Selection, Sparse
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dense import Dense, dense
 from gravac.compressors.dgc import DGC, dgc
 from gravac.compressors.hard_threshold import HardThreshold, hard_threshold
@@ -18,6 +18,7 @@ from gravac.compressors.randomk import RandomK, ScaledRandomK, randomk, scaled_r
 from gravac.compressors.redsync import RedSync, redsync
 from gravac.compressors.sidco import SIDCo, sidco
 from gravac.compressors.signsgd import MajorityVote, SignSGD, majority, signsgd
+from gravac.compressors.sparse import Addend, Selection, Sparse
 from gravac.compressors.terngrad import TernGrad, terngrad
 from gravac.compressors.thc import THC, thc
 from gravac.compressors.topk import TopK, topk

@@ -14,9 +14,10 @@ import torch
 
 from gravac.collectives import AllGather, AllReduce, Broadcast, Traffic
 from gravac.compressors import multilevel
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Sparse, energy, k_for
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
 from gravac.compressors.profile import CostPoints
+from gravac.compressors.sparse import Sparse
 from gravac.compressors.topk import index_dtype, pack_indices, topk, unpack_indices
 
 

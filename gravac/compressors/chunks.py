@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 
 from gravac import kernels
-from gravac.compressors.base import Fold, Sparse
+from gravac.compressors.base import Fold
 from gravac.compressors.selection import largest
+from gravac.compressors.sparse import Sparse
 
 
 def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:

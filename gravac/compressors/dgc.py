@@ -17,8 +17,9 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from gravac.compressors.base import Context, Reduced, Rounds, Sparse, energy, k_for
+from gravac.compressors.base import Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints, Profile
+from gravac.compressors.sparse import Sparse
 from gravac.compressors.threshold import ThresholdK
 
 CORRECTIONS = 10

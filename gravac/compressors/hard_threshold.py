@@ -18,9 +18,9 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from gravac.compressors.base import Selection
 from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
 from gravac.compressors.selection import largest, reaching
+from gravac.compressors.sparse import Selection
 from gravac.compressors.topk import TopK
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from gravac.compressors.base import Context, Selection, k_for
+from gravac.compressors.base import Context, k_for
+from gravac.compressors.sparse import Selection
 
 Select = Callable[[torch.Tensor, int], Selection]
 """``select(x, k)``: the k coordinates of flat x that a sparsifier would send."""

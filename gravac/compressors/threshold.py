@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from gravac.compressors.base import Context, Selection, energy, k_for
+from gravac.compressors.base import Context, energy, k_for
 from gravac.compressors.selection import largest_reaching, reaching
+from gravac.compressors.sparse import Selection
 from gravac.compressors.topk import TopK
 
 SLOTS = 2

@@ -15,10 +15,11 @@ import torch
 
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, Selection, Sparse, energy, k_for
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.dtypes import dtype_of
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.selection import energies, largest
+from gravac.compressors.sparse import Selection, Sparse
 
 
 class TopK(Compressor):

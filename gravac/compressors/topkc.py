@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 
 from gravac.collectives import AllReduce, Collective, Traffic
-from gravac.compressors.base import Compressor, Context, Fold, Reduced, Rounds, Sparse, energy, k_for, laid_out
+from gravac.compressors.base import Compressor, Context, Fold, Reduced, Rounds, energy, k_for
 from gravac.compressors.chunks import (
     AtChunks,
     Chosen,
@@ -34,6 +34,7 @@ from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
+from gravac.compressors.sparse import Sparse, laid_out
 
 NORMS = torch.bfloat16
 """Format of the chunks' energies on the wire: half the bytes of float32, and its range."""

@@ -11,7 +11,7 @@ import torch
 from gravac import artopk, conformance, dense, ladder, quantize, randomk, scaled_randomk, thc, topk, topkc
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors import Compressor, Context, Reduced, Rounds, Sparse, TopK
-from gravac.compressors.base import laid_out
+from gravac.compressors.sparse import laid_out
 
 ALL = (
     topk,

@@ -13,7 +13,8 @@ from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
 from gravac.collectives import AllGather
 from gravac.compressors import Context, HardThreshold, Sparse, dense
-from gravac.compressors.base import energy, k_for, laid_out
+from gravac.compressors.base import energy, k_for
+from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
 
 FEW, SOME, MOST, NONE = (hard_threshold(threshold=at) for at in (2.0, 0.5, 0.005, 100.0))

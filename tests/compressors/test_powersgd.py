@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac import conformance
 from gravac.collectives import Ledger
 from gravac.compressors import Addend, Context, Reduced
-from gravac.compressors.base import laid_out
 from gravac.compressors.orthonormal import orthonormal
 from gravac.compressors.powersgd import PowerSGD, Product, powersgd
+from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.settings import SettingsError

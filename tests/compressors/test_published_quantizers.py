@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from gravac import conformance
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context
-from gravac.compressors.base import laid_out
 from gravac.compressors.intsgd import from_lanes, integer_limit, intsgd, lane_bits, lane_bytes, to_lanes
 from gravac.compressors.natural import natural
 from gravac.compressors.qsgd import QSGD, qsgd
 from gravac.compressors.signsgd import majority, signsgd
+from gravac.compressors.sparse import laid_out
 from gravac.compressors.terngrad import terngrad
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse

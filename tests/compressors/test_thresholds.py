@@ -11,10 +11,11 @@ from hypothesis import given
 
 from gravac import conformance
 from gravac.collectives import AllGather
-from gravac.compressors.base import Context, Reduced, Sparse, energy, k_for, laid_out
+from gravac.compressors.base import Context, Reduced, energy, k_for
 from gravac.compressors.dgc import DGC, dgc
 from gravac.compressors.redsync import redsync
 from gravac.compressors.sidco import sidco
+from gravac.compressors.sparse import Sparse, laid_out
 from gravac.compressors.threshold import ThresholdK
 from gravac.compressors.topk import topk
 from gravac.exchange import memory

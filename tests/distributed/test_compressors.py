@@ -11,7 +11,7 @@ import torch.distributed as dist
 from gravac import AdaptiveCompressor, Static
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Context, dgc, quantize, thc, topkc
-from gravac.compressors.base import laid_out
+from gravac.compressors.sparse import laid_out
 from gravac.conformance import exchange
 from gravac.exchange.fuse import fuse
 from gravac.exchange.group import GroupTransport

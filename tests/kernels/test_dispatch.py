@@ -12,12 +12,12 @@ import torch
 from gravac import conformance, kernels, quantize, topkc
 from gravac.collectives import AllGather, AllToAll, Collective
 from gravac.compressors import Compressor, Context, Reduced, messages
-from gravac.compressors.base import laid_out
 from gravac.compressors.chunks import chunk_energies
 from gravac.compressors.levels import Kind
 from gravac.compressors.messages import Messages
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.quantize import Quantize
+from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from tests.kernels import DEVICE

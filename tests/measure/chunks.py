@@ -16,7 +16,7 @@ import statistics
 import torch
 
 from gravac.compressors import Compressor, topk, topkc
-from gravac.compressors.base import laid_out
+from gravac.compressors.sparse import laid_out
 from gravac.conformance import exchange
 from gravac.lab.tasks.charlm import CharLM
 from tests.measure.results import write

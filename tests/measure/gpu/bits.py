@@ -14,8 +14,8 @@ import torch
 from gravac import Compressor, dense, ladder, powersgd, quantize, randomk, thc, topk, topkc
 from gravac.collectives import Collective, tensors_of
 from gravac.compressors import Context
-from gravac.compressors.base import laid_out
 from gravac.compressors.draws import Draws
+from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
 from tests.measure.gpu.parts import Row, at_most, attempts
 from tests.measure.gpu.timing import GPU
