@@ -227,12 +227,10 @@ def main() -> None:
                         break
             return [ran[case] for case, _ in wanted if case in ran]
 
-        seeds = range(arguments.seeds)
-        every_one = itertools.product(seeds, arguments.ranks, arguments.tasks)
-        references = run((Case(name, 0, ranks=ranks, seed=seed), None) for seed, ranks, name in every_one)
-        targets = {(row["task"], row["seed"], row["ranks"]): at_share(row) for row in references}
         cases = [*tuning()] if arguments.tune else []
-        cases += grid(arguments.tasks, arguments.sent, seeds, arguments.every, arguments.ranks)
+        cases += grid(arguments.tasks, arguments.sent, range(arguments.seeds), arguments.every, arguments.ranks)
+        references = run((Case(case.task, 0, ranks=case.ranks, seed=case.seed), None) for case in cases)
+        targets = {(row["task"], row["seed"], row["ranks"]): at_share(row) for row in references}
         run((case, targets[case.task, case.seed, case.ranks]) for case in cases)
 
 
