@@ -184,12 +184,13 @@ def grid(
         yield Case(name, every, label, SENT[label], rate_at(every), ranks=number, seed=seed)
 
 
-def tuning() -> Iterable[Case]:
-    """What the outer optimizer is tuned by."""
-    settings = [(10, rate, momentum) for rate, momentum in MOMENTA]
-    settings += [(every, rate, 0.0) for every, rates in TRIED.items() for rate in rates]
-    for (every, rate, momentum), name in itertools.product(settings, TUNED_ON):
-        yield Case(name, every, rate=rate, momentum=momentum)
+def tuning(numbers: Sequence[int] = EVERY, ranks: Sequence[int] = (2,)) -> Iterable[Case]:
+    """What the outer optimizer is tuned by: momentum among two ranks alone."""
+    for number, every in itertools.product(ranks, numbers):
+        settings = [(rate, 0.0) for rate in TRIED.get(every, ())]
+        settings += MOMENTA if (number, every) == (2, 10) else ()
+        for (rate, momentum), name in itertools.product(settings, TUNED_ON):
+            yield Case(name, every, rate=rate, momentum=momentum, ranks=number)
 
 
 def main() -> None:
@@ -227,7 +228,7 @@ def main() -> None:
                         break
             return [ran[case] for case, _ in wanted if case in ran]
 
-        cases = [*tuning()] if arguments.tune else []
+        cases = [*tuning(arguments.every, arguments.ranks)] if arguments.tune else []
         cases += grid(arguments.tasks, arguments.sent, range(arguments.seeds), arguments.every, arguments.ranks)
         references = run((Case(case.task, 0, ranks=case.ranks, seed=case.seed), None) for case in cases)
         targets = {(row["task"], row["seed"], row["ranks"]): at_share(row) for row in references}
@@ -247,14 +248,14 @@ def best(tried: Iterable[dict[str, Any]]) -> tuple[float, float]:
     return min(by_setting, key=lambda setting: math.prod(by_setting[setting]))
 
 
-def tuned(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+def tuned(rows: Iterable[dict[str, Any]], ranks: int = 2) -> dict[int, list[dict[str, Any]]]:
     """Return the rows that the outer optimizer is tuned by, by number of steps from one exchange to the next."""
+    cases = set(tuning(ranks=(ranks,)))
     found: dict[int, list[dict[str, Any]]] = {every: [] for every in TRIED}
-    cases = set(tuning())
     for row in rows:
         if key(row) in cases:
             found[row["every"]].append(row)
-    return found
+    return {every: tried for every, tried in found.items() if tried}
 
 
 class Worth(NamedTuple):
@@ -282,14 +283,21 @@ def mean(of: Sequence[Worth]) -> Worth:
     return Worth(statistics.geometric_mean(one.value for one in of), any(one.at_most for one in of))
 
 
-def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense") -> dict[tuple[str, int], Worth]:
-    """Return efficiency by task and H, of two ranks: over seeds."""
-    found: dict[tuple[str, int], list[Worth]] = {}
+def by_case(
+    rows: Sequence[dict[str, Any]], label: str = "dense", ranks: int = 2
+) -> dict[tuple[str, int], dict[int, Worth]]:
+    """Return efficiency by task and H, of each seed."""
+    found: dict[tuple[str, int], dict[int, Worth]] = {}
     for row in rows:
         ours = row["every"] and (row["rate"], row["momentum"]) == (rate_at(row["every"]), 0.0)
-        if ours and row["label"] == label and row["ranks"] == 2:
-            found.setdefault((row["task"], row["every"]), []).append(worth(row))
-    return {at: mean(of) for at, of in found.items()}
+        if ours and (row["label"], row["ranks"]) == (label, ranks):
+            found.setdefault((row["task"], row["every"]), {})[row["seed"]] = worth(row)
+    return found
+
+
+def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense") -> dict[tuple[str, int], Worth]:
+    """Return efficiency by task and H, of two ranks: over seeds."""
+    return {at: mean([*of.values()]) for at, of in by_case(rows, label).items()}
 
 
 def points(rows: Sequence[dict[str, Any]]) -> dict[int, float]:

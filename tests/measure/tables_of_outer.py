@@ -60,23 +60,68 @@ def _reached(row: dict[str, Any]) -> str:
 def outer_compressed() -> str:
     """Efficiency of compressors relative to dense at the same number of steps: over tasks, of each, and as believed."""
     found = rows("outer_efficiency")
-    dense = outer_steps.efficiencies(found)
-    labels = [label for label in outer_steps.SENT if label != "dense" and outer_steps.efficiencies(found, label)]
-    numbers = sorted({every for label in labels for _, every in outer_steps.efficiencies(found, label)})
+    own = {label: _relative(found, label) for label in outer_steps.SENT if label != "dense"}
+    numbers = sorted({every for relative in own.values() for _, every in relative})
     lines = head("sent", *(f"H = {every}" for every in numbers))
     scale, _ = outer_steps.SETUPS["charlm"]
     shapes = [tuple(one.shape) for one in make("charlm", scale=scale, seed=0).model().parameters()]
-    for label in labels:
-        own = outer_steps.efficiencies(found, label)
+    for label, relative in own.items():
+        profile = compressor(label).profile(outer_steps.SENT[label], shapes=shapes)
         cells = []
         for every in numbers:
-            at_this = [at for at in own if at[1] == every and at in dense]
-            of = [outer_steps.Worth(own[at].value / dense[at].value, own[at].at_most) for at in at_this]
-            profile = compressor(label).profile(outer_steps.SENT[label], shapes=shapes)
+            of = [worth for (_, at), worth in relative.items() if at == every]
             believed = profile.efficiency ** power_at(profile.efficiency_apart, every)
             each = " ".join(map(str, of))
             cells.append(f"{outer_steps.mean(of)} ({each}) [{believed:.2f}]" if of else "")
-        lines.append(line(f"`{label}`", *cells))
+        if relative:
+            lines.append(line(f"`{label}`", *cells))
+    return "\n".join(lines)
+
+
+def _relative(found: Sequence[dict[str, Any]], label: str, ranks: int = 2) -> dict[tuple[str, int], outer_steps.Worth]:
+    """Efficiency over that of dense exchanges as often, of the same seeds, by task and number of steps."""
+    dense = outer_steps.by_case(found, ranks=ranks)
+    relative = {}
+    for at, of_seeds in outer_steps.by_case(found, label, ranks).items():
+        both = {seed: dense[at][seed] for seed in of_seeds if seed in dense.get(at, {})}
+        pairs = [outer_steps.Worth(of_seeds[seed].value / same.value, of_seeds[seed].at_most) for seed, same in both.items()]
+        if pairs:
+            relative[at] = outer_steps.mean(pairs)
+    return relative
+
+
+def outer_frontier() -> str:
+    """Efficiency where several seeds were run, by what is sent and how often: over them, lowest and highest."""
+    found = rows("outer_efficiency")
+    cases = {label: outer_steps.by_case(found, label) for label in outer_steps.SENT}
+    lines = head("sent", "H", "wire ratio", *outer_steps.SETUPS)
+    for label, own in cases.items():
+        for every in sorted({every for (_, every), of in own.items() if len(of) > 1}):
+            wires = [row["wire_ratio"] for row in found if (row["label"], row["every"]) == (label, every)]
+            told = [_over_seeds([*own.get((task, every), {}).values()]) for task in outer_steps.SETUPS]
+            lines.append(line(f"`{label}`", str(every), f"{statistics.fmean(wires):.0f}", *told))
+    return "\n".join(lines)
+
+
+def _over_seeds(of: Sequence[outer_steps.Worth]) -> str:
+    """Geometric mean, lowest and highest."""
+    if not of:
+        return ""
+    between = f" [{min(one.value for one in of):.2f}-{max(one.value for one in of):.2f}]" if len(of) > 1 else ""
+    return f"{outer_steps.mean(of)}{between}"
+
+
+def outer_ranks() -> str:
+    """Efficiency by number of ranks, relative to dense gradient averaging among as many; of dense, then of bits."""
+    found = rows("outer_ranks")
+    numbers = sorted({row["ranks"] for row in found})
+    lines = head("task", "H", "sent", *(f"{number} ranks" for number in numbers))
+    labels = [label for label in outer_steps.SENT if any(row["label"] == label for row in found)]
+    own = {(label, number): outer_steps.by_case(found, label, number) for label in labels for number in numbers}
+    for task, every in sorted({at for of in own.values() for at in of}):
+        for label in labels:
+            told = [_over_seeds([*own[label, number].get((task, every), {}).values()]) for number in numbers]
+            lines.append(line(task, str(every), f"`{label}`", *told))
     return "\n".join(lines)
 
 
