@@ -37,6 +37,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
         "demo": ("demo", tables_of_demo.demo_in_short),
         "speed": ("tta", tables_of_runs.speed),
+        "outer_in_short": ("outer_tta", tables_of_outer.outer_in_short),
     },
     RESULTS: {
         "hindsight": ("tta", tables_of_runs.hindsight),

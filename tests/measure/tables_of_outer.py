@@ -19,7 +19,7 @@ from tests.measure import outer_efficiency as outer_steps
 from tests.measure import outer_long as outer_long_runs
 from tests.measure.judgement import best_of, interval, taken, verdicts
 from tests.measure.published import DEFAULT, rows, runs
-from tests.measure.tables_of_runs import HEADINGS, head, line
+from tests.measure.tables_of_runs import HEADINGS, TASKS, head, line
 
 CHANGING, UNEVEN = "20mbit,10s:100mbit,20s:5mbit", "20mbit/5mbit"
 
@@ -83,8 +83,8 @@ def _relative(found: Sequence[dict[str, Any]], label: str, ranks: int = 2) -> di
     dense = outer_steps.by_case(found, ranks=ranks)
     relative = {}
     for at, of_seeds in outer_steps.by_case(found, label, ranks).items():
-        both = {seed: dense[at][seed] for seed in of_seeds if seed in dense.get(at, {})}
-        pairs = [outer_steps.Worth(of_seeds[seed].value / same.value, of_seeds[seed].at_most) for seed, same in both.items()]
+        both = [(one, dense[at][seed]) for seed, one in of_seeds.items() if seed in dense.get(at, {})]
+        pairs = [outer_steps.Worth(one.value / same.value, one.at_most) for one, same in both]
         if pairs:
             relative[at] = outer_steps.mean(pairs)
     return relative
@@ -166,6 +166,22 @@ AGAINST = (
 )
 """What outer steps that decide are held against: how the methods' words begin, and on which links: those that change,
 those that do not, or all. Of those that change there are but three cells, so their runs are taken one by one."""
+
+
+def outer_in_short() -> str:
+    """The README's: outer steps that decide, over dense DDP on a network without a limit; short runs, then long."""
+    links = ("5mbit", "20mbit", "100mbit")
+    lines = head("", *(LINKS[link] for link in links))
+    for task, words in TASKS.items():
+        cells = []
+        for link in links:
+            told = []
+            for own in (runs("outer_tta"), runs("outer_tta_long")):
+                ran = [run for run in own if (run.task, run.link, run.method) == (task, link, ADAPTIVE)]
+                told.append(_over_free(own, ran))
+            cells.append("; ".join(told))
+        lines.append(line(words, *cells))
+    return "\n".join(lines)
 
 
 def outer_judged(name: str = "outer_tta") -> str:

@@ -51,11 +51,14 @@ def factor(value: float) -> str:
     return f"{value:.0f}x" if value >= 10 else f"{value:.1f}x" if value >= 1.5 else f"{value:.2f}x"
 
 
+TASKS = {"charlm": "transformer on text", "lstm": "LSTM on text", "denoise": "image denoiser"}
+"""Tasks, in the README's words."""
+
+
 def speed() -> str:
     """The README's: the default against float16, and what static method was better."""
-    said = {"charlm": "transformer on text", "lstm": "LSTM on text", "denoise": "image denoiser"}
     lines = head("", *HEADINGS.values())
-    for task, words in said.items():
+    for task, words in TASKS.items():
         cells = []
         for link in LINKS:
             own, rival = row(task, link, DEFAULT), fastest_static(task, link)
