@@ -146,9 +146,9 @@ measure-outer-costs: $(VENV)/.lab $(VENV)/.test  ## what delay, unequal shares a
 measure-outer-delays: $(VENV)/.lab $(VENV)/.test  ## what exchanges behind steps cost in steps, in memory; resumable (20 minutes)
 	$(BIN)/python -m tests.measure.outer_delays $(ARGS)
 
-measure-outer-ranks: $(VENV)/.lab $(VENV)/.test  ## what a step is worth among 4, 8 and 16 ranks, in memory; resumable (30 minutes)
+measure-outer-ranks: $(VENV)/.lab $(VENV)/.test  ## what a step is worth among 4 and 8 ranks, and the outer rate; in memory; resumable (30 minutes)
 	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --tasks charlm lstm \
-		--ranks 4 8 16 --every 10 --sent dense 'quantize(2)' $(ARGS)
+		--ranks 4 8 --every 10 20 5 2 50 --sent dense --tune $(ARGS)
 
 measure-outer-long: $(VENV)/.lab $(VENV)/.test  ## what outer steps come to after 2000 steps, beside averaged gradients, in memory; resumable (15 minutes a seed)
 	$(BIN)/python -m tests.measure.outer_long --draw docs/screenshots/outer_long.png $(ARGS)

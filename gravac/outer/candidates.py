@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from gravac.candidate import Candidate
+from gravac.compressors.profile import MEASURED_WORLD
 from gravac.controllers.base import Controller
 from gravac.outer.efficiency import efficiency
 from gravac.settings import SettingsError
@@ -61,6 +62,7 @@ def widened(
     keep_all: bool,
     fragments: int = 1,
     chooses: bool = True,
+    world: int = MEASURED_WORLD,
 ) -> Admission:
     """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
 
@@ -73,11 +75,13 @@ def widened(
         fragments: number of parts that the model is exchanged in.
         chooses: whether the controller chooses between candidates that differ in when they are exchanged alone; where
             not, it gets the one that promises more.
+        world: number of ranks.
     """
     found: list[Candidate] = []
     for number in every:
         for one in admission.candidates:
-            ways = [at_every(one, number, compute_s, it) for it in delays(one, number, compute_s, delay, fragments)]
+            behind = delays(one, number, compute_s, delay, fragments)
+            ways = [at_every(one, number, compute_s, it, world) for it in behind]
             found += ways if chooses else [most_promising(ways)]
     return Admission(screened(found, lambda one: keep_all), admission.dropped)
 
@@ -124,7 +128,9 @@ def screened(candidates: Sequence[Candidate], stays: Callable[[Candidate], bool]
     return (first, *sorted(kept, key=lambda one: (one.wire_ratio, one.cf, one.delay)))
 
 
-def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: int) -> Candidate:
+def at_every(
+    candidate: Candidate, every: int, compute_s: float | None, delay: int, world: int = MEASURED_WORLD
+) -> Candidate:
     """Return a candidate of an exchange in every step as it is in every so many; see ``widened``."""
     coding, exchange = (None if s is None else s / every for s in (candidate.coding_s, candidate.exchange_s))
     behind, step = min(delay, every) / every, None
@@ -135,7 +141,7 @@ def at_every(candidate: Candidate, every: int, compute_s: float | None, delay: i
         every=every,
         delay=delay,
         wire_ratio=candidate.wire_ratio * every,
-        efficiency=efficiency(candidate, every, delay),
+        efficiency=efficiency(candidate, every, delay, world),
         family=candidate.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
         by_gain=(),  # what a gain stands for was measured on gradients
         apart=(),

@@ -3,31 +3,39 @@
 """What a step is worth where ranks exchange every so many, relative to one of dense gradient averaging."""
 
 import math
+from collections.abc import Mapping
 
 from gravac.candidate import Candidate
-from gravac.compressors.profile import EfficiencyPoints, efficiency_at, power_at
+from gravac.compressors.profile import MEASURED_WORLD, EfficiencyPoints, efficiency_at, power_at
 
-DENSE: EfficiencyPoints = ((1, 0.91), (2, 1.0), (5, 0.99), (10, 0.96), (20, 0.84), (50, 0.77), (100, 0.72))
-"""Efficiency by number of steps from one exchange to the next, of dense exchanges, with ``OuterSGD``:
-geometric means over three tasks, two ranks, one seed (``docs/measurements/outer_efficiency.json``)."""
+DENSE: Mapping[int, EfficiencyPoints] = {
+    2: ((1, 0.98), (2, 1.0), (5, 1.0), (10, 0.99), (20, 0.88), (50, 0.80), (100, 0.71)),
+    4: ((2, 0.94), (5, 0.91), (10, 0.82), (20, 0.74), (50, 0.63)),
+    8: ((5, 0.84), (10, 0.74), (20, 0.64)),
+}
+"""By number of ranks, efficiency by number of steps from one exchange to the next, of dense exchanges, with
+``OuterSGD``. Geometric means: of two ranks over three tasks and seeds (``docs/measurements/outer_efficiency.json``), of
+more over two tasks, one seed (``outer_ranks.json`` there). The more there are, the less noise gradient averaging has, and the more is lost apart."""
 
 BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.78))
 """Efficiency by one more than the number of steps behind which an exchange travels, relative to waiting for it: put
 by ``docs/measurements/outer_delays.json``, which has but a bound of one task at the last."""
 
 
-def efficiency(candidate: Candidate, every: int, delay: int = 0) -> float:
+def efficiency(candidate: Candidate, every: int, delay: int = 0, world: int = MEASURED_WORLD) -> float:
     """Return the efficiency of a candidate that is exchanged every so many steps, and taken up so many later.
+
+    Between numbers of ranks that were measured it is a power of their number, beyond them that of the nearest.
 
     Example:
         >>> bits = Candidate("quantize", 16.0, 15.0, efficiency=0.96, apart=((50, 1.0), (100, 2.2)))
         >>> efficiency(bits, 10), efficiency(bits, 10, delay=5), efficiency(bits, 100)
-        (0.9216, 0.8663, 0.6582)
+        (0.9504, 0.8934, 0.649)
     """
-    return round(_dense(every, delay) * math.pow(candidate.efficiency, _power(candidate, every)), 4)
+    return round(_dense(every, delay, world) * math.pow(candidate.efficiency, _power(candidate, every)), 4)
 
 
-def in_each_step(candidate: Candidate) -> float:
+def in_each_step(candidate: Candidate, world: int = MEASURED_WORLD) -> float:
     """Return what the efficiency of a candidate of outer steps is where each step is exchanged.
 
     Example:
@@ -36,12 +44,13 @@ def in_each_step(candidate: Candidate) -> float:
         >>> round(in_each_step(replace(bits, efficiency=efficiency(bits, 100))), 3)
         0.96
     """
-    share = min(1.0, max(0.0, candidate.efficiency / _dense(candidate.every, candidate.delay)))
+    share = min(1.0, max(0.0, candidate.efficiency / _dense(candidate.every, candidate.delay, world)))
     return math.pow(share, 1 / _power(candidate, candidate.every))
 
 
-def _dense(every: int, delay: int) -> float:
-    return efficiency_at(DENSE, every) * efficiency_at(BEHIND, 1 + delay)
+def _dense(every: int, delay: int, world: int) -> float:
+    by_ranks = tuple((number, efficiency_at(points, every)) for number, points in DENSE.items())
+    return efficiency_at(by_ranks, min(world, max(DENSE))) * efficiency_at(BEHIND, 1 + delay)
 
 
 def _power(candidate: Candidate, every: int) -> float:

@@ -137,15 +137,15 @@ class Fragment:
         self.left = {name: p.detach().clone() for name, p in self.parameters.items()} if own is None else {}
         return self.journey
 
-    def arrive(self, outer: torch.optim.Optimizer) -> None:
-        """Have the outer optimizer make its step on the anchors with the means, which are here; only once."""
+    def arrive(self, outer: torch.optim.Optimizer, world: int) -> None:
+        """Have the outer optimizer make its step on the anchors with the means over so many ranks; they are here."""
         if self.journey is None:
             return
         with self.keeping.in_full(self.anchors, self.journey.number, outer.state):
             for piece, anchor in zip(self.journey.pieces, self.anchors.values(), strict=True):
                 anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
             if isinstance(outer, OuterSGD):
-                outer.every = self.journey.every
+                outer.every, outer.world = self.journey.every, world
             outer.step()
             for anchor in self.anchors.values():
                 anchor.grad = None

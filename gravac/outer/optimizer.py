@@ -49,7 +49,7 @@ class OuterOptimizer(Live):
         every: number of steps from one exchange to the next, or the lowest and the highest to choose from.
         controller: decides: ``"goodput"``, or a controller object such as ``Static(cf=16)``.
         outer: makes the optimizer of the anchors, given their parameters. ``OuterSGD`` moves them most of the way to
-            the mean of the ranks' weights, and all of it where exchanges are far apart.
+            the mean of the ranks' weights, and all of it where exchanges are far apart or ranks four or more.
         fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
             arXiv:2501.18512).
         delay: number of steps behind which an exchange travels before it is taken up, or more, where it takes longer; 0
@@ -320,7 +320,8 @@ class OuterOptimizer(Live):
         """Let the controller choose how often, too."""
         numbers, one = choices(*self.settings.every), self.settings
         chooses = bool(getattr(self._controller, "chooses_every", False))
-        return widened(admission, numbers, compute_s, one.behind, self._controller.keeps_all, one.fragments, chooses)
+        keeps_all, world = self._controller.keeps_all, self._door.world
+        return widened(admission, numbers, compute_s, one.behind, keeps_all, one.fragments, chooses, world)
 
 
 def _anchored(fragments: Iterable[Any]) -> list[Iterable[str]]:

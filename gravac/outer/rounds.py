@@ -264,7 +264,7 @@ class Rounds:
         if trains and not last:  # of the last one the exchange tells, when it ended
             self._waited += time.perf_counter() - since
         self._door.join()
-        fragment.arrive(self._outer)
+        fragment.arrive(self._outer, self._door.world)
         if fragment is self._fragments[-1]:
             self._buffers.arrive()
 

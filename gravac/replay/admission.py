@@ -13,6 +13,7 @@ import numpy as np
 
 from gravac.candidate import Candidate
 from gravac.compressors import Compressor
+from gravac.compressors.profile import MEASURED_WORLD
 from gravac.controllers.base import Controller
 from gravac.outer.candidates import Delay, at_every, delays, most_promising, screened
 from gravac.outer.efficiency import in_each_step as efficiency_in_each_step
@@ -37,7 +38,8 @@ def admit_recorded(run: RunRecord, policy: Policy, every: Sequence[int] = ()) ->
         policy: gives controller, base and range.
         every: numbers of steps from one exchange to the next, ascending, where the run made outer steps.
     """
-    single = [in_each_step(one, policy.base) for one in run.candidates] if every else list(run.candidates)
+    world = run.world_size
+    single = [in_each_step(one, policy.base, world) for one in run.candidates] if every else list(run.candidates)
     recorded = [*sorted(single, key=lambda one: one.every), *(dropped.candidate for dropped in run.dropped)]
     start = policy.dense_format.cf
     as_then = any(one.dense and same(one.cf, start) for one in recorded)
@@ -79,7 +81,8 @@ def _at_each(admission: Admission, run: RunRecord, every: Sequence[int], control
             alike = [it for it in run.candidates if it.compressor == one.compressor and same(it.cf, one.cf)]
             ways = [it for it in alike if it.every == number]
             if not ways and (keep_all or number not in then or not alike):
-                ways = [at_every(one, number, compute_s, it) for it in delays(one, number, compute_s, delay, fragments)]
+                behind = delays(one, number, compute_s, delay, fragments)
+                ways = [at_every(one, number, compute_s, it, run.world_size) for it in behind]
             found += ways if chooses or not ways else [most_promising(ways)]
 
     def stays(one: Candidate) -> bool:
@@ -93,7 +96,7 @@ def _at_each(admission: Admission, run: RunRecord, every: Sequence[int], control
     return Admission(screened(kept, stays), admission.dropped)
 
 
-def in_each_step(candidate: Candidate, base: Compressor) -> Candidate:
+def in_each_step(candidate: Candidate, base: Compressor, world: int = MEASURED_WORLD) -> Candidate:
     """Return a candidate of outer steps as it is where each step is exchanged; its ``every`` stays.
 
     Its efficiency is right to the digits that a record has.
@@ -101,6 +104,7 @@ def in_each_step(candidate: Candidate, base: Compressor) -> Candidate:
     Args:
         candidate: one of outer steps.
         base: compressor that it is of, where it is not dense.
+        world: number of ranks.
 
     Example:
         >>> from gravac import topk
@@ -116,7 +120,7 @@ def in_each_step(candidate: Candidate, base: Compressor) -> Candidate:
     return replace(
         candidate,
         wire_ratio=candidate.wire_ratio / every,
-        efficiency=efficiency_in_each_step(replace(candidate, apart=apart)),
+        efficiency=efficiency_in_each_step(replace(candidate, apart=apart), world),
         coding_s=coding,
         exchange_s=exchange,
         step_s=None,

@@ -172,7 +172,7 @@ def test_outer_steps_are_those_that_the_optimizer_would_admit() -> None:
     assert {every for _, _, every in outer} == {1, 2, 5, 10, 20, 50, 100}
     for (name, cf, every), one in outer.items():
         each = Candidate(name, cf, 1.0, topk.profile(cf).efficiency if name == "topk" else 1.0)
-        assert one.efficiency in {efficiency(each, every, delay) for delay in range(every + 1)}
+        assert one.efficiency in {efficiency(each, every, delay, 8) for delay in range(every + 1)}
         assert one.step_s == pytest.approx(0.15 + one.compress_s + one.exposed_s)
     assert not any(cf > 32 for _, cf, _ in outer)
 

@@ -31,6 +31,7 @@ ALLOWED = (
     Allowed(r"The paper's 3 to 7x", "a published value"),
     Allowed(r"momentum of 0\.9", "a setting"),
     Allowed(r"Python 3\.10", "a version", README),
+    Allowed(r"Runs of 300 steps", "how long runs were made", README),
     Allowed(r"\(5 minutes\)", "how long a command takes, roughly", README),
     Allowed(r"Apache-2\.0|arXiv 2103\.00543", "a name", README),
     Allowed(

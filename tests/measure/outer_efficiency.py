@@ -53,8 +53,12 @@ SENT = {
 MOMENTA = ((0.7, 0.6), (0.9, 0.3), (1.0, 0.3), (0.7, 0.9))
 """Learning rates with Nesterov's momentum of the outer optimizer that are tried at H = 10."""
 
-TRIED = {10: (0.7, 0.85, 1.0), 20: (0.7, 0.85, 1.0), 50: (0.7, 0.85, 1.0, 1.2), 100: (0.7, 0.85, 1.0, 1.2)}
-"""Learning rates without, by number of steps from one exchange to the next."""
+TRIED: dict[int, dict[int, tuple[float, ...]]] = {
+    2: {10: (0.7, 0.85, 1.0), 20: (0.7, 0.85, 1.0), 50: (0.7, 0.85, 1.0, 1.2), 100: (0.7, 0.85, 1.0, 1.2)},
+    4: {5: (0.7, 0.85, 1.0), 10: (0.7, 0.85, 1.0), 20: (0.7, 0.85, 1.0)},
+    8: {5: (0.85, 1.0), 10: (0.85, 1.0)},
+}
+"""Learning rates without, by number of ranks and of steps from one exchange to the next."""
 
 TUNED_ON = ("charlm", "lstm")
 """Tasks that they are tuned by."""
@@ -181,13 +185,13 @@ def grid(
 ) -> Iterable[Case]:
     """What is run, most telling first."""
     for seed, number, every, label, name in itertools.product(seeds, ranks, numbers, sent, names):
-        yield Case(name, every, label, SENT[label], rate_at(every), ranks=number, seed=seed)
+        yield Case(name, every, label, SENT[label], rate_at(every, number), ranks=number, seed=seed)
 
 
 def tuning(numbers: Sequence[int] = EVERY, ranks: Sequence[int] = (2,)) -> Iterable[Case]:
     """What the outer optimizer is tuned by: momentum among two ranks alone."""
     for number, every in itertools.product(ranks, numbers):
-        settings = [(rate, 0.0) for rate in TRIED.get(every, ())]
+        settings = [(rate, 0.0) for rate in TRIED.get(number, {}).get(every, ())]
         settings += MOMENTA if (number, every) == (2, 10) else ()
         for (rate, momentum), name in itertools.product(settings, TUNED_ON):
             yield Case(name, every, rate=rate, momentum=momentum, ranks=number)
@@ -251,7 +255,7 @@ def best(tried: Iterable[dict[str, Any]]) -> tuple[float, float]:
 def tuned(rows: Iterable[dict[str, Any]], ranks: int = 2) -> dict[int, list[dict[str, Any]]]:
     """Return the rows that the outer optimizer is tuned by, by number of steps from one exchange to the next."""
     cases = set(tuning(ranks=(ranks,)))
-    found: dict[int, list[dict[str, Any]]] = {every: [] for every in TRIED}
+    found: dict[int, list[dict[str, Any]]] = {every: [] for every in TRIED[ranks]}
     for row in rows:
         if key(row) in cases:
             found[row["every"]].append(row)
@@ -289,20 +293,20 @@ def by_case(
     """Return efficiency by task and H, of each seed."""
     found: dict[tuple[str, int], dict[int, Worth]] = {}
     for row in rows:
-        ours = row["every"] and (row["rate"], row["momentum"]) == (rate_at(row["every"]), 0.0)
+        ours = row["every"] and (row["rate"], row["momentum"]) == (rate_at(row["every"], ranks), 0.0)
         if ours and (row["label"], row["ranks"]) == (label, ranks):
             found.setdefault((row["task"], row["every"]), {})[row["seed"]] = worth(row)
     return found
 
 
-def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense") -> dict[tuple[str, int], Worth]:
-    """Return efficiency by task and H, of two ranks: over seeds."""
-    return {at: mean([*of.values()]) for at, of in by_case(rows, label).items()}
+def efficiencies(rows: Sequence[dict[str, Any]], label: str = "dense", ranks: int = 2) -> dict[tuple[str, int], Worth]:
+    """Return efficiency by task and H: over seeds."""
+    return {at: mean([*of.values()]) for at, of in by_case(rows, label, ranks).items()}
 
 
-def points(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
+def points(rows: Sequence[dict[str, Any]], ranks: int = 2) -> dict[int, float]:
     """Return the geometric mean over the tasks by H, dense, at most 1: what a controller goes by."""
-    found = efficiencies(rows)
+    found = efficiencies(rows, ranks=ranks)
     numbers = sorted({every for _, every in found})
     return {every: min(1.0, mean([one for (_, at), one in found.items() if at == every]).value) for every in numbers}
 

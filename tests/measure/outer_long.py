@@ -60,7 +60,7 @@ def pairs(
 def cases(seeds: Iterable[int], ranks: Sequence[int]) -> Iterable[Case]:
     """What is run, most telling first."""
     for seed, number, (every, label), name in itertools.product(seeds, ranks, CHOICES, SETUPS):
-        rate = rate_at(every) if every else 1.0
+        rate = rate_at(every, number) if every else 1.0
         yield Case(name, every, label, SENT[label], rate, ranks=number, seed=seed)
 
 

@@ -82,6 +82,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     OUTER: {
         "outer_efficiency": ("outer_efficiency", tables_of_outer.outer_efficiency),
         "outer_rates": ("outer_efficiency", tables_of_outer.outer_rates),
+        "outer_rates_more": ("outer_ranks", tables_of_outer.outer_rates_more),
         "outer_race": ("outer_tta", tables_of_outer.outer_race),
         "outer_frontier": ("outer_efficiency", tables_of_outer.outer_frontier),
         "outer_ranks": ("outer_ranks", tables_of_outer.outer_ranks),

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published tables on outer steps."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -50,6 +51,23 @@ def outer_rates() -> str:
             told = " ".join(_reached(own[task]) for task in outer_steps.TUNED_ON if task in own)
             cells.append(f"**{told}**" if best[every] == (rate, momentum) else told)
         lines.append(line(f"{rate:g}, {momentum:g}", *cells))
+    return "\n".join(lines)
+
+
+def outer_rates_more() -> str:
+    """The same without momentum among more ranks than two."""
+    found = rows("outer_ranks")
+    numbers = sorted({row["ranks"] for row in found if row["ranks"] in outer_steps.TRIED})
+    rates = sorted({rate for number in numbers for tried in outer_steps.TRIED[number].values() for rate in tried})
+    lines = head("ranks", "H", *(f"rate {rate:g}" for rate in rates))
+    for number in numbers:
+        for every, tried in sorted(outer_steps.tuned(found, number).items()):
+            cells, (best, _) = [], outer_steps.best(tried)
+            for rate in rates:
+                own = {row["task"]: row for row in tried if row["rate"] == rate}
+                told = " ".join(_reached(own[task]) for task in outer_steps.TUNED_ON if task in own)
+                cells.append(f"**{told}**" if rate == best else told)
+            lines.append(line(str(number), str(every), *cells))
     return "\n".join(lines)
 
 
@@ -112,16 +130,16 @@ def _over_seeds(of: Sequence[outer_steps.Worth]) -> str:
 
 
 def outer_ranks() -> str:
-    """Efficiency by number of ranks, relative to dense gradient averaging among as many; of dense, then of bits."""
-    found = rows("outer_ranks")
+    """Efficiency by number of ranks, relative to dense gradient averaging among as many, over seeds."""
+    more = rows("outer_ranks")
+    found = [*rows("outer_efficiency"), *more]
     numbers = sorted({row["ranks"] for row in found})
     lines = head("task", "H", "sent", *(f"{number} ranks" for number in numbers))
-    labels = [label for label in outer_steps.SENT if any(row["label"] == label for row in found)]
-    own = {(label, number): outer_steps.by_case(found, label, number) for label in labels for number in numbers}
-    for task, every in sorted({at for of in own.values() for at in of}):
-        for label in labels:
-            told = [_over_seeds([*own[label, number].get((task, every), {}).values()]) for number in numbers]
-            lines.append(line(task, str(every), f"`{label}`", *told))
+    ran = {(row["task"], row["every"], row["label"]) for row in more if row["every"]}
+    for task, label in itertools.product(outer_steps.SETUPS, outer_steps.SENT):
+        for every in sorted({every for of, every, sent in ran if (of, sent) == (task, label)}):
+            own = (outer_steps.by_case(found, label, number).get((task, every), {}) for number in numbers)
+            lines.append(line(task, str(every), f"`{label}`", *(_over_seeds([*of.values()]) for of in own)))
     return "\n".join(lines)
 
 

@@ -283,13 +283,18 @@ def test_a_closed_one_says_so() -> None:
 
 
 def test_what_a_controller_goes_by_is_what_was_measured() -> None:
-    measured = points(rows("outer_efficiency"))  # which differs by so much from one machine's rounding to another's
-    assert dict(DENSE) == {every: pytest.approx(one, abs=0.01) for every, one in measured.items()}
+    for world, believed in DENSE.items():
+        measured = points(rows("outer_efficiency" if world == 2 else "outer_ranks"), world)
+        # which differs by so much from one machine's rounding to another's
+        assert dict(believed) == {every: pytest.approx(one, abs=0.01) for every, one in measured.items()}
 
 
 def test_the_outer_rate_is_the_best_that_tuning_found_at_each_number_of_steps() -> None:
     tried = tuned(rows("outer_efficiency"))
     assert {every: best(of) for every, of in tried.items()} == {every: (rate_at(every), 0.0) for every in tried}
+    for world in (4, 8):
+        of_all = [row for of in tuned(rows("outer_ranks"), world).values() for row in of]
+        assert {rate_at(every, world) for every in (1, 5, 10, 20, 100)} == {best(of_all)[0]}
 
 
 @pytest.mark.parametrize(("steps", "moves"), [(4, 0.7), (20, 0.85), (50, 1.0)])
@@ -304,6 +309,11 @@ def test_the_outer_rate_goes_by_the_steps_that_the_round_had(steps: int, moves: 
         torch.testing.assert_close(flat(ranks.modules[0]), start + moves * (flat(alone) - start))
 
 
+def test_four_ranks_go_on_from_the_mean_of_their_weights() -> None:
+    by_default, mean = (Ranks(4, every=5, **settings).train(15) for settings in ({"outer": OuterSGD}, {}))
+    torch.testing.assert_close(flat(by_default.modules[0]), flat(mean.modules[0]), rtol=0, atol=0)
+
+
 def test_an_outer_rate_that_is_given_stays() -> None:
     anchor = torch.nn.Parameter(torch.ones(1))
     outer = OuterSGD([anchor], rate=0.5)
@@ -312,15 +322,16 @@ def test_an_outer_rate_that_is_given_stays() -> None:
     assert anchor.item() == 0.5
 
 
-@given(st.floats(0.05, 1), st.integers(2, 100), st.integers(0, 50), st.integers(1, 50))
-def test_fewer_exchanges_later_ones_and_more_loss_are_never_worth_more(
-    loss: float, every: int, delay: int, more: int
+@given(st.floats(0.05, 1), st.integers(2, 100), st.integers(0, 50), st.integers(1, 50), st.integers(2, 32))
+def test_fewer_exchanges_later_ones_more_loss_and_more_ranks_are_never_worth_more(
+    loss: float, every: int, delay: int, more: int, world: int
 ) -> None:
     lossy, dense = Candidate("any", 10.0, 10.0, efficiency=loss), Candidate("any", 10.0, 10.0)
-    own = efficiency(lossy, every, delay)
-    assert 0 <= efficiency(lossy, every + more, delay) <= own
-    assert efficiency(lossy, every, delay + more) <= own
-    assert own <= loss * efficiency(dense, every, delay) + 1e-4
+    own = efficiency(lossy, every, delay, world)
+    assert 0 <= efficiency(lossy, every + more, delay, world) <= own
+    assert efficiency(lossy, every, delay + more, world) <= own
+    assert efficiency(lossy, every, delay, world + more) <= own
+    assert own <= loss * efficiency(dense, every, delay, world) + 1e-4
 
 
 def test_fragments_spread_a_rounds_bytes_over_its_steps() -> None:

@@ -15,6 +15,7 @@ from gravac.candidate import Candidate
 from gravac.commands import replay as command
 from gravac.controllers.base import Decision
 from gravac.outer.candidates import widened
+from gravac.outer.efficiency import efficiency
 from gravac.policy import Policy
 from gravac.replay import Trace, admit_recorded, read_trace, replay
 from gravac.replay.recording import Recording
@@ -29,9 +30,9 @@ def policy(**settings: Any) -> Policy:
     return Policy(**{"base": topk, "cf_range": (2, 64), "controller": SEARCH, "dense_below": 0, **settings})
 
 
-def record(folder: Path, steps: int = 120, **settings: Any) -> Trace:
+def record(folder: Path, steps: int = 120, ranks: int = 2, **settings: Any) -> Trace:
     given = {"base": topk, "cf_range": (2, 64), "controller": SEARCH, "every": (1, 20), "log_dir": folder, **settings}
-    trained = Ranks(2, clock=0.01, **given).train(steps)
+    trained = Ranks(ranks, clock=0.01, **given).train(steps)
     for outer in trained.outer:
         outer._rounds.leave_now(0.05, whole=True)  # a last round, shorter than was decided
     trained.lockstep.run()
@@ -90,17 +91,28 @@ def test_another_number_of_steps_is_estimated(trace: Trace) -> None:
         assert recorded.get((one.compressor, one.cf, one.every), one) == one
 
 
+def test_what_runs_and_what_is_replayed_go_by_the_number_of_ranks(tmp_path: Path) -> None:
+    recorded = record(tmp_path, 12, 4, every=(1, 10))
+    dense = {one.every: one.efficiency for one in recorded.run.candidates if one.dense}
+    assert dense == {every: efficiency(Candidate("dense", 1.0, 1.0), every, world=4) for every in (1, 2, 5, 10)}
+    played = replay(recorded, policy(), every=(20, 20))
+    assert played.candidates[0].efficiency == efficiency(Candidate("dense", 1.0, 1.0), 20, world=4)
+
+
+@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("delay", [0, 1])
-def test_what_was_expected_of_a_step_follows_for_other_numbers_of_steps(delay: int) -> None:
+def test_what_was_expected_of_a_step_follows_for_other_numbers_of_steps(delay: int, world: int) -> None:
     known = Admission(
         (
             Candidate("dense", 1.0, 1.0, coding_s=0.0, exchange_s=0.3),
             Candidate("topk", 8.0, 4.0, 0.9, "topk", coding_s=0.01, exchange_s=0.08),
         )
     )
-    run = RunRecord({"outer.delay": delay}, 2, widened(known, (1, 2, 5), 0.02, delay, keep_all=True).candidates)
+    recorded = widened(known, (1, 2, 5), 0.02, delay, keep_all=True, world=world)
+    run = RunRecord({"outer.delay": delay}, world, recorded.candidates)
     found = admit_recorded(run, policy(controller=Static(cf=8)), (10,)).candidates
-    for one, other in zip(found, widened(known, (10,), 0.02, delay, keep_all=True).candidates, strict=True):
+    expected = widened(known, (10,), 0.02, delay, keep_all=True, world=world).candidates
+    for one, other in zip(found, expected, strict=True):
         assert (one.compressor, one.cf, one.every) == (other.compressor, other.cf, 10)
         for name in ("wire_ratio", "efficiency", "coding_s", "exchange_s", "step_s"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4), name

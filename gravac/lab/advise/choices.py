@@ -270,7 +270,7 @@ def advise(
         even = _always_or_never(even, predicted.step_s < sixteen.step_s)
         hook.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
     denses = [Exchanged(Dense(), 1.0, in_single), Exchanged(Dense(dtype=dense), 2.0, in_sixteen)]
-    apart = outer_steps(denses, ways, full, network, machine) if workers > 1 else []
+    apart = outer_steps(denses, ways, full, network, machine, workers) if workers > 1 else []
     outer = [outer_choice(one, it) for one, it in apart]
     best, reason = with_hook(hook[2:], sixteen, dense)
     verdict, line = which(hook, outer, dense)

@@ -64,7 +64,12 @@ class Exchanged:
 
 
 def outer_steps(
-    dense: Sequence[Exchanged], compressed: Sequence[Exchanged], full: int, network: Network, machine: Machine
+    dense: Sequence[Exchanged],
+    compressed: Sequence[Exchanged],
+    full: int,
+    network: Network,
+    machine: Machine,
+    workers: int,
 ) -> list[tuple[Exchanged, Candidate]]:
     """Return all that OuterOptimizer would choose from up to ``MOST``, over all bases, each as its candidate.
 
@@ -74,6 +79,7 @@ def outer_steps(
         full: wire bytes of a dense float32 all-reduce of the model.
         network: network between the workers.
         machine: speed of each worker.
+        workers: number of ranks.
     """
     found: dict[tuple[str, float, int], tuple[Exchanged, Candidate]] = {}
     for base in dict.fromkeys(one.compressor.name for one in (*compressed, *dense)):
@@ -83,7 +89,8 @@ def outer_steps(
         fewest = max(one.wire_ratio for one in candidates if one.dense)
         compute_s = ways[0].load.compute_s
         fewer = tuple(one for one in candidates if one.dense or one.wire_ratio > fewest)
-        for it in widened(Admission(fewer), EVERY, compute_s, "auto", keep_all=False, chooses=False).candidates:
+        apart = widened(Admission(fewer), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers)
+        for it in apart.candidates:
             found[it.compressor, it.cf, it.every] = known[it.compressor, it.cf], it
     return list(found.values())
 
