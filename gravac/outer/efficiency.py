@@ -13,9 +13,10 @@ DENSE: Mapping[int, EfficiencyPoints] = {
     4: ((2, 0.94), (5, 0.91), (10, 0.82), (20, 0.74), (50, 0.63)),
     8: ((5, 0.84), (10, 0.74), (20, 0.64)),
 }
-"""By number of ranks, efficiency by number of steps from one exchange to the next, of dense exchanges, with
+"""Efficiency by number of steps from one exchange to the next, by number of ranks, of dense exchanges, with
 ``OuterSGD``. Geometric means: of two ranks over three tasks and seeds (``docs/measurements/outer_efficiency.json``), of
-more over two tasks, one seed (``outer_ranks.json`` there). The more there are, the less noise gradient averaging has, and the more is lost apart."""
+more over two tasks, one seed (``outer_ranks.json`` there). The more ranks, the less noise gradient averaging has, and
+the more is lost apart."""
 
 BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.78))
 """Efficiency by one more than the number of steps behind which an exchange travels, relative to waiting for it: put

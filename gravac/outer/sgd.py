@@ -10,7 +10,7 @@ import torch
 from gravac.compressors.profile import MEASURED_WORLD, EfficiencyPoints, power_at
 
 RATES: Mapping[int, EfficiencyPoints] = {2: ((10, 0.7), (20, 0.85), (50, 1.0)), 4: ((1, 1.0),)}
-"""By number of ranks, learning rate by number of steps from one exchange to the next: of those tried the best for dense
+"""Learning rate by number of steps from one exchange to the next, by number of ranks: of those tried the best for dense
 exchanges on ``charlm`` and ``lstm``, one seed; of four ranks (and of eight) over all numbers of steps together
 (``docs/measurements/outer_efficiency.json``, and ``outer_ranks.json`` there)."""
 
