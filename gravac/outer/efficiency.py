@@ -11,7 +11,7 @@ from gravac.compressors.profile import MEASURED_WORLD, EfficiencyPoints, efficie
 DENSE: Mapping[int, EfficiencyPoints] = {
     2: ((1, 0.98), (2, 1.0), (5, 1.0), (10, 0.99), (20, 0.88), (50, 0.80), (100, 0.71)),
     4: ((2, 0.94), (5, 0.91), (10, 0.82), (20, 0.74), (50, 0.63)),
-    8: ((5, 0.84), (10, 0.74), (20, 0.64)),
+    8: ((2, 0.91), (5, 0.84), (10, 0.74), (20, 0.64)),
 }
 """Efficiency by number of steps from one exchange to the next, by number of ranks, of dense exchanges, with
 ``OuterSGD``. Geometric means: of two ranks over three tasks and seeds (``docs/measurements/outer_efficiency.json``), of
