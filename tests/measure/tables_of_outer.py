@@ -123,10 +123,7 @@ def outer_frontier() -> str:
 
 def _over_seeds(of: Sequence[outer_steps.Worth]) -> str:
     """Geometric mean, lowest and highest."""
-    if not of:
-        return ""
-    between = f" [{min(one.value for one in of):.2f}-{max(one.value for one in of):.2f}]" if len(of) > 1 else ""
-    return f"{outer_steps.mean(of)}{between}"
+    return f"{outer_steps.mean(of)}{_between([one.value for one in of])}" if of else ""
 
 
 def outer_ranks() -> str:
@@ -168,8 +165,12 @@ def _over_free(own: Sequence[TrainingRecord], ran: Sequence[TrainingRecord]) -> 
     free = {(run.task, run.seed): run.tta_s or 0.0 for run in own if (run.link, run.method) == (UNTHROTTLED, REFERENCE)}
     times = [taken(run) / free[run.task, run.seed] for run in ran]
     above = "over " if any(run.tta_s is None for run in ran) else ""
-    between = f" [{min(times):.2f}-{max(times):.2f}]" if len(times) > 1 else ""
-    return f"{above}{statistics.geometric_mean(times):.2f}{between}"
+    return f"{above}{statistics.geometric_mean(times):.2f}{_between(times)}"
+
+
+def _between(values: Sequence[float]) -> str:
+    """Lowest and highest of several."""
+    return f" [{min(values):.2f}-{max(values):.2f}]" if len(values) > 1 else ""
 
 
 ADAPTIVE = "outer:ladder@2-1000"
@@ -279,10 +280,9 @@ def outer_long() -> str:
     for (task, ranks, every, label), both in outer_long_runs.pairs(rows("outer_long")).items():
         own, same = ([outer_long_runs.final(one) for one in of] for of in zip(*both, strict=True))
         worse = [100 * outer_long_runs.worse(row, synchronous) for row, synchronous in both]
-        between = f" [{min(worse):.2f}-{max(worse):.2f}]" if len(worse) > 1 else ""
         told = (f"{statistics.fmean(own):.4g}", f"{statistics.fmean(same):.4g}", f"{statistics.fmean(worse):.2f} %")
         wire = f"{statistics.fmean(row['wire_ratio'] for row, _ in both):.0f}"
-        lines.append(line(task, str(ranks), str(every), f"`{label}`", wire, *told[:2], told[2] + between))
+        lines.append(line(task, str(ranks), str(every), f"`{label}`", wire, *told[:2], told[2] + _between(worse)))
     return "\n".join(lines)
 
 
