@@ -143,8 +143,9 @@ measure-outer-traffic: $(VENV)/.test  ## bytes of a round and of its fullest ste
 measure-outer-costs: $(VENV)/.lab $(VENV)/.test  ## what delay, unequal shares and bfloat16 anchors cost in steps, in memory; resumable (10 minutes)
 	$(BIN)/python -m tests.measure.outer_costs $(ARGS)
 
-measure-outer-delays: $(VENV)/.lab $(VENV)/.test  ## what exchanges behind steps cost in steps, in memory; resumable (20 minutes)
+measure-outer-delays: $(VENV)/.lab $(VENV)/.test  ## what exchanges behind steps cost in steps, in memory; resumable (30 minutes)
 	$(BIN)/python -m tests.measure.outer_delays $(ARGS)
+	$(BIN)/python -m tests.measure.outer_delays --json docs/measurements/outer_delays_four.json --ranks 4 $(ARGS)
 
 measure-outer-ranks: $(VENV)/.lab $(VENV)/.test  ## what a step is worth among 4 and 8 ranks, and the outer rate; in memory; resumable (30 minutes)
 	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --tasks charlm lstm \

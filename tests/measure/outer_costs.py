@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What delay, unequal shares of the steps, and anchors in bfloat16 cost in steps: two ranks in memory, no clock.
+"""What delay, unequal shares of the steps, and anchors in bfloat16 cost in steps: ranks in memory, no clock.
 
 Ranks whose clocks are made up, one of them so many times as fast, train with ``by_speed`` to the metric that dense
 gradient averaging has after 80 % of the task's budget. Told are steps of a rank on average, read off between the ends
 of rounds. An interrupted run goes on where it was.
 
-    python -m tests.measure.outer_costs [--json FILE] [--seeds N] [--workers N]
+    python -m tests.measure.outer_costs [--json FILE] [--seeds N] [--ranks N ...] [--workers N]
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ EVERY = 10
 """Number of steps from one exchange to the next, of a rank on average."""
 
 FASTER = (1.0, 1.5, 3.0, 9.0)
-"""How many times as fast the first rank is: 10 and 10 steps, 12 and 8, 15 and 5, 18 and 2."""
+"""How many times as fast the first rank is: of two, 10 and 10 steps, 12 and 8, 15 and 5, 18 and 2."""
 
 LABELS = ("quantize(2)", "dense")
 
@@ -52,6 +53,7 @@ class Case(NamedTuple):
         mixing: share of its weights that a rank keeps then; ``None``: what it learned meanwhile.
         seed: of weights and batches.
         every: number of steps from one exchange to the next, of a rank on average.
+        ranks: stepped in memory.
     """
 
     task: str
@@ -62,6 +64,7 @@ class Case(NamedTuple):
     mixing: float | None = None
     seed: int = 0
     every: int = EVERY
+    ranks: int = 2
 
 
 def train(work: tuple[Case, float]) -> dict[str, Any]:
@@ -69,9 +72,9 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
     torch.set_num_threads(1)
     case, target = work
     task = tasks.make(case.task, scale=SETUPS[case.task][0], seed=case.seed)
-    models = [task.model() for _ in range(2)]
+    models = [task.model() for _ in range(case.ranks)]
     inner = [task.optimizer(model) for model in models]
-    lockstep = Lockstep(2)
+    lockstep = Lockstep(case.ranks)
     outer = [
         OuterOptimizer(
             model,
@@ -88,11 +91,12 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
         )
         for model, optimizer, executor in zip(models, inner, lockstep.executors, strict=True)
     ]
-    for one, seconds in zip(outer, (1.0, case.faster), strict=True):
+    for rank, one in enumerate(outer):
+        seconds = case.faster if rank else 1.0
         one._rounds.shares.clock = itertools.count(0.0, seconds).__next__
     curve: list[tuple[int, float]] = []
-    made = [0, 0]
-    while sum(made) < 2 * most_steps(case.task):
+    made = [0] * case.ranks
+    while sum(made) < case.ranks * most_steps(case.task):
         ended = outer[0].rounds
         for rank, one in enumerate(outer):
             while one.rounds == ended:
@@ -110,44 +114,47 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
             one.arrive()
         with outer[0].synced():
             value = task.metric.value(task.validate(models[0]))
-        curve.append((sum(made) // 2, value))
+        curve.append((sum(made) // case.ranks, value))
         if not math.isfinite(value) or task.metric.reached(value, target):
             break
     shares = outer[0].steps_of_ranks
     return {**case._asdict(), "steps_of_ranks": shares, "target": target, "reached": crossing(curve, target)}
 
 
-def cases(seeds: Iterable[int]) -> Iterable[Case]:
+def cases(seeds: Iterable[int], ranks: Iterable[int]) -> Iterable[Case]:
     """What is run, most telling first."""
-    for seed in seeds:
-        for label, name in itertools.product(LABELS, SETUPS):
-            yield from (Case(name, label, faster, seed=seed) for faster in FASTER)
-            yield Case(name, label, anchors="bfloat16", seed=seed)
-            yield from (Case(name, label, delay=DELAY, mixing=mixing, seed=seed) for mixing in MIXING)
+    for seed, number, label, name in itertools.product(seeds, ranks, LABELS, SETUPS):
+        case = partial(Case, name, label, seed=seed, ranks=number)
+        yield from (case(faster) for faster in FASTER)
+        yield case(anchors="bfloat16")
+        yield from (case(delay=DELAY, mixing=mixing) for mixing in MIXING)
 
 
-def main(of: Callable[[Iterable[int]], Iterable[Case]] = cases, name: str = "outer_costs") -> None:
+def main(of: Callable[[Iterable[int], Iterable[int]], Iterable[Case]] = cases, name: str = "outer_costs") -> None:
     """Run what a command line asks for.
 
     Args:
-        of: what is run, by seeds.
+        of: what is run, by seeds and numbers of ranks.
         name: of the record.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default=f"docs/measurements/{name}.json")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     file = Path(arguments.json)
     rows: list[dict[str, Any]] = read(file) if file.exists() else []
     todays()  # the machine's speed, before workers take it
     known = {Case(**{field: row[field] for field in Case._fields if field in row}) for row in rows}
-    wanted = [case for case in of(range(arguments.seeds)) if case not in known]
+    wanted = [case for case in of(range(arguments.seeds), arguments.ranks) if case not in known]
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
-        dense = {outer_efficiency.Case(case.task, 0, seed=case.seed) for case in wanted}
+        dense = {outer_efficiency.Case(case.task, 0, ranks=case.ranks, seed=case.seed) for case in wanted}
         averaged = pool.imap(outer_efficiency.train, [(case, None) for case in sorted(dense)])
-        targets = {(row["task"], row["seed"]): at_share(row) for row in averaged}
-        for position, row in enumerate(pool.imap(train, [(one, targets[one.task, one.seed]) for one in wanted]), 1):
+        targets = {(row["task"], row["ranks"], row["seed"]): at_share(row) for row in averaged}
+        for position, row in enumerate(
+            pool.imap(train, [(one, targets[one.task, one.ranks, one.seed]) for one in wanted]), 1
+        ):
             rows.append(row)
             print(f"{position} of {len(wanted)}:", json.dumps(row), flush=True)
             keep(rows, arguments.json)

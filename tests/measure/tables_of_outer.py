@@ -258,20 +258,30 @@ def outer_costs() -> str:
 
 
 def outer_delays() -> str:
-    """Efficiency of exchanges behind steps, relative to those that are waited for as often, by task."""
-    found = rows("outer_delays")
-    waits = {(row["every"], row["task"], row["seed"]): row["reached"] for row in found if not row["delay"]}
+    """Efficiency of exchanges behind steps, relative to those that are waited for as often, by ranks and task."""
+    of_two, of_more = rows("outer_delays"), rows("outer_delays_four")
+    found = [{"ranks": 2, **row} for row in (*of_two, *of_more)]
     tasks = list(dict.fromkeys(row["task"] for row in found))
-    lines = head("H", "steps behind", "believed", *tasks)
-    for every, delay in sorted({(row["every"], row["delay"]) for row in found if row["delay"]}):
+    lines = head("ranks", "H", "steps behind", "believed", *tasks)
+    waits = {tuple(row[name] for name in _OF_DELAY): row["reached"] for row in found if not row["delay"]}
+    for ranks, every, delay in sorted({(row["ranks"], row["every"], row["delay"]) for row in found if row["delay"]}):
         cells = []
         for task in tasks:
-            of = [row for row in found if (row["every"], row["delay"], row["task"]) == (every, delay, task)]
-            times = [(row["reached"] or outer_steps.most_steps(task)) / waits[every, task, row["seed"]] for row in of]
+            case = (ranks, every, delay, task)
+            of = [row for row in found if (row["ranks"], row["every"], row["delay"], row["task"]) == case]
+            times = [_steps(row) / waits[tuple(row[name] for name in _OF_DELAY)] for row in of]
             missed = any(row["reached"] is None for row in of)
-            cells.append(str(outer_steps.Worth(1 / statistics.geometric_mean(times), missed)))
-        lines.append(line(str(every), str(delay), f"{efficiency_at(BEHIND, 1 + delay):.2f}", *cells))
+            cells.append(str(outer_steps.Worth(1 / statistics.geometric_mean(times), missed)) if times else "")
+        lines.append(line(str(ranks), str(every), str(delay), f"{efficiency_at(BEHIND, 1 + delay):.2f}", *cells))
     return "\n".join(lines)
+
+
+_OF_DELAY = ("ranks", "every", "task", "seed")
+
+
+def _steps(row: dict[str, Any]) -> float:
+    """Steps to the target, or all that a run that did not get there may make."""
+    return float(row["reached"] or outer_steps.most_steps(row["task"]))
 
 
 def outer_long() -> str:
