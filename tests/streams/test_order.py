@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -21,7 +22,10 @@ from gravac.controllers.base import Controller
 from gravac.exchange.streams import StreamExecutor
 from tests.device.idle import Idle
 
-WORLD, STEPS, SCHEDULES = 3, 6, 1000
+WORLD, STEPS = 3, 6
+
+SCHEDULES = 10 * hypothesis.settings().max_examples
+"""300, and 5000 of the long tests."""
 
 SHAPES = {"a": (8, 8), "b": (16, 8), "bias": (8,)}
 
