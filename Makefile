@@ -201,7 +201,8 @@ OUTER_ADAPTIVE := outer:ladder@2-1000 matched:outer:ladder@2-1000
 OUTER_TASKS := '--task lstm' '--task charlm --scale 0.4' '--task denoise'
 OUTER_CHANGING := 20mbit,10s:100mbit,20s:5mbit
 OUTER_TTA = $(INTEGRATIONS)/bin/python -m gravac bench tta --seeds 1 --first-seed $$seed $$task $(ARGS)
-OUTER_SHORT = $(OUTER_TTA) --budget 300 --json docs/measurements/outer_tta.json
+OUTER_JSON ?= docs/measurements/outer_tta.json
+OUTER_SHORT = $(OUTER_TTA) --budget 300 --json $(OUTER_JSON)
 
 measure-outer-tta: $(VENV)/.lab $(INTEGRATIONS)/.torchft  ## outer steps, fixed, adaptive, shuffled, torchft's, on links of all kinds; needs root; resumable (some hours)
 	set -e; for seed in $(SEEDS); do for task in $(OUTER_TASKS); do \

@@ -86,6 +86,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "outer_race": ("outer_tta", tables_of_outer.outer_race),
         "outer_frontier": ("outer_efficiency", tables_of_outer.outer_frontier),
         "outer_ranks": ("outer_ranks", tables_of_outer.outer_ranks),
+        "outer_race_more": ("outer_tta_more", lambda: tables_of_outer.outer_race("outer_tta_more")),
         "outer_race_four": ("outer_tta_four", lambda: tables_of_outer.outer_race("outer_tta_four")),
         "outer_race_long": ("outer_tta_long", lambda: tables_of_outer.outer_race("outer_tta_long")),
         "outer_judged": ("outer_tta", tables_of_outer.outer_judged),
