@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-PIP = -m pip install --quiet --no-input --disable-pip-version-check
+PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile  # PyTorch's files by the thousand
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
@@ -270,6 +270,7 @@ environment: $(VENV)/.environment  ## all that lint, tests, kernels and docs nee
 $(VENV)/.environment: $(VENV)/.base
 	@echo "installing gravac[dev,docs,triton] into $(VENV)... (once)"
 	@$(INSTALL) 'gravac[dev,docs,triton]'
+	@$(BIN)/python -c 'import torch._dynamo, gravac.lab, torch.utils.tensorboard'  # compiled once, not in each process
 	@touch $(addprefix $(VENV)/.,dev docs lab test triton environment)  # lab and test are parts of dev
 
 environment-integrations: $(INTEGRATIONS)/.integrations  ## what integrations' tests need, in .venv-integrations

@@ -71,7 +71,7 @@ def test_four_ranks_with_random_delays_stay_bitwise_equal(base: Compressor) -> N
     assert ran[0][2] < 2.4
 
 
-@pytest.mark.parametrize("base", [topk, randomk], ids=repr)
+@pytest.mark.parametrize("base", [topk, pytest.param(randomk, marks=pytest.mark.long)], ids=repr)
 def test_sixteen_ranks_stay_bitwise_equal(base: Compressor) -> None:
     ran = threads(replicas, 16, base, 30, 0.001)
     assert all(torch.equal(ran[0][0], other[0]) for other in ran)

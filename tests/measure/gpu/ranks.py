@@ -13,7 +13,7 @@ from gravac.controllers.base import Controller
 from tests.distributed.training import network, parallel, sgd
 from tests.measure.gpu.parts import Row, attempts
 from tests.measure.gpu.timing import GPU
-from tests.ranks import processes
+from tests.ranks import PRELOADED, processes
 
 WORLD, STEPS = 4, 20
 
@@ -31,7 +31,8 @@ def rows(device: torch.device = GPU) -> Iterator[Row]:
 
 def same(base: Compressor, controller: Controller[Any], device: str, world: int = WORLD) -> Row:
     # what is imported before ranks are forked may look for GPUs, and CUDA does not outlive a fork
-    ran = processes(replica, world, base, controller, device, timeout=60, preloaded=())
+    preloaded = PRELOADED if device == "cpu" else ()
+    ran = processes(replica, world, base, controller, device, timeout=60, preloaded=preloaded)
     weights, decisions = zip(*ran, strict=True)
     bits = all(torch.equal(one, weights[0]) for one in weights)
     agree = all(one == decisions[0] for one in decisions)
