@@ -15,7 +15,7 @@ DENSE: Mapping[int, EfficiencyPoints] = {
 }
 """Efficiency by number of steps from one exchange to the next, by number of ranks, of dense exchanges, with
 ``OuterSGD``. Geometric means: of two ranks over three tasks and seeds (``docs/measurements/outer_efficiency.json``), of
-more over two tasks, one seed (``outer_ranks.json`` there). The more ranks, the less noise gradient averaging has, and
+more over the two tasks on text, one seed (``outer_ranks.json`` there). The more ranks, the less noise gradient averaging has, and
 the more is lost apart."""
 
 BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.78))
