@@ -151,7 +151,7 @@ measure-outer-delays: $(VENV)/.lab $(VENV)/.test  ## what exchanges behind steps
 measure-outer-ranks: $(VENV)/.lab $(VENV)/.test  ## what a step is worth among 4, 8 and 16 ranks, and the outer rate; in memory; resumable (80 minutes)
 	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --tasks charlm lstm \
 		--ranks 4 8 --every 10 20 5 2 50 --sent dense --tune $(ARGS)
-	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --tasks denoise --ranks 4 8 --every 2 5 10 20 --sent dense
+	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --tasks denoise --ranks 4 8 --every 2 5 10 20 50 --sent dense
 	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --ranks 4 8 16 --every 10 --sent dense 'quantize(2)'
 	$(BIN)/python -m tests.measure.outer_efficiency --json docs/measurements/outer_ranks.json --tasks charlm lstm --ranks 16 --every 5 --sent dense
 
