@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much code there is in ``gravac/``, and how well it is documented, here and at another commit.
 
-    python -m tests.measure.size [--against COMMIT [--check]]
+    python -m tests.measure.size [--against COMMIT]
 
 A line of code is a line that holds anything but blanks, comments and documentation. Documentation is every string that
 stands alone: docstrings, and the strings under constants. The total leaves out ``lab/``, which only measures
-the rest. With ``--check`` the exit status is 1 where the total is not smaller than COMMIT's, or a file has more
-lines than ``LONGEST``.
+the rest. The counts inform; nothing is refused by them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import argparse
 import ast
 import io
 import subprocess
-import sys
 import tarfile
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -25,9 +23,6 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
 PACKAGE, APART, TOP = "gravac", "lab", "(top)"
-
-LONGEST = 350
-"""Lines that a file may have, all of them counted."""
 
 LONG = 40
 """Lines that a function may have without its docstring, before it counts as long."""
@@ -148,15 +143,6 @@ def at(commit: str) -> dict[str, str]:
         }
 
 
-def faults(now: Sources, before: Sources) -> list[str]:
-    """Tell what ``--check`` refuses; nothing where the package has shrunk and no file is too long."""
-    shrunk, was = total(by_folder(now)).code, total(by_folder(before)).code
-    found = [f"{path}: {lines} lines, more than {LONGEST}" for lines, path in longest(now) if lines > LONGEST]
-    if shrunk >= was:
-        found.append(f"{shrunk} lines of code without {APART}/ are not fewer than {was}")
-    return found
-
-
 def table(now: Sources, before: Sources | None = None) -> str:
     """Lay the counts out for a terminal: a line for each folder, the total, then what else is counted."""
     folders, old = by_folder(now), by_folder(before) if before is not None else None
@@ -178,29 +164,22 @@ def table(now: Sources, before: Sources | None = None) -> str:
     ):
         lines.append(f"  {words:<20}" + _side_by_side(getattr(whole[0], name), whole[1] and getattr(whole[1], name)))
     lines += ["", "longest files"]
-    ordered = longest(now)
-    shown = max(NAMED, sum(count > LONGEST for count, _ in ordered))
-    lines += [f"  {count:6d}  {path}{_too_long(count)}" for count, path in ordered[:shown]]
+    lines += [f"  {count:6d}  {path}" for count, path in longest(now)[:NAMED]]
     return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; return 1 for what ``--check`` refuses."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="COMMIT", help="count this commit's files too, and print both")
-    parser.add_argument("--check", action="store_true", help="exit with 1 unless smaller, and every file short enough")
     options = parser.parse_args(arguments)
-    if options.check and not options.against:
-        parser.error("--check needs --against COMMIT: it compares with that")
     now = here()
     try:
         before = at(options.against) if options.against else None
     except ValueError as error:
         parser.error(str(error))
     print(table(now, before))
-    refused = faults(now, before) if options.check and before is not None else []
-    print("\n".join(refused), file=sys.stderr, end="\n" if refused else "")
-    return 1 if refused else 0
+    return 0
 
 
 def _strings(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -233,10 +212,6 @@ def _own_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def _side_by_side(now: int, before: int | None) -> str:
     return f"{now:8d}" if before is None else f"{before:8d}{now:8d}{now - before:+8d}"
-
-
-def _too_long(lines: int) -> str:
-    return f"  (over {LONGEST})" if lines > LONGEST else ""
 
 
 if __name__ == "__main__":
