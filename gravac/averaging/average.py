@@ -18,7 +18,7 @@ from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import Folding
 from gravac.averaging.fused_tensors import FusedTensors, Part, grouped
 from gravac.averaging.memory import CompressorMemory
-from gravac.averaging.norms import all_finite, energy_of
+from gravac.averaging.norms import all_finite
 from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.stats import StepStats
 from gravac.collectives import AllReduce, Collective, Traffic
@@ -181,7 +181,7 @@ class Averager:
         if plan.sums == "none":
             self.diagnostics.sums.clear()
         else:
-            finite = self._judge(all_finite(energy_of(piece.flat) for piece in pieces))
+            finite = self._judge(all_finite(energy(piece.flat) for piece in pieces))
             self.diagnostics.add_up(self._compressible(pieces), plan, finite, self.stats)
         if plan.survey:
             announce(self._compressible(pieces), plan, self.stats)
@@ -277,7 +277,7 @@ class Averager:
             flat.copy_(total)
         finite: Verdict = True
         if kept or self.feedback.safe:
-            finite = self._judge(all_finite([energy_of(flat)]))
+            finite = self._judge(all_finite([energy(flat)]))
             if finite is False:
                 self._refuse(pieces, parts)
                 return
@@ -292,7 +292,7 @@ class Averager:
 
     def _looked_into(self, pieces: Sequence[Piece], plan: Plan) -> Iterator[Part]:
         """Tensors with what is fed back to them, counted and evaluated; none, where some gradient is not finite."""
-        energies = [energy_of(piece.flat) for piece in pieces]
+        energies = [energy(piece.flat) for piece in pieces]
         finite = self._judge(all_finite(energies))
         if finite is False:
             return

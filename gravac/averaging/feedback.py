@@ -18,6 +18,7 @@ from gravac.compressors.base import Fold, energy
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import dtype_of, working
 from gravac.compressors.sparse import Addend
+from gravac.compressors.squares import norm
 from gravac.exchange.executor import Number, Verdict, choose
 
 Residuals = dict[str, torch.Tensor]
@@ -318,13 +319,12 @@ class Feedback:
         The share is computed where the tensors are. Whether that was all, only a host that may look can tell.
         """
         held = self.held[name]
-        limit = self.release * torch.linalg.vector_norm(gradient, dtype=held.dtype).double()
-        norm = torch.linalg.vector_norm(held).double()
-        if self.judge(norm <= limit) is True:
+        limit, size = self.release * norm(gradient), norm(held)
+        if self.judge(size <= limit) is True:
             x.add_(held)
             self._pending_held[name] = None
         elif self.judge(limit > 0) is not False:
-            share = torch.where(norm <= limit, torch.ones_like(norm), limit / norm)
+            share = torch.where(size <= limit, torch.ones_like(size), limit / size)
             due = held * share.to(held.dtype)
             x.add_(due)
             self._pending_held[name] = held - due

@@ -6,35 +6,29 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gravac.compressors.base import energy
 from gravac.compressors.sparse import Addend, Sparse, blocks
+from gravac.compressors.squares import checked, energy
 
 
 def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Tell whether all squared norms are finite, ``[]`` bool: one element that is not makes its tensor's norm so."""
+    """Tell whether all squared norms are finite, ``[]`` bool: as ``energy`` has them, if and only if all elements are."""
     every = [*energies]
     return every[0] < torch.inf if len(every) == 1 else (torch.stack(every) < torch.inf).all()
 
 
-def energy_of(flat: torch.Tensor) -> torch.Tensor:
-    """``‖flat‖²`` of a flat tensor, 0-d; of 16-bit tensors in float32."""
-    if flat.element_size() >= 4:
-        return energy(flat)
-    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
-    return norm.square()
-
-
 def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the same, 0-d, of each of several flat tensors of one dtype; of many by one launch."""
+    """Return ``energy``, 0-d, of each of several flat tensors of one dtype; of many by one launch."""
     if len(flats) == 1:
-        return [energy_of(flats[0])]
-    dtype = torch.float32 if flats[0].element_size() < 4 else None
-    norms = torch._foreach_norm([*flats], 2, dtype)
-    return [*torch._foreach_mul(norms, norms)]
+        return [energy(flats[0])]
+    if not flats[0].is_cpu:
+        norms = torch._foreach_norm([*flats], 2, torch.float64)
+        return [*torch._foreach_mul(norms, norms)]
+    norms = torch._foreach_norm([*flats], 2, torch.float32 if flats[0].element_size() < 4 else None)
+    return [checked(size, flat) for size, flat in zip(torch._foreach_mul(norms, norms), flats, strict=True)]
 
 
 def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> torch.Tensor:
-    """``‖x - sent‖²``, 0-d, of flat x; ``size`` is ``‖x‖²``, 0-d."""
+    """``‖x - sent‖²``, 0-d, float64, of flat x; ``size`` is ``‖x‖²``, 0-d."""
     if isinstance(sent, torch.Tensor):
         return energy(x - sent)
     if not isinstance(sent, Sparse):

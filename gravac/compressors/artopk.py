@@ -14,10 +14,11 @@ import torch
 
 from gravac.collectives import AllGather, AllReduce, Broadcast, Traffic
 from gravac.compressors import multilevel
-from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
+from gravac.compressors.base import Compressor, Context, Reduced, Rounds, k_for
 from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.sparse import Sparse
+from gravac.compressors.squares import norm
 from gravac.compressors.topk import index_dtype, pack_indices, topk, unpack_indices
 
 
@@ -67,7 +68,7 @@ class ARTopK(Compressor):
         own = multilevel.at(topk.select, x, cf, ctx)
         root = ctx.step % ctx.world
         if self.choose == "var":
-            (held,) = yield AllGather(energy(own.values).float().reshape(1))
+            (held,) = yield AllGather(norm(own.values).float().reshape(1))
             root = int(held.argmax())
         packed = yield Broadcast(pack_indices(own.indices, x.numel()), root)
         chosen = unpack_indices(packed, x.numel())

@@ -23,6 +23,7 @@ from gravac.collectives import Collective, Traffic
 from gravac.compressors.draws import Draws
 from gravac.compressors.profile import APART, UNKNOWN, CostPoints, EfficiencyPoints, Profile, coding_at, efficiency_at
 from gravac.compressors.sparse import Addend, Selection
+from gravac.compressors.squares import energy as energy
 from gravac.settings import Settings
 
 
@@ -63,8 +64,8 @@ class Fold:
         left: the residual to be made: float32, flat, ``[elements]``, overwritten with the sum of both, less what
             ``Reduced.sent`` leaves out since it is taken off already. ``None``: nothing is kept; a compressor that
             needs the sum afterwards puts a tensor of its own here.
-        energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; not finite when
-            an element of the gradient is not. Of rows, that of all.
+        energy: ``‖gradient + residual‖²``, 0-d, which the compressor sets before its first collective; finite if and
+            only if every element of the gradient is. Of rows, that of all.
         gradients: gradients of rows (``rounds_together``), each flat; x is then memory for their sums, ``left``.
         residuals: what is added to each row; none: nothing. All rows have one fold.
     """
@@ -283,7 +284,7 @@ class Compressor(Settings):
             ctx: what may be known about the tensor.
 
         Returns:
-            A scalar (0-d tensor, dtype of x) for each CF.
+            A scalar (0-d tensor, float32 or float64) for each CF.
         """
         raise NotImplementedError
 
@@ -291,8 +292,3 @@ class Compressor(Settings):
 def k_for(elements: int, cf: float) -> int:
     """How many of ``elements`` a sparsifier sends at ``cf``: the least number with elements / sent <= cf."""
     return min(elements, max(1, math.ceil(elements / cf))) if elements else 0
-
-
-def energy(x: torch.Tensor) -> torch.Tensor:
-    """``‖x‖²`` of flat x as a 0-d tensor of x's dtype; not finite when an element is not."""
-    return torch.dot(x, x)

@@ -17,17 +17,23 @@ from gravac.compressors.base import Fold
 from gravac.compressors.selection import largest
 from gravac.compressors.sparse import Sparse
 
+MOST = 2.0**126
+"""Largest energy of a chunk that is told: its sum over ranks, each with an Nth of its own, does not overflow float32."""
+
 
 def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``. By a kernel where those run."""
+    """Sum of squares of each chunk of flat x: x's dtype, ``[ceil(elements / chunk)]``. By a kernel where those run.
+
+    Energies above ``MOST`` (of norms above 9e18) become that, and those of float32 norms below 1e-22 may become 0.
+    """
     if x.dtype == torch.float32 and kernels.usable(x.device.type):
         energies: torch.Tensor = _the_kernels().energies([x], chunk)[0]
-        return energies
+        return energies.clamp_(max=MOST).float()
     whole = x.numel() // chunk * chunk
     norms: torch.Tensor = torch.linalg.vector_norm(x[:whole].view(-1, chunk), dim=1)
     if whole < x.numel():
         norms = torch.cat([norms, torch.linalg.vector_norm(x[whole:]).reshape(1)])
-    return norms.square_()
+    return norms.square_().clamp_(max=MOST)
 
 
 def folds(gradient: torch.Tensor) -> bool:

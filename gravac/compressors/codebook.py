@@ -13,6 +13,7 @@ Here all is on CPU, done in pieces that stay in a cache, and tables are looked u
 ten times faster than one by one. ``codebook_on_device`` does the same elsewhere.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from gravac.compressors.levels import (
     points_between,
 )
 from gravac.compressors.packing import pack, packed_bytes, unpack
+from gravac.compressors.squares import LEAST
 
 _Scratch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Memory for intermediate results, as large as a piece: float32, int8 and float32."""
@@ -65,8 +67,32 @@ def encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None = No
         out: like x; overwritten with what the codes stand for. ``None``: that is not kept.
 
     Returns:
-        The codes, and ``‖x - decoded‖²``, 0-d.
+        The codes, and ``‖x - decoded‖²``, 0-d, float64.
     """
+    coded, error = _encode(x, bits, kind, out)
+    if LEAST < float(error) < math.inf:
+        return coded, error.double()
+    # perhaps squares overflowed or vanished: of x times a power of two, none do, and codes and scales are the same
+    peak = float(x.abs().max()) if x.numel() else 0.0
+    if not 0 < peak < math.inf:
+        return coded, error.double()
+    exponent = math.frexp(peak)[1]
+    coded, error = _encode(_shifted(x, -exponent), bits, kind, out)
+    most = torch.finfo(SCALE).max
+    coded.scales.copy_(_shifted(coded.scales.double(), exponent).clamp_(-most, most))
+    if out is not None:
+        out.copy_(_shifted(out, exponent))
+    return coded, error.double().mul_(4.0**exponent)
+
+
+def _shifted(x: torch.Tensor, exponent: int) -> torch.Tensor:
+    """``x * 2 ** exponent``, in the shape of x, float32 or float64, in two steps, as the power itself may overflow."""
+    half = exponent // 2
+    return (x * 2.0**half).mul_(2.0 ** (exponent - half))
+
+
+def _encode(x: torch.Tensor, bits: int, kind: Kind, out: torch.Tensor | None) -> tuple[Coded, torch.Tensor]:
+    """``encode``, but for numbers whose squares overflow or vanish."""
     count, block = x.shape
     packed = torch.empty(count, packed_bytes(block, bits), dtype=torch.uint8)
     scales = torch.empty(count, dtype=SCALE)

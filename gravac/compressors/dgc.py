@@ -20,6 +20,7 @@ from pydantic import Field
 from gravac.compressors.base import Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.sparse import Sparse
+from gravac.compressors.squares import norm
 from gravac.compressors.threshold import ThresholdK
 
 CORRECTIONS = 10
@@ -119,7 +120,7 @@ class DGC(ThresholdK):
         gradient = x
         if self.clip is not None:
             limit = self.clip * ctx.world**-0.5
-            gradient = x * (limit / torch.linalg.vector_norm(x)).clamp_(max=1)
+            gradient = x * (limit / norm(x).to(x.dtype)).clamp_(max=1)
         momentum, velocity = (ctx.state.get(name, torch.zeros_like(x)).to(x.dtype) for name in ("momentum", "velocity"))
         if self.nesterov:
             momentum = self.momentum * (momentum + gradient)

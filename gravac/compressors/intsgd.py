@@ -19,6 +19,7 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import working
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_count, block_largest, relative, round_randomly, rounding_variance, spread
+from gravac.compressors.squares import energy
 
 
 class IntSGD(Compressor):
@@ -72,7 +73,7 @@ class IntSGD(Compressor):
         limit = integer_limit(lane_bits(self.bits, ctx.world), ctx.world)
         largest = spread(block_largest(x, self.block), self.block, x.numel())
         variance = rounding_variance(relative(x, largest).mul_(limit))
-        return [(variance * (largest / limit).square()).sum() for _ in cfs]
+        return [energy(variance.sqrt_() * (largest / limit))] * len(cfs)
 
 
 def integer_limit(bits: int, world: int) -> int:

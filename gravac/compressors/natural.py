@@ -4,8 +4,8 @@
 
 Source: Horvath et al., "Natural Compression for Distributed Deep Learning", 2019 (arXiv:1905.10988), definition 1 and
 theorem 1: unbiased, second moment at most 9/8 of the square. Contractive too: no element errs by more than itself.
-Both hold down to 2**-126 of the tensor's largest magnitude, and for normal numbers; what is smaller is rounded to zero
-or the smallest that travels, unbiased.
+Both hold down to 2**-126 of the tensor's largest magnitude, also of subnormal numbers; what is smaller is rounded to
+zero or the smallest that travels, unbiased.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.draws import Draws
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_largest, exchanged, round_randomly, rounding_variance
+from gravac.compressors.squares import energy
 
 SPAN = 126
 """Binary orders of magnitude between the largest and the smallest power of two that travel."""
@@ -48,14 +49,14 @@ class Natural(Compressor):
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Expected squared error: the sum of ``(|x| - below) (above - |x|)``, the powers of two around each element."""
         _, position, step = _neighbours(x, lowest_exponent(x))
-        error = (rounding_variance(position) * step.square()).sum()
+        error = energy(rounding_variance(position).sqrt_() * step)
         return [error for _ in cfs]
 
 
 def lowest_exponent(x: torch.Tensor) -> torch.Tensor:
     """Exponent of the smallest power of two that travels for flat x: int16, ``[1]`` (``[0]`` when x is empty)."""
     exponent = block_largest(x, 0).frexp().exponent
-    return (exponent - SPAN).clamp(min=_smallest_normal(x.dtype)).to(torch.int16)
+    return (exponent - SPAN).clamp(min=_least(x.dtype)).to(torch.int16)
 
 
 def encode(x: torch.Tensor, lowest: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -82,10 +83,11 @@ def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> tor
 
 
 def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Exactly ``2 ** exponent``, in the shape of an integer tensor; wrong where that is no normal number."""
-    if dtype == torch.float64:
-        return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
-    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+    """Exactly ``2 ** exponent``, in the shape of an integer tensor; wrong where ``dtype`` has no such number."""
+    bits, mantissa, integer = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
+    biased = exponent.to(integer) + ((1 << (bits - mantissa - 2)) - 1)
+    # a subnormal number is the bit of its power alone, at the mantissa's end and without an exponent
+    return torch.where(biased > 0, biased << mantissa, 1 << (biased + mantissa - 1).clamp_(0, mantissa)).view(dtype)
 
 
 def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -104,8 +106,9 @@ def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, to
     return torch.where(small, 0, above).to(x.dtype), position, step
 
 
-def _smallest_normal(dtype: torch.dtype) -> int:
-    return -1022 if dtype == torch.float64 else -126
+def _least(dtype: torch.dtype) -> int:
+    """Exponent of the smallest power of two that a number of float32 or float64 can be, subnormal."""
+    return -1074 if dtype == torch.float64 else -149
 
 
 natural = Natural()

@@ -69,8 +69,8 @@ def beyond(x: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
     """
     if x.dim() == 1:
         return (energy(x) - energy(projected.reshape(-1))).clamp_(min=0)
-    whole: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).square()
-    captured: torch.Tensor = torch.linalg.vector_norm(projected, dim=(-2, -1)).square()
+    whole: torch.Tensor = torch.linalg.vector_norm(x, dim=-1).double().square()
+    captured: torch.Tensor = torch.linalg.vector_norm(projected, dim=(-2, -1)).double().square()
     return (whole - captured).clamp_(min=0).sum()
 
 
@@ -222,7 +222,7 @@ class PowerSGD(Compressor):
         matrix, captured = oriented(x, largest, side), start(x, side, rows, largest.rank, ctx)
         for _ in range(self._halves):
             matrix, captured = matrix.mT, times(matrix, orthonormal(captured))
-        sums = captured.square().sum(0).cumsum(0)
+        sums = captured.double().square().sum(0).cumsum(0)
         whole = energy(x)
         return [(whole - sums[plan.rank - 1]).clamp_(min=0) if plan else x.new_zeros(()) for plan in plans]
 

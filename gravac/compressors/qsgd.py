@@ -19,6 +19,7 @@ from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import working
 from gravac.compressors.packing import pack, packed_bytes, unpack
 from gravac.compressors.profile import CostPoints
+from gravac.compressors.squares import energy, norms_of_rows
 
 
 class QSGD(Compressor):
@@ -62,8 +63,7 @@ class QSGD(Compressor):
         if self.norm == "max":
             return largest
         # rounding and underflow may leave the l2 norm below the largest magnitude
-        norms: torch.Tensor = torch.linalg.vector_norm(in_rows(x, self.bucket), dim=1)
-        return norms.maximum(largest)
+        return norms_of_rows(in_rows(x, self.bucket)).maximum(largest)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
         """Average flat x by one all-gather of codes and norms."""
@@ -85,7 +85,7 @@ class QSGD(Compressor):
         """Expected squared error: the sum over elements of ``p (1 - p)`` times the squared step; 0-d."""
         norms = self.norms(x)
         variance = rounding_variance(self._exact_levels(x, norms))
-        error = (variance * spread(norms / self.levels, self.bucket, x.numel()).square()).sum()
+        error = energy(variance.sqrt_() * spread(norms / self.levels, self.bucket, x.numel()))
         return [error for _ in cfs]
 
     def _exact_levels(self, x: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:

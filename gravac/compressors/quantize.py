@@ -149,7 +149,7 @@ class Quantize(Compressor):
             (messages,) = yield AllGather(again[0])
             average = self._messages(messages.unsqueeze(1), back)
             more = (rounded - exact).mul_(ctx.world)
-            error += energy(more).to(error.dtype) / ctx.world
+            error = error + energy(more) / ctx.world
             if ctx.error_feedback:
                 lost = wanted - rounded
                 if ctx.fold is not None and kept is None:
@@ -165,9 +165,9 @@ class Quantize(Compressor):
         turned = self._turned(x, ctx)
         rows = padded(turned, self._shard_blocks(turned.numel(), 1), self.block)
         some = rows[:: max(1, rows.numel() // SAMPLED)].contiguous()
-        whole, looked_at = energy(x), energy(some.view(-1)).clamp(min=torch.finfo(torch.float32).tiny)
+        whole, looked_at = energy(x), energy(some.view(-1)).clamp(min=torch.finfo(torch.float64).tiny)
         lost = [encode(some.view(-1), self.bits_at(cf), self.levels, self.block)[1] for cf in cfs]
-        return [whole * (one / looked_at).to(x.dtype) for one in lost]
+        return [whole * (one / looked_at) for one in lost]
 
     def folds(self, gradient: torch.Tensor, cf: float) -> bool:
         """Whether kernels can take it, flat, and it need not be rotated before."""

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gravac.compressors.squares import energy
+
 SAMPLE = 1 << 14
 """How many magnitudes are looked at to guess a bound that the k largest reach."""
 
@@ -59,7 +61,7 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.T
         Numbers, or off CPU, where the host does not wait for them, 0-d tensors.
     """
     if x.device.type != "cpu":
-        sums = torch.nn.functional.pad(x.double().square_().sort(descending=True).values.cumsum(0), (1, 0)).to(x.dtype)
+        sums = torch.nn.functional.pad(x.double().square_().sort(descending=True).values.cumsum(0), (1, 0))
         return [sums[min(k, x.numel())] for k in counts]
     magnitudes = np.abs(_numpy(x))
     found = []
@@ -67,7 +69,7 @@ def energies(x: torch.Tensor, counts: Sequence[int]) -> Sequence[float | torch.T
         if k < magnitudes.size:
             magnitudes.partition(magnitudes.size - k)
             magnitudes = magnitudes[magnitudes.size - k :]
-        found.append(float(np.dot(magnitudes, magnitudes)))
+        found.append(float(energy(torch.from_numpy(magnitudes))))
     return found
 
 

@@ -22,6 +22,7 @@ from gravac.compressors.intsgd import from_lanes, lane_bits, lane_bytes, to_lane
 from gravac.compressors.packing import packed_bytes
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_count, exchanged, in_rows, spread
+from gravac.compressors.squares import energy
 
 
 class SignSGD(Compressor):
@@ -103,10 +104,13 @@ class MajorityVote(Compressor):
 
 def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
     """Mean magnitude in each block of flat x: ``[block_count]``, dtype of x."""
-    sums = in_rows(x, size).abs().sum(dim=1)
+    magnitudes = in_rows(x, size).abs()
+    sums = magnitudes.sum(dim=1)
+    if sums.is_cpu and x.dtype == torch.float32 and not sums.isfinite().all():
+        sums = magnitudes.sum(dim=1, dtype=torch.float64)
     counts = torch.full_like(sums, min(size or x.numel(), x.numel()))
     counts[-1:] -= counts.sum() - x.numel()
-    return sums / counts
+    return sums.div_(counts).to(x.dtype)
 
 
 def decode(positive: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
@@ -117,7 +121,7 @@ def decode(positive: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Te
 
 def scatter(x: torch.Tensor, block: int) -> torch.Tensor:
     """``‖x - sign(x) scale‖²`` of flat x, with each block's mean magnitude as scale: 0-d."""
-    return (x.abs() - spread(block_means(x, block), block, x.numel())).square().sum()
+    return energy(x.abs().sub_(spread(block_means(x, block), block, x.numel())))
 
 
 signsgd = SignSGD()

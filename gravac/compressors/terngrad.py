@@ -18,6 +18,7 @@ from gravac.collectives import Traffic
 from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import QSGD
+from gravac.compressors.squares import energy
 
 TERNARY = QSGD(bits=2, bucket=sys.maxsize, norm="max")
 """What TernGrad is but for its clipping: one level above zero, one bucket, and its largest magnitude as the level."""
@@ -55,13 +56,14 @@ class TernGrad(Compressor):
         """Flat x with its outliers cut; x itself where ``clip`` is 0."""
         if not self.clip or not x.numel():
             return x
-        limit = self.clip * x.square().mean().sqrt()
+        scale = x.abs().max().frexp().exponent.clamp(-120, 120)  # by powers of two, so that no bit changes
+        limit = self.clip * torch.ldexp(torch.ldexp(x, -scale).square_().mean().sqrt_(), scale)
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Expected squared error of flat x: sum of ``|c| (scale - |c|)``, c what the cut left, and the cut's square."""
         cut = self.clipped(x)
-        return [error + (x - cut).square().sum() for error in TERNARY.errors(cut, cfs, ctx)]
+        return [error + energy(x - cut) for error in TERNARY.errors(cut, cfs, ctx)]
 
 
 terngrad = TernGrad()

@@ -138,7 +138,7 @@ class THC(Compressor):
         block = self._block(x.numel())
         step = (chunk_energies(x.float(), block) / block).sqrt_().mul_(self.reach / self._most)
         _, error = self._code(x.float(), step, ctx)
-        return [error.to(x.dtype) for _ in cfs]
+        return [error for _ in cfs]
 
     def _code(self, x: torch.Tensor, step: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes of x, rotated, rounded to the grid: packed, ``[world, bytes]`` by shard; and the error this makes."""
@@ -147,7 +147,7 @@ class THC(Compressor):
         packed = x.new_zeros(ctx.world, packed_bytes(self._shard(numbers, ctx.world), self.bits), dtype=torch.uint8)
         inverse = 1 / step
         inverse = torch.where(inverse.isfinite(), inverse, torch.zeros_like(inverse))
-        lost = x.new_zeros(())
+        lost = x.new_zeros((), dtype=torch.float64)
         turning = rotation.Rotation(numbers, ctx.draws(), block, x)
         turned, codes = turning.scratch(), turning.scratch()
         signed = torch.empty_like(codes, dtype=torch.int8)  # float32 becomes int8 four times as fast as uint8
