@@ -33,6 +33,7 @@ from gravac.compressors.base import energy
 from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
+from gravac.stepping.agreement import gain
 
 WORLDS = (1, 2, 3, 8)
 SHAPES = ((48, 32), (7, 11, 3), (1, 1), (129, 1), (0, 4))
@@ -269,6 +270,39 @@ def a_non_finite_gradient_reaches_every_rank(compressor: Compressor) -> None:
             assert bool(out.isfinite().all()), f"{bad} poisoned the next step"
 
 
+def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
+    """Check that gradients far from 1 give means and gains as others do, over two steps, so with what is kept.
+
+    Times a power of two, they give means times it, bit for bit within ``magnitudes`` but for subnormal numbers. Beyond,
+    all ranks still get the same.
+    """
+    least, largest = compressor.magnitudes
+
+    def steps(world: int, cf: float, power: int) -> list[tuple[list[torch.Tensor], float | None]]:
+        ranks, came = averagers(compressor, world), []
+        for step in range(2):
+            xs = [x.double().mul(2.0**power).float() for x in gradients(world, (40, 40), seed=step)]
+            outs = [out.double() / 2.0**power for out in average(ranks, xs, cf, step)]
+            stats = [averager.stats for averager in ranks]
+            came.append((outs, gain(sum(float(s.error) for s in stats), sum(float(s.energy) for s in stats))))
+        return came
+
+    for world, cf in itertools.product((2, 3), cfs_of(compressor)):
+        plain = steps(world, cf, 0)
+        for power in (-100, -80, 60, 64, 100):
+            where = f"{world} ranks, {cf}x, 2^{power}"
+            for (wanted, usual), (outs, share) in zip(plain, steps(world, cf, power), strict=True):
+                alike = (torch.allclose(out, outs[0], rtol=0, atol=0, equal_nan=True) for out in outs)
+                assert all(alike), f"{where}: ranks' means differ"
+                if not least <= 2.0**power <= largest:
+                    continue
+                tolerance = 1e-5 if power == -100 else 0.0  # some elements, and what is left of most, are subnormal
+                off = float((outs[0] - wanted[0]).abs().max())
+                assert off <= tolerance, f"{where}: the mean is off by {off:.3g} times 2^{power}"
+                near = share is not None and usual is not None and abs(share - usual) <= 1e-5 * (1 + abs(usual))
+                assert near, f"{where}: gain {share}, else {usual}"
+
+
 def nothing_is_lost(compressor: Compressor) -> None:
     """Check that what was applied, plus the mean residual, is the sum of mean gradients, with full error feedback."""
     if not compressor.contractive:
@@ -315,6 +349,7 @@ LAWS: tuple[Law, ...] = (
     together_each_comes_out_as_alone,
     cf_is_what_was_asked_for,
     a_non_finite_gradient_reaches_every_rank,
+    what_is_sent_scales_with_the_gradient,
     nothing_is_lost,
     gradients_of_any_dtype_work,
 )

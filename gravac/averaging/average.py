@@ -23,7 +23,7 @@ from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.stats import StepStats
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
-from gravac.compressors.dense import Dense, share
+from gravac.compressors.dense import Dense, divides_first, share
 from gravac.exchange.executor import Executor, Number, Verdict
 from gravac.exchange.fuse import fuse
 
@@ -270,8 +270,12 @@ class Averager:
             flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
         wire = plan.choice.compressor.wire_dtype(flat.dtype)
         if wire == flat.dtype:
+            first = divides_first(self.world, wire)
+            if first:
+                flat.mul_(1 / self.world)
             (flat,) = yield [AllReduce(flat)]
-            flat.mul_(1 / self.world)
+            if not first:
+                flat.mul_(1 / self.world)
         else:
             (total,) = yield [AllReduce(share(flat, self.world, wire))]
             flat.copy_(total)

@@ -11,7 +11,7 @@ from gravac.compressors.squares import checked, energy
 
 
 def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Tell whether all squared norms are finite, ``[]`` bool: as ``energy`` has them, if and only if all elements are."""
+    """Tell whether all squared norms are finite, ``[]`` bool: by ``energy``, if and only if all elements are."""
     every = [*energies]
     return every[0] < torch.inf if len(every) == 1 else (torch.stack(every) < torch.inf).all()
 

@@ -15,7 +15,7 @@ import torch
 from gravac.collectives import AllGather, AllReduce, Broadcast, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, k_for
-from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
+from gravac.compressors.dtypes import dtype_of, magnitudes_in, narrow, unit_roundoff
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.sparse import Sparse
 from gravac.compressors.squares import norm
@@ -44,6 +44,11 @@ class ARTopK(Compressor):
     def host_waits(self) -> bool:
         """Whether on a GPU the host waits for what it encodes: to learn whose coordinates are taken, by ``"var"``."""
         return self.choose == "var"
+
+    @property
+    def magnitudes(self) -> tuple[float, float]:
+        """Those that the values' number format has room for."""
+        return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """One rank's indices and all ranks' values, in bytes; with ``"var"``, four more for an energy."""

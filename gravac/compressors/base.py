@@ -51,6 +51,9 @@ class Reduced:
     error: torch.Tensor | None = None
 
 
+MAGNITUDES = (2.0**-100, 2.0**100)
+"""Magnitudes of gradients that every float32 on the wire has room for; see ``Compressor.magnitudes``."""
+
 Rounds = Generator[Collective, Any, Reduced]
 """A generator that yields collectives, is resumed with their results, and returns a ``Reduced``."""
 
@@ -163,6 +166,16 @@ class Compressor(Settings):
     def rounding(self) -> float:
         """Unit roundoff of what is summed on the wire, see the class; float32's unless overridden."""
         return 2.0**-24
+
+    @property
+    def magnitudes(self) -> tuple[float, float]:
+        """Least and largest magnitude of gradients' elements between which what is sent scales with the gradient.
+
+        There, gradients times a power of two give means times that power, bit for bit but for subnormal numbers.
+        Beyond, a number format of the wire overflows or vanishes: every rank gets what is not finite, or what is sent
+        is worse than of other gradients, as the class says. ``(1, 1)``: what is sent does not scale at all.
+        """
+        return MAGNITUDES
 
     @property
     def host_waits(self) -> bool:

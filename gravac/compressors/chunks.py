@@ -16,9 +16,7 @@ from gravac import kernels
 from gravac.compressors.base import Fold
 from gravac.compressors.selection import largest
 from gravac.compressors.sparse import Sparse
-
-MOST = 2.0**126
-"""Largest energy of a chunk that is told: its sum over ranks, each with an Nth of its own, does not overflow float32."""
+from gravac.compressors.squares import MOST
 
 
 def chunk_energies(x: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -48,7 +46,7 @@ class FoldedChunks:
 
     Attributes:
         x: the sums that the fold asked for: float32, ``[count * elements]``; lessened by what is taken.
-        energies: sums of squares of their chunks: float32, ``[count * chunks]``, of what is left.
+        energies: sums of squares of their chunks: float64, ``[count * chunks]``, of what is left.
         chunk: numbers per chunk.
         count: number of tensors.
     """

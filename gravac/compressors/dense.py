@@ -9,7 +9,7 @@ import torch
 
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
-from gravac.compressors.dtypes import dtype_of, unit_roundoff
+from gravac.compressors.dtypes import dtype_of, magnitudes_in, unit_roundoff
 from gravac.compressors.profile import Coding, Profile
 
 SIXTEEN_BIT = Coding(1.24, 0.78)
@@ -19,15 +19,32 @@ SIXTEEN_BIT = Coding(1.24, 0.78)
 def share(x: torch.Tensor, world: int, wire: torch.dtype) -> torch.Tensor:
     """``x / world`` in another format, in the shape of x: divided before it is summed, so that the sum cannot overflow.
 
-    Where dividing only moves the exponent, and that has room for it, the order is the other way round, which is faster.
+    Where dividing only moves the exponent, and that has room for it, x is converted first, which is faster.
     """
-    if wire == torch.bfloat16 and world & (world - 1) == 0:
+    if wire == torch.bfloat16 and is_power_of_two(world):
         return x.to(wire).mul_(1 / world)
     return (x / world).to(wire)
 
 
+def divides_first(world: int, wire: torch.dtype) -> bool:
+    """Whether gradients are divided by the number of ranks before they are summed, as native DDP divides them.
+
+    So they are in float16, whose sums overflow from 65504 on, and wherever dividing changes no bit but those of
+    subnormal numbers. Else the sum is divided, which rounds once instead of at every rank; it overflows where the mean
+    is above the largest number over ``world``, as of float32 above 3.4e38 / 3.
+    """
+    return wire == torch.float16 or is_power_of_two(world)
+
+
+def is_power_of_two(world: int) -> bool:
+    """Whether dividing by a number of ranks only moves exponents."""
+    return world & (world - 1) == 0
+
+
 class Dense(Compressor):
     """Everything is sent, in one number format.
+
+    Gradients are divided by the number of ranks before they are summed, or after: see ``divides_first``.
 
     Attributes:
         dtype: number format on the wire. ``"float32"`` leaves the gradient's own format as it is, also when that has
@@ -59,16 +76,23 @@ class Dense(Compressor):
         """The number format that travels for a gradient of that dtype."""
         return gradient if self.dtype == "float32" else dtype_of(self.dtype, gradient)
 
+    @property
+    def magnitudes(self) -> tuple[float, float]:
+        """Those that the values' number format has room for."""
+        return magnitudes_in(dtype_of(self.dtype, torch.float32))
+
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """All elements in the wire's number format, in bytes."""
         return (Traffic(AllReduce, torch.Size(shape).numel() * self.wire_dtype(dtype).itemsize),)
 
     def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
-        """Average flat x by one all-reduce; in 16 bit, of each rank's ``x / world``."""
+        """Average flat x by one all-reduce, of each rank's ``x / world`` where ``divides_first``."""
         wire = self.wire_dtype(ctx.dtype)
         if wire.itemsize >= x.element_size():
-            total = yield AllReduce(x)
-            mean = total / ctx.world
+            if divides_first(ctx.world, wire):
+                mean = yield AllReduce(x / ctx.world)
+            else:
+                mean = (yield AllReduce(x)) / ctx.world
         else:
             mean = (yield AllReduce(share(x, ctx.world, wire))).to(x.dtype)
         return Reduced(mean=mean, sent=x, cf=self.cf)

@@ -37,6 +37,11 @@ def rounds_products(like: torch.Tensor) -> bool:
     return bool(named)
 
 
+def magnitudes_in(dtype: torch.dtype) -> tuple[float, float]:
+    """Least and largest magnitude of gradients' elements that travel in ``dtype``: see ``Compressor.magnitudes``."""
+    return (2.0**-14, 2.0**15) if dtype == torch.float16 else (2.0**-100, 2.0**100)
+
+
 def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert x to ``dtype``, in its shape; what is too large for float16 becomes the largest that float16 can hold."""
     if dtype == torch.float16:

@@ -40,6 +40,11 @@ class HardThreshold(TopK):
     threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
 
     @property
+    def magnitudes(self) -> tuple[float, float]:
+        """``(1, 1)``: as the threshold is absolute, what is sent does not scale with the gradient."""
+        return 1.0, 1.0
+
+    @property
     def host_waits(self) -> bool:
         """Whether on a GPU the host waits for what it encodes: to learn how many coordinates reach the threshold."""
         return True

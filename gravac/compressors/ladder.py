@@ -80,6 +80,12 @@ class Ladder(Compressor):
         return max(member.rounding for member in self.members)
 
     @property
+    def magnitudes(self) -> tuple[float, float]:
+        """Those that every member has room for."""
+        least, largest = zip(*(member.magnitudes for member in self.members), strict=True)
+        return max(least), min(largest)
+
+    @property
     def host_waits(self) -> bool:
         """Whether on a GPU the host waits for what any member encodes."""
         return any(member.host_waits for member in self.members)

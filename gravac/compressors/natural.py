@@ -19,7 +19,7 @@ from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.draws import Draws
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import block_largest, exchanged, round_randomly, rounding_variance
-from gravac.compressors.squares import energy
+from gravac.compressors.squares import energy, power_of_two
 
 SPAN = 126
 """Binary orders of magnitude between the largest and the smallest power of two that travel."""
@@ -80,14 +80,6 @@ def decode(codes: torch.Tensor, lowest: torch.Tensor, dtype: torch.dtype) -> tor
     magnitude = codes & 127
     power = power_of_two(magnitude.to(torch.int32) - 1 + lowest, dtype).mul_(magnitude > 0)
     return torch.where(codes > 127, -power, power)
-
-
-def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Exactly ``2 ** exponent``, in the shape of an integer tensor; wrong where ``dtype`` has no such number."""
-    bits, mantissa, integer = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
-    biased = exponent.to(integer) + ((1 << (bits - mantissa - 2)) - 1)
-    # a subnormal number is the bit of its power alone, at the mantissa's end and without an exponent
-    return torch.where(biased > 0, biased << mantissa, 1 << (biased + mantissa - 1).clamp_(0, mantissa)).view(dtype)
 
 
 def _neighbours(x: torch.Tensor, lowest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -17,7 +17,7 @@ from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
 from gravac.compressors.draws import Draws
-from gravac.compressors.dtypes import dtype_of, unit_roundoff
+from gravac.compressors.dtypes import dtype_of, magnitudes_in, unit_roundoff
 from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
 
 
@@ -39,6 +39,11 @@ class RandomK(Compressor):
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
     block: Annotated[int, Field(ge=1)] = 1
+
+    @property
+    def magnitudes(self) -> tuple[float, float]:
+        """Those that the values' number format has room for."""
+        return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """The values of the k coordinates drawn, in bytes."""

@@ -15,6 +15,10 @@ import torch
 LEAST = 2.0**-96
 """Sum of squares in float32 from which on squares that vanished make no difference, even of 2^30 numbers."""
 
+MOST = 2.0**126
+"""Largest sum of squares that travels between ranks in a format with float32's range: sums over ranks, each of an Nth
+of its own, do not overflow."""
+
 PIECE = 1 << 15
 """Numbers that are widened at once, so that they stay in a cache."""
 
@@ -48,15 +52,30 @@ def checked(size: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
     """Norm of each row of ``[count, length]``, float32 or float64: ``[count]``, in the same dtype."""
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
-    if not norms.numel() or rows.dtype == torch.float64:
+    if not rows.numel():
         return norms
     unsafe = (norms < LEAST**0.5) | (norms == torch.inf)
     if not rows.is_cpu:
-        widened: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        return torch.where(unsafe, widened.to(rows.dtype), norms)
+        return torch.where(unsafe, _norms_scaled(rows), norms)
     if unsafe.any():
-        norms[unsafe] = torch.linalg.vector_norm(rows[unsafe], dim=1, dtype=torch.float64).to(rows.dtype)
+        norms[unsafe] = _norms_scaled(rows[unsafe])
     return norms
+
+
+def _norms_scaled(rows: torch.Tensor) -> torch.Tensor:
+    """Norm of each row, each multiplied by a power of two before, and divided by it after."""
+    exponents = rows.abs().amax(1).frexp().exponent.clamp(-126, 126)
+    scaled = rows * power_of_two(-exponents, rows.dtype).unsqueeze(1)
+    norms: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
+    return norms.mul_(power_of_two(exponents, rows.dtype))
+
+
+def power_of_two(exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Exactly ``2 ** exponent``, in the shape of an integer tensor; wrong where ``dtype`` has no such number."""
+    bits, mantissa, integer = (64, 52, torch.int64) if dtype == torch.float64 else (32, 23, torch.int32)
+    biased = exponent.to(integer) + ((1 << (bits - mantissa - 2)) - 1)
+    # a subnormal number is the bit of its power alone, at the mantissa's end and without an exponent
+    return torch.where(biased > 0, biased << mantissa, 1 << (biased + mantissa - 1).clamp_(0, mantissa)).view(dtype)
 
 
 def _own(x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +96,7 @@ def _widened(x: torch.Tensor) -> torch.Tensor:
         limits = torch.finfo(torch.float64)
         return torch.dot(scaled, scaled).mul_(peak).mul_(peak).clamp_(limits.tiny, limits.max)
     total = x.new_zeros((), dtype=torch.float64)
-    for piece in x.split(PIECE):
-        wide = piece.double()
+    for start in range(0, x.numel(), PIECE):
+        wide = x[start : start + PIECE].double()
         total += torch.dot(wide, wide)
     return total

@@ -18,7 +18,7 @@ from gravac.collectives import Traffic
 from gravac.compressors.base import Compressor, Context, Rounds
 from gravac.compressors.profile import CostPoints
 from gravac.compressors.qsgd import QSGD
-from gravac.compressors.squares import energy
+from gravac.compressors.squares import energy, power_of_two
 
 TERNARY = QSGD(bits=2, bucket=sys.maxsize, norm="max")
 """What TernGrad is but for its clipping: one level above zero, one bucket, and its largest magnitude as the level."""
@@ -56,8 +56,9 @@ class TernGrad(Compressor):
         """Flat x with its outliers cut; x itself where ``clip`` is 0."""
         if not self.clip or not x.numel():
             return x
-        scale = x.abs().max().frexp().exponent.clamp(-120, 120)  # by powers of two, so that no bit changes
-        limit = self.clip * torch.ldexp(torch.ldexp(x, -scale).square_().mean().sqrt_(), scale)
+        exponent = x.abs().max().frexp().exponent.clamp(-126, 126)
+        scaled = x * power_of_two(-exponent, x.dtype)  # so that squares neither overflow nor vanish; no bit changes
+        limit = self.clip * scaled.square_().mean().sqrt_().mul_(power_of_two(exponent, x.dtype))
         return x.clamp(-limit, limit)
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:

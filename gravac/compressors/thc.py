@@ -89,6 +89,14 @@ class THC(Compressor):
         """The compression factor: 32 / bits."""
         return 32 / self.bits
 
+    @property
+    def magnitudes(self) -> tuple[float, float]:
+        """Those whose blocks' energies, squares, have room in float32.
+
+        Beyond, the grid is too narrow, and what is larger is cut off; or it is a point, and zeros are sent.
+        """
+        return 2.0**-50, 2.0**45
+
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """A float32 per block, then codes there and sums back, or lanes; in bytes."""
         elements = torch.Size(shape).numel()

@@ -16,7 +16,7 @@ import torch
 from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
-from gravac.compressors.dtypes import dtype_of
+from gravac.compressors.dtypes import dtype_of, magnitudes_in
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.selection import energies, largest
 from gravac.compressors.sparse import Selection, Sparse
@@ -44,6 +44,11 @@ class TopK(Compressor):
         return replace(
             super().profile(cf, world=world, shapes=shapes), coding_bytes=9 + math.ceil((16 + 24 * world) / cf)
         )
+
+    @property
+    def magnitudes(self) -> tuple[float, float]:
+        """Those that the values' number format has room for."""
+        return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """Values and indices of all slots, in bytes."""

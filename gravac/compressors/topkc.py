@@ -30,7 +30,7 @@ from gravac.compressors.chunks import (
     scatter,
     whole_but_one,
 )
-from gravac.compressors.dtypes import dtype_of, narrow, unit_roundoff
+from gravac.compressors.dtypes import dtype_of, magnitudes_in, narrow, unit_roundoff
 from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
@@ -64,6 +64,19 @@ class TopKC(Compressor):
         if not isinstance(self.values, Quantize):
             return own
         return replace(own, efficiency=own.efficiency * self.values.profile(self.values.finest).efficiency)
+
+    @property
+    def magnitudes(self) -> tuple[float, float]:
+        """Those whose chunks' energies, squares, have room in bfloat16, and their values in their number format.
+
+        Beyond, all chunks count as having equal energy, so that the choice among them is arbitrary; it is the same on
+        all ranks, and the values that are sent are right.
+        """
+        if isinstance(self.values, Quantize):
+            least, largest = self.values.magnitudes
+        else:
+            least, largest = magnitudes_in(dtype_of(self.values, torch.float32))
+        return max(2.0**-56, least), min(2.0**56, largest)
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """An energy per chunk, then the values kept, in bytes."""

@@ -16,9 +16,34 @@ import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton
 
+from gravac.compressors.squares import MOST as MOST_TOLD
 from gravac.kernels.codes import narrowed, widened
 from gravac.kernels.layout import GRADIENTS, RESIDUALS, on_device_of, require_flat
 from gravac.kernels.tiles import MOST, pick, tiling
+
+UP, DOWN, UNDO_UP, UNDO_DOWN = (tl.constexpr(2.0**power) for power in (84, -70, -168, 140))
+"""Powers of two by which numbers are multiplied before they are squared, and what undoes that for the squares."""
+
+FEW = tl.constexpr(2.0**-80)
+"""Sum of squares below which squares may have vanished."""
+
+TOLD = tl.constexpr(MOST_TOLD)
+"""Largest energy that travels."""
+
+
+@triton.jit
+def energy_of(squares: tl.tensor, large: tl.tensor, small: tl.tensor) -> tl.tensor:
+    """Energy of each row, float64, ``[rows]``: the first of three sums of squares that neither overflowed nor vanished.
+
+    Args:
+        squares: sums of squares of the numbers themselves, ``[rows, columns]``, float32.
+        large: those of numbers times ``DOWN``, likewise.
+        small: those of numbers times ``UP``, likewise.
+    """
+    plain = tl.sum(squares, axis=1)
+    overflowed = tl.sum(large, axis=1).to(tl.float64) * UNDO_DOWN
+    vanished = tl.sum(small, axis=1).to(tl.float64) * UNDO_UP
+    return tl.where(plain < FEW, vanished, tl.where(plain < float("inf"), plain.to(tl.float64), overflowed))
 
 
 @triton.jit
@@ -43,6 +68,8 @@ def _energies(
     gradient = pick(gradients, which, count) + first * chunk
     into = which.to(tl.int64) * numbers + first * chunk
     squares = tl.zeros([rows, columns], tl.float32)
+    large = tl.zeros([rows, columns], tl.float32)
+    small = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
         at = row[:, None] * chunk + column[None, :]
@@ -54,11 +81,14 @@ def _energies(
         if folded is not None:
             tl.store(folded + into + at, x, mask=there)
         squares += x * x
-    energy = tl.sum(squares, axis=1)
+        large += (x * DOWN) * (x * DOWN)
+        small += (x * UP) * (x * UP)
+    energy = energy_of(squares, large, small)
     mine = which.to(tl.int64) * chunks + first + row
     tl.store(energies + mine, energy, mask=row * chunk < within)
     if wire is not None:
-        share = tl.where(energy < float("inf"), tl.div_rn(energy, tl.zeros_like(energy) + world), 0.0)
+        told = tl.minimum(energy, TOLD).to(tl.float32)
+        share = tl.where(energy < float("inf"), tl.div_rn(told, tl.zeros_like(told) + world), 0.0)
         tl.store(wire + mine, narrowed(share, up=False).to(tl.int16), mask=row * chunk < within)
 
 
@@ -83,6 +113,8 @@ def _take(
     place = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     number = tl.load(order + which * chosen + place, mask=place < chosen, other=0)
     squares = tl.zeros([rows, columns], tl.float32)
+    large = tl.zeros([rows, columns], tl.float32)
+    small = tl.zeros([rows, columns], tl.float32)
     for start in range(0, chunk, columns):
         column = start + tl.arange(0, columns)
         at = number[:, None] * chunk + column[None, :]
@@ -103,7 +135,9 @@ def _take(
         left = tl.where(to < k, before - sent * world, before)
         tl.store(x + which * numbers + at, left, mask=there & (at < numbers) & (to < k))
         squares += left * left
-    tl.store(energies + which * chunks + number, tl.sum(squares, axis=1), mask=place < chosen)
+        large += (left * DOWN) * (left * DOWN)
+        small += (left * UP) * (left * UP)
+    tl.store(energies + which * chunks + number, energy_of(squares, large, small), mask=place < chosen)
 
 
 def energies(
@@ -126,8 +160,9 @@ def energies(
         world: number of ranks; ``None``: nothing is to travel.
 
     Returns:
-        float32, ``[count * chunks]``, not finite where a number of the chunk is not; and what travels of them, each
-        divided by ``world``: bfloat16, ``[count * chunks]``, zeros where not finite; empty where nothing is to.
+        float64, ``[count * chunks]``, not finite where a number of the chunk is not; and what travels of them, each
+        ``squares.MOST`` at most and divided by ``world``: bfloat16, ``[count * chunks]``, zeros where not finite; empty
+        where nothing is to.
 
     Raises:
         ValueError: a tensor is not as described.
@@ -188,7 +223,7 @@ def _outputs(
     world: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     first, chunks = gradients[0], len(gradients) * -(-gradients[0].numel() // chunk)
-    return first.new_empty(chunks, dtype=torch.float32), first.new_empty(chunks if world else 0, dtype=torch.bfloat16)
+    return first.new_empty(chunks, dtype=torch.float64), first.new_empty(chunks if world else 0, dtype=torch.bfloat16)
 
 
 def take(
@@ -205,7 +240,7 @@ def take(
 
     Args:
         x: the tensors side by side: float32, ``[count * elements]``; lessened by ``world`` times what travels.
-        energies: sums of squares of their chunks: float32, ``[count * chunks]``; overwritten at those chosen with
+        energies: sums of squares of their chunks: float64, ``[count * chunks]``; overwritten at those chosen with
             what is left of them.
         order: chunk numbers of each tensor, none twice, in the order in which they travel: int64, ``[count, m]``.
         k: numbers that travel of each; those beyond a tensor's end are zeros.
@@ -221,7 +256,7 @@ def take(
         ValueError: a tensor is not as described.
     """
     require_flat(x.numel(), x=x)
-    require_flat(energies.numel(), energies=energies)
+    require_flat(energies.numel(), (torch.float64,), energies=energies)
     if dtype not in GRADIENTS:
         raise ValueError(f"dtype: {dtype}; kernels take {', '.join(map(str, GRADIENTS))}")
     values: torch.Tensor = _take_op(

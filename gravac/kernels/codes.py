@@ -112,6 +112,13 @@ def widened(narrow: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def powers_near(peak: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Powers of two, of any shape: what brings magnitudes to [1, 4) if they are normal numbers, and what undoes it."""
+    exponent = tl.minimum(tl.maximum((peak.to(tl.int32, bitcast=True) >> 23) & 0xFF, 1), 253)
+    return ((254 - exponent) << 23).to(tl.float32, bitcast=True), (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def sum_of_blocks(x: tl.tensor) -> tl.tensor:
     """The sum of each block of numbers ``[rows, groups, together]``: ``[rows]``."""
     return tl.sum(tl.sum(x, axis=2), axis=1)

@@ -23,6 +23,7 @@ from gravac.kernels.codes import (
     narrowed,
     pack,
     places,
+    powers_near,
     sum_of_blocks,
     tiling,
     unpack,
@@ -68,12 +69,16 @@ def _encode(
     x = tl.load(gradient + first + at, mask=inside, other=0).to(tl.float32)
     if residual is not None:
         x = tl.load(residual + first + at, mask=inside, other=0).to(tl.float32) + x
-    # 1. codes, on a grid made by the block's norm, or its largest magnitude
-    narrow = narrowed(tl.max(tl.max(tl.abs(x), axis=2), axis=1), up=True)
+    # 1. codes, on a grid made by the block's norm, or its largest magnitude, times a power of two that brings squares
+    #    near 1: so none overflows or vanishes, and no other bit changes
+    peak = tl.max(tl.max(tl.abs(x), axis=2), axis=1)
+    up, down = powers_near(peak)
+    scaled = x * up[:, None, None]
+    narrow = narrowed(peak, up=True)
     if most > 0:
-        fine = x * inverse_of(widened(narrow), factor)[:, None, None]
+        fine = scaled * inverse_of(widened(narrow) * up, factor)[:, None, None]
     elif bits > 1:
-        fine = x * inverse_of(tl.sqrt_rn(sum_of_blocks(x * x)), factor)[:, None, None]
+        fine = scaled * inverse_of(tl.sqrt_rn(sum_of_blocks(scaled * scaled)), factor)[:, None, None]
     else:
         fine = x
     code = codes_of(fine, bits, points, most)
@@ -81,7 +86,8 @@ def _encode(
     level = tl.where(there[:, :, None], levels_of(code, bits, positive, most), 0.0)
     if bits < 8:
         size = sum_of_blocks(level * level)
-        narrow = narrowed(tl.where(size > 0, tl.div_rn(sum_of_blocks(x * level), size), 0.0), up=False)
+        fit = tl.where(size > 0, tl.div_rn(sum_of_blocks(scaled * level), size), 0.0)
+        narrow = narrowed(fit * down, up=False)
     # 3. the message
     start = message + row // per * stride
     pack(start + row % per * width, code, there, bits, block, group, together)
@@ -96,9 +102,11 @@ def _encode(
     if left is not None:
         tl.store(left + first + at, rest, mask=inside)
     mine = sums + tl.program_id(0).to(tl.int64) * 3
-    tl.store(mine, tl.sum(sum_of_blocks(rest * rest)))
-    tl.store(mine + 1, tl.sum(sum_of_blocks(x * x)))
-    tl.store(mine + 2, tl.sum(sum_of_blocks(tl.where(tl.abs(x) < float("inf"), 0.0, 1.0))))
+    rest = rest * up[:, None, None]
+    square = down.to(tl.float64) * down.to(tl.float64)
+    tl.store(mine, tl.sum(sum_of_blocks(rest * rest).to(tl.float64) * square))
+    tl.store(mine + 1, tl.sum(sum_of_blocks(scaled * scaled).to(tl.float64) * square))
+    tl.store(mine + 2, tl.sum(sum_of_blocks(tl.where(tl.abs(x) < float("inf"), 0.0, 1.0))).to(tl.float64))
 
 
 @triton.jit
@@ -168,7 +176,7 @@ def encode(
 
     Returns:
         The messages: uint8, ``[shards, bytes]``. The squared error, the energy of what was coded, and how many of its
-        numbers were not finite: float32, ``[3]``. Where any was not, its block's codes are arbitrary.
+        numbers were not finite: float64, ``[3]``. Where any was not, its block's codes are arbitrary.
 
     Raises:
         ValueError: a tensor or the block's size is not as described.
@@ -239,7 +247,7 @@ def _outputs(
     """Memory for messages and sums: of no program, where there are no blocks."""
     programs = triton.cdiv(shards * per, tiling(block, code_for(bits, kind).together)["rows"])
     message = gradient.new_empty(shards, per * (packed_bytes(block, bits) + SCALE.itemsize), dtype=torch.uint8)
-    return message, gradient.new_empty(programs, 3, dtype=torch.float32)
+    return message, gradient.new_empty(programs, 3, dtype=torch.float64)
 
 
 def decode(

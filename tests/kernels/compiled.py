@@ -32,7 +32,8 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("residuals", "denses"), ("*fp32",) * SEVERAL),
     **dict.fromkeys(("message", "messages"), "*u8"),
     **dict.fromkeys(("wire", "values"), "*i16"),
-    **dict.fromkeys(("residual", "decoded", "left", "sums", "dense", "folded", "energies", "x"), "*fp32"),
+    **dict.fromkeys(("residual", "decoded", "left", "dense", "folded", "x"), "*fp32"),
+    **dict.fromkeys(("sums", "energies"), "*fp64"),
     **dict.fromkeys(("numbers", "blocks", "per", "stride", "stride_of_part", "chunks", "chosen", "k", "width"), "i32"),
     **dict.fromkeys(("factor", "share", "alpha", "world"), "fp32"),
 }

@@ -25,8 +25,8 @@ def randn(elements: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
 def test_energies_are_the_chunks_squared_norms(elements: int, chunk: int, seed: int) -> None:
     x = randn(elements, seed=seed)
     energies = chunks.energies([x.to(DEVICE)], chunk)[0].cpu()
-    assert energies.dtype == torch.float32
-    assert torch.allclose(energies, chunk_energies(x, chunk), rtol=1e-5)
+    assert energies.dtype == torch.float64
+    assert torch.allclose(energies.float(), chunk_energies(x, chunk), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -36,7 +36,7 @@ def test_a_residual_is_added_on_the_way_and_the_sum_may_take_its_place(dtype: to
     kept = residual.to(DEVICE)
     energies, _ = chunks.energies([gradient.to(DEVICE)], 64, residuals=[kept], folded=kept)
     assert torch.equal(kept.cpu(), wanted)
-    assert torch.allclose(energies.cpu(), chunk_energies(wanted, 64), rtol=1e-5)
+    assert torch.allclose(energies.cpu().float(), chunk_energies(wanted, 64), rtol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -72,11 +72,15 @@ def test_values_taken_are_those_of_operators_and_what_is_not_sent_is_left(
     want = gather(x, chosen, chunk, k)
     sent = narrow(want / world, dtype)
     left = scatter(sent.float() * world, chosen, chunk, len(x)).add_to(x.clone(), -1.0)
-    kept, powers, order = x.to(DEVICE), energies.to(DEVICE), in_order(energies.view(1, -1), k, chunk).to(DEVICE)
+    kept, powers, order = (
+        x.to(DEVICE),
+        energies.double().to(DEVICE),
+        in_order(energies.view(1, -1), k, chunk).to(DEVICE),
+    )
     took = chunks.take(kept, powers, order, k, chunk, dtype, world)
     assert torch.equal(took[0].cpu(), sent)
     assert torch.equal(kept.cpu(), left)
-    assert torch.allclose(powers.cpu(), chunk_energies(left, chunk), rtol=1e-4)
+    assert torch.allclose(powers.cpu().float(), chunk_energies(left, chunk), rtol=1e-4)
     whole, more = torch.full((len(x),), 7.0, device=DEVICE), torch.ones(len(x), device=DEVICE)
     decodes.decode([whole], took, order, k, chunk)
     decodes.decode([more], took, order, k, chunk, -2.0)
@@ -104,7 +108,7 @@ def test_a_group_is_taken_as_each_of_its_tensors_wherever_they_lie(
         its, its_wire = chunks.energies([gradient], 16, residuals=[residual], folded=alone, world=3)
         assert torch.equal(folded[one * 64 : one * 64 + 64], alone)
         assert torch.equal(energies.view(count, -1)[one], its) and torch.equal(wire.view(count, -1)[one], its_wire)
-    assert torch.equal(wire, (energies / 3).bfloat16())
+    assert torch.equal(wire, (energies.float() / 3).bfloat16())
     order = in_order(wire.view(count, -1).cpu(), 24, 16).to(DEVICE)
     values = chunks.take(folded, energies, order, 24, 16, torch.float32, multiple=32)
     assert values.shape == (count, 32) and not values[:, 24:].any()
@@ -132,7 +136,7 @@ def test_tensors_that_lie_otherwise_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="chunk: 48"):
         chunks.energies([x, x], 48)
     with pytest.raises(ValueError, match=r"dtype: torch\.float64"):
-        chunks.take(x, x[:4], torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), 8, 16, torch.float64)
+        chunks.take(x, x[:4].double(), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), 8, 16, torch.float64)
     with pytest.raises(ValueError, match=r"dense: .* flatten it"):
         decodes.decode([x.view(8, 8).t()], x[:8].view(1, 8), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE), 8, 16)
 
@@ -143,6 +147,6 @@ def test_the_operators_keep_their_promises_to_pytorch() -> None:
         torch.library.opcheck(chunks._energies_op, ([x], [], folded, 64, 2), test_utils=checks)
     order = torch.arange(3, device=DEVICE).view(1, -1)
     values = torch.ones(1, 140, device=DEVICE)
-    taken = (x, torch.ones(16, device=DEVICE), order, 140, 140, 64, torch.bfloat16, 2)
+    taken = (x, torch.ones(16, dtype=torch.float64, device=DEVICE), order, 140, 140, 64, torch.bfloat16, 2)
     torch.library.opcheck(chunks._take_op, taken, test_utils=checks)
     torch.library.opcheck(decodes._decode_op, ([x], values, order, 140, 64, None), test_utils=checks)

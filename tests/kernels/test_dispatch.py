@@ -175,7 +175,7 @@ def test_chunks_are_chosen_by_energies_of_the_kernel(chunk: int, by: Callable[[b
     xs = gradients(2)
     with Launches() as launches:
         energies = chunk_energies(xs[0], chunk)
-    assert launches.names == ["gravac.chunk_energies"]
+    assert launches.names == ["gravac.chunk_energies", "aten.clamp_", "aten._to_copy"]  # the latter of a number a chunk
     got = laid_out(exchange(topkc(chunk=chunk), xs, 10.0)[0].mean, xs[0])
     assert chunk_energies(xs[0].double(), chunk).dtype == torch.float64  # by PyTorch's operators
     by(False)
