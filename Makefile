@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -109,6 +109,9 @@ measure-telemetry: $(VENV)/.test  ## what the sinks take of a step (1 minute)
 
 measure-multilevel: $(VENV)/.test  ## multi-level compression against direct, real shapes (2 minutes)
 	$(BIN)/python -m tests.measure.multilevel --json docs/measurements/multilevel.json
+
+measure-norms: $(VENV)/.test  ## what sums of squares cost that neither overflow nor vanish (1 minute)
+	$(BIN)/python -m tests.measure.norms --json docs/measurements/norms.json $(ARGS)
 
 measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (2 minutes)
 	$(BIN)/python -m tests.measure.overhead --json docs/measurements/overhead.json
