@@ -22,6 +22,7 @@ from gravac.compressors.levels import (
     thresholds,
 )
 from gravac.compressors.packing import pack_into, packed_bytes
+from gravac.compressors.squares import energy
 
 
 class _Fit(NamedTuple):
@@ -51,15 +52,15 @@ def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]
         kind: how the levels lie; 8 bits are always uniform.
 
     Returns:
-        The codes, and ``‖x - decoded‖²``, 0-d.
+        The codes, and ``‖x - decoded‖²``, 0-d, float64; blocks of norms outside of 1e-19 to 1e18 are not coded right here.
     """
     coded, values, along, size, norms = _fit(x, bits, kind)
     if along is None or size is None:
         left = torch.sub(x, _scaled(values, coded.scales), out=values).view(-1)
-        return coded, torch.dot(left, left)
+        return coded, energy(left)
     whole = torch.linalg.vecdot(x, x) if norms is None else norms.square_()
     less = (size * coded.scales).sub_(along, alpha=2).mul_(coded.scales)
-    return coded, less.add_(whole).clamp_(min=0).sum()
+    return coded, less.add_(whole).clamp_(min=0).sum(dtype=torch.float64)
 
 
 def encode_decoded(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]:

@@ -64,7 +64,7 @@ def test_a_block_is_coded_by_the_nearest_levels(bits: int, kind: Kind, seed: int
     x = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed)) * 10.0**exponent
     out = torch.empty_like(x)
     coded, error = encode(x, bits, kind, out)
-    assert torch.allclose(error, (x - out).square().sum(), rtol=1e-4)
+    assert torch.allclose(error, (x - out).double().square().sum(), rtol=1e-4)
     scale = coded.scales.double()
     decoded = out[0].double() / scale
     off = (decoded - nearest(x[0], bits, kind)).abs() > 1e-5
