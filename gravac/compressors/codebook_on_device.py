@@ -52,7 +52,8 @@ def encode(x: torch.Tensor, bits: int, kind: Kind) -> tuple[Coded, torch.Tensor]
         kind: how the levels lie; 8 bits are always uniform.
 
     Returns:
-        The codes, and ``‖x - decoded‖²``, 0-d, float64. Squares in blocks must be numbers of float32: norms 1e-19 to 1e18.
+        The codes, and ``‖x - decoded‖²``, 0-d, float64. Blocks of norms below 1e-19 or above 1e18 are not
+        coded right here, as their squares are not numbers of float32.
     """
     coded, values, along, size, norms = _fit(x, bits, kind)
     if along is None or size is None:
