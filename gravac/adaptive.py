@@ -24,6 +24,7 @@ from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
 from gravac.live import Live
 from gravac.policy import Policy, RunSettings, beside, load_policy
+from gravac.settings import SettingsError, shown
 from gravac.stepping.admission import Admission, Widen, admit, averager_of
 from gravac.stepping.codec_timing import time_codecs
 from gravac.stepping.deciding import NOTHING, Deciding
@@ -74,6 +75,7 @@ class AdaptiveCompressor(Live):
         pace: emulate a link of that many bits per second by sleeping; for experiments without one.
         executor: runs the exchange: ``"stream"`` on a GPU's streams (NCCL), ``"thread"`` on a thread (gloo), ``"auto"``
             by the backend of the gradients' device.
+        history: number of records, the newest, that ``history`` and checkpoints hold; a log in ``log_dir`` has all.
 
     Raises:
         SettingsError: a setting is wrong; the message names it, its value and what is allowed.
@@ -112,6 +114,7 @@ class AdaptiveCompressor(Live):
         process_group: dist.ProcessGroup | None = None,
         pace: float | None = None,
         executor: str = "auto",
+        history: int = 1000,
     ) -> None:
         decides = beside(controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step})
         settings: dict[str, Any] = {"base": base, "cf_range": cf_range, "controller": decides, "seed": seed}
@@ -119,7 +122,7 @@ class AdaptiveCompressor(Live):
         settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
         settings |= {"allocation": allocation, "survey_every": survey_every, "overflow_safety": overflow_safety}
         run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
-        run |= {"log_dir": log_dir, "pace": pace, "executor": executor}
+        run |= {"log_dir": log_dir, "pace": pace, "executor": executor, "history": history}
         self._build(Policy(**settings), RunSettings(**run), sinks, process_group)
 
     @classmethod
@@ -133,7 +136,8 @@ class AdaptiveCompressor(Live):
     ) -> "AdaptiveCompressor":
         """Make one from a policy: the name of a shipped one (``"gravac"``), a path to a TOML file, or the object.
 
-        ``run`` takes ``samples_per_step``, ``steps_per_epoch``, ``log_dir``, ``pace`` and ``executor`` of the class.
+        ``run`` takes ``samples_per_step``, ``steps_per_epoch``, ``history``, ``log_dir``, ``pace`` and ``executor`` of
+        the class.
 
         Raises:
             SettingsError: there is no such policy, or it or ``run`` holds what is not allowed.
@@ -143,6 +147,8 @@ class AdaptiveCompressor(Live):
         return made
 
     def _build(self, policy: Policy, run: RunSettings, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
+        if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
+            raise SettingsError(f"sinks: give a sequence of callables (got {shown(sinks)})")
         self.policy = policy = run.policy(policy)
         self._run = run
         self._group = self._given_group = group
@@ -150,7 +156,7 @@ class AdaptiveCompressor(Live):
         self._executor: Executor | None = None
         self._sinks = Sinks(sinks, run.log_dir)
         self._averager = averager_of(policy)
-        told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()})
+        told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()}, run.history)
 
         def candidates(forms: Sequence[Form]) -> Admission:
             return self._widen(admit(policy, self._averager, forms, self._link, self._coding), self._steps.compute_s)
@@ -286,7 +292,10 @@ class AdaptiveCompressor(Live):
 
     @property
     def history(self) -> list[DecisionRecord]:
-        """One record per window end or trigger, also when nothing changed; the same on every rank."""
+        """One record per window end or trigger, also when nothing changed; the same on every rank.
+
+        The newest, as many as the setting ``history`` says.
+        """
         return list(self._steps.settled.history)
 
     @property

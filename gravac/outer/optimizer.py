@@ -119,6 +119,7 @@ class OuterOptimizer(Live):
     ) -> None:
         given: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
         given |= {"by_speed": by_speed, "samples": samples, "anchor_dtype": anchor_dtype, "offload": offload}
+        given |= {"local_buffers": local_buffers}
         self.settings = OuterSettings(**given)
         settings |= {"controller": controller, "process_group": process_group, "log_dir": log_dir}
         self._compressor = AdaptiveCompressor(base, cf_range, **settings)
@@ -131,7 +132,7 @@ class OuterOptimizer(Live):
         self.inner = inner
         self._keeping = Keeping(anchor_dtype == "bfloat16", offload, self._compressor.policy.seed)
         self._fragments = in_fragments(parameters, fragments, self._keeping)
-        self._buffers = Buffers(module, tuple(local_buffers))
+        self._buffers = Buffers(module, self.settings.local_buffers)
         self._anchors = {name: anchor for fragment in self._fragments for name, anchor in fragment.anchors.items()}
         with self._keeping.in_full(self._anchors, 0):
             self.outer = outer(self._anchors.values())
@@ -234,7 +235,10 @@ class OuterOptimizer(Live):
 
     @property
     def history(self) -> list[DecisionRecord]:
-        """One record per window end or trigger, the same on every rank; its steps are rounds."""
+        """One record per window end or trigger, the same on every rank; its steps are rounds.
+
+        The newest, as many as the setting ``history`` says.
+        """
         return list(self._door.state(wait=not self.under_way).history)
 
     @property
