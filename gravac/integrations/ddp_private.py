@@ -65,6 +65,13 @@ def register(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
     ddp._comm_hooks = HooksLeftBehind(ddp._comm_hooks)
 
 
+def left_out(module: torch.nn.Module) -> frozenset[str]:
+    """Return names of the parameters that DDP does not average, by a model's DDP or by the model."""
+    if isinstance(module, DistributedDataParallel):
+        return frozenset(getattr(module, "parameters_to_ignore", ()))
+    return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
 def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None:
     """Give a module a new reducer, as a fresh DistributedDataParallel has one: without a communication hook.
 
