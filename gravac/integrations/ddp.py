@@ -20,9 +20,9 @@ from gravac.compressors.base import Compressor
 from gravac.exchange.executor import Mark, Number
 from gravac.integrations.ddp_private import (
     LeftBehind,
+    averaged,
     divides_by_those_with_inputs,
     has_hook,
-    left_out,
     rebuild_reducer,
 )
 from gravac.integrations.exchange_layout import ExchangeLayout, Names
@@ -99,9 +99,7 @@ class DDPAdapter:
         Raises:
             TypeError: a parameter to train is complex.
         """
-        ignored = left_out(module)
-        module = module.module if isinstance(module, DistributedDataParallel) else module
-        named = {name: parameter for name, parameter in module.named_parameters() if name not in ignored}
+        named = averaged(module)
         self._door.know({canonical(name): p for name, p in named.items() if p.requires_grad})
         self.names = {id(parameter): canonical(name) for name, parameter in named.items()}
 

@@ -65,11 +65,14 @@ def register(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
     ddp._comm_hooks = HooksLeftBehind(ddp._comm_hooks)
 
 
-def left_out(module: torch.nn.Module) -> frozenset[str]:
-    """Return names of the parameters that DDP does not average, by a model's DDP or by the model."""
+def averaged(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return a model's parameters by name, given the model or its DDP, but for those that DDP leaves out."""
     if isinstance(module, DistributedDataParallel):
-        return frozenset(getattr(module, "parameters_to_ignore", ()))
-    return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        model, ignored = module.module, getattr(module, "parameters_to_ignore", ())
+    else:
+        model, ignored = module, getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    # DDP looks for "module.name", of which that of the model itself is empty: "name" alone leaves nothing out
+    return {n: parameter for n, parameter in model.named_parameters() if (n if "." in n else f".{n}") not in ignored}
 
 
 def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None:

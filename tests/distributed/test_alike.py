@@ -124,7 +124,7 @@ SAID = {
     "outer seed": "seed: rank 0 has 0, rank 1 has 1" + GIVE,
     "outer shape": "parameter 12: rank 0 has 12.weight [10, 96] float32, trained, rank 1 has 12.weight [96, 96] ",
     "outer dtype": "parameter 0: rank 0 has 0.weight [96, 96] float32, trained, rank 1 has 0.weight [96, 96] float64",
-    "frozen": "parameter 0: rank 0 has 0.weight [96, 96] float32, trained, rank 1 has 0.weight [96, 96] float32, frozen",
+    "frozen": "parameter 0: rank 0 has 0.weight [96, 96] float32, trained, rank 1 has 0.weight [96, 96] float32, fr",
     "fragments": "fragments: rank 0 has 1, rank 1 has 1000" + GIVE,
     "delay": "delay: rank 0 has 0, rank 1 has 2" + GIVE,
     "mixing": "mixing: rank 0 has 0.5, rank 1 has None" + GIVE,

@@ -24,7 +24,11 @@ class Rotated(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.linear = torch.nn.Linear(48, 8)
-        self.phase = torch.nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+        self.turn = torch.nn.ParameterDict({"phase": torch.randn(8, 8, dtype=torch.complex64)})
+
+    @property
+    def phase(self) -> torch.nn.Parameter:
+        return self.turn["phase"]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.linear(x).to(torch.complex64) @ self.phase).abs()
@@ -37,19 +41,19 @@ def compressor() -> AdaptiveCompressor:
 def test_the_door_refuses_complex_parameters_and_gradients_by_name() -> None:
     one_rank = Lockstep(1).executors[0]
     refused, taken = compressor(), compressor()
-    with pytest.raises(TypeError, match=f"phase: complex64 {REMEDY}"):
+    with pytest.raises(TypeError, match=f"turn.phase: complex64 {REMEDY}"):
         refused.door(dict(Rotated().named_parameters()), executor=one_rank)
     door = refused.door({"w": torch.ones(64, 64)}, executor=one_rank)  # what was refused has changed nothing
     door.begin()
     with pytest.raises(TypeError, match=f"v: complex128 {REMEDY}"):
         door.ready([("v", torch.ones(64, 64, dtype=torch.complex128))])
-    with pytest.raises(TypeError, match=f"phase: complex64 {REMEDY}"):
+    with pytest.raises(TypeError, match=f"turn.phase: complex64 {REMEDY}"):
         taken.bind(Rotated())
     taken.bind(torch.nn.Linear(4, 4))
 
 
 def test_outer_steps_refuse_complex_parameters_by_name() -> None:
-    with pytest.raises(TypeError, match=f"phase: complex64 {REMEDY}"):
+    with pytest.raises(TypeError, match=f"turn.phase: complex64 {REMEDY}"):
         Ranks(1, make=Rotated)
 
 
@@ -73,7 +77,7 @@ def over_gloo(rank: int, world: int) -> tuple[list[str], torch.Tensor, torch.Ten
     said.append(heard(lambda: hooked(x).sum().backward()))
 
     module = Rotated()
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["phase"])
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["turn.phase"])
     ddp = DistributedDataParallel(module)
     with compressor() as one:
         one.attach(ddp)
@@ -86,8 +90,8 @@ def over_gloo(rank: int, world: int) -> tuple[list[str], torch.Tensor, torch.Ten
 def test_ddp_refuses_complex_parameters_by_name_and_averages_beside_those_left_out() -> None:
     (said, averaged, own), (same, also_averaged, others) = processes(over_gloo, 2)
     for at_attach, at_bind, at_backward in (said, same):
-        assert re.match(f"TypeError: phase: complex64 {REMEDY}", at_attach)
-        assert re.match(f"TypeError: phase: complex64 {REMEDY}", at_bind)
+        assert re.match(f"TypeError: turn.phase: complex64 {REMEDY}", at_attach)
+        assert re.match(f"TypeError: turn.phase: complex64 {REMEDY}", at_bind)
         assert re.search(f"TypeError: parameter.: complex64 {REMEDY}", at_backward)
     assert torch.equal(averaged, also_averaged)
     assert not torch.equal(own, others)
