@@ -207,9 +207,10 @@ class AdaptiveCompressor(Live):
         if self._steps.ready and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
-        self.bind(ddp)
+        self._adapter.bind(ddp)
         scaled = grad_scaler is not None and grad_scaler.is_enabled()
         self._open({"grad_scaler": "enabled" if scaled else "none"})
+        self._attached = True
         self._adapter.watch(ddp, optimizer)
         if grad_scaler is not None and scaled:
             self._adapter.loss_scale = scale_of(grad_scaler, self._steps.executor.masked)
@@ -267,9 +268,9 @@ class AdaptiveCompressor(Live):
         self._door.know(parameters)
         self._widen = widen or self._widen
         self._deciding.settings |= told
-        self._attached = True
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
         self._open(same)
+        self._attached = True
         return self._door
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -22,7 +22,7 @@ SHOWN = 3
 """Number of different values, and of further fields, that an error names."""
 
 Comparison = Generator[torch.Tensor, list[torch.Tensor], None]
-"""Yields a rank's part of a gather, and is resumed with the parts of all ranks, in their order."""
+"""Yields a rank's part of a gather, ``[elements]``, and is resumed with the parts of all ranks, in their order."""
 
 
 def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.ProcessGroup | None) -> None:
@@ -59,7 +59,7 @@ def check_alike(texts: Mapping[str, str], device: torch.device, group: dist.Proc
 
 
 def run(comparison: Comparison, gather: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
-    """Run a comparison to its end by a function that gathers."""
+    """Run a comparison to its end by a function that gathers flat tensors, one of each rank."""
     try:
         part = next(comparison)
         while True:
@@ -115,7 +115,7 @@ def described(tensors: Mapping[str, torch.Tensor], kind: str = "parameter") -> d
     """Describe tensors in order, one field for each: name, shape, dtype, and how they lie in memory.
 
     Args:
-        tensors: by name.
+        tensors: tensors of any shape, by name.
         kind: what each is, the beginning of the fields' names.
 
     Example:

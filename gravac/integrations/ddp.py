@@ -20,7 +20,7 @@ from gravac.compressors.base import Compressor
 from gravac.exchange.executor import Mark, Number
 from gravac.integrations.ddp_private import (
     LeftBehind,
-    averaged,
+    averaged_parameters,
     divides_by_those_with_inputs,
     has_hook,
     rebuild_reducer,
@@ -99,7 +99,7 @@ class DDPAdapter:
         Raises:
             TypeError: a parameter to train is complex.
         """
-        named = averaged(module)
+        named = averaged_parameters(module)
         self._door.know({canonical(name): p for name, p in named.items() if p.requires_grad})
         self.names = {id(parameter): canonical(name) for name, parameter in named.items()}
 

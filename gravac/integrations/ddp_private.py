@@ -65,7 +65,7 @@ def register(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
     ddp._comm_hooks = HooksLeftBehind(ddp._comm_hooks)
 
 
-def averaged(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+def averaged_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return a model's parameters by name, given the model or its DDP, but for those that DDP leaves out."""
     if isinstance(module, DistributedDataParallel):
         model, ignored = module.module, getattr(module, "parameters_to_ignore", ())
