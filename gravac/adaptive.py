@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+import gravac
 from gravac.averaging.allocation import Curve
 from gravac.averaging.plan import Form
 from gravac.checkpoint.state import check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
+from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
@@ -24,6 +27,7 @@ from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
 from gravac.live import Live
 from gravac.policy import Policy, RunSettings, beside, load_policy
+from gravac.settings import SettingsError, shown
 from gravac.stepping.admission import Admission, Widen, admit, averager_of
 from gravac.stepping.codec_timing import time_codecs
 from gravac.stepping.deciding import NOTHING, Deciding
@@ -32,6 +36,13 @@ from gravac.stepping.step_records import totals
 from gravac.stepping.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
+from gravac.texts import text_of, texts_of
+
+SHARED_RUN_SETTINGS = ("samples_per_step", "steps_per_epoch", "executor", "history")
+"""Settings of a run that its ranks must have alike: by them they decide, and their histories are the same."""
+
+NONE_MORE: Mapping[str, str] = MappingProxyType({})
+"""No settings to compare besides a compressor's own."""
 
 CLOSING_SECONDS = 20.0  # that ``close`` waits for the exchange at most: after a failure, a peer may never answer
 
@@ -74,6 +85,7 @@ class AdaptiveCompressor(Live):
         pace: emulate a link of that many bits per second by sleeping; for experiments without one.
         executor: runs the exchange: ``"stream"`` on a GPU's streams (NCCL), ``"thread"`` on a thread (gloo), ``"auto"``
             by the backend of the gradients' device.
+        history: number of records, the newest, that ``history`` and checkpoints hold; a log in ``log_dir`` has all.
 
     Raises:
         SettingsError: a setting is wrong; the message names it, its value and what is allowed.
@@ -112,6 +124,7 @@ class AdaptiveCompressor(Live):
         process_group: dist.ProcessGroup | None = None,
         pace: float | None = None,
         executor: str = "auto",
+        history: int = 1000,
     ) -> None:
         decides = beside(controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step})
         settings: dict[str, Any] = {"base": base, "cf_range": cf_range, "controller": decides, "seed": seed}
@@ -119,7 +132,7 @@ class AdaptiveCompressor(Live):
         settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
         settings |= {"allocation": allocation, "survey_every": survey_every, "overflow_safety": overflow_safety}
         run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
-        run |= {"log_dir": log_dir, "pace": pace, "executor": executor}
+        run |= {"log_dir": log_dir, "pace": pace, "executor": executor, "history": history}
         self._build(Policy(**settings), RunSettings(**run), sinks, process_group)
 
     @classmethod
@@ -133,7 +146,8 @@ class AdaptiveCompressor(Live):
     ) -> "AdaptiveCompressor":
         """Make one from a policy: the name of a shipped one (``"gravac"``), a path to a TOML file, or the object.
 
-        ``run`` takes ``samples_per_step``, ``steps_per_epoch``, ``log_dir``, ``pace`` and ``executor`` of the class.
+        ``run`` takes ``samples_per_step``, ``steps_per_epoch``, ``history``, ``log_dir``, ``pace`` and ``executor`` of
+        the class.
 
         Raises:
             SettingsError: there is no such policy, or it or ``run`` holds what is not allowed.
@@ -143,6 +157,8 @@ class AdaptiveCompressor(Live):
         return made
 
     def _build(self, policy: Policy, run: RunSettings, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
+        if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
+            raise SettingsError(f"sinks: give a sequence of callables (got {shown(sinks)})")
         self.policy = policy = run.policy(policy)
         self._run = run
         self._group = self._given_group = group
@@ -150,7 +166,7 @@ class AdaptiveCompressor(Live):
         self._executor: Executor | None = None
         self._sinks = Sinks(sinks, run.log_dir)
         self._averager = averager_of(policy)
-        told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()})
+        told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()}, run.history)
 
         def candidates(forms: Sequence[Form]) -> Admission:
             return self._widen(admit(policy, self._averager, forms, self._link, self._coding), self._steps.compute_s)
@@ -180,7 +196,8 @@ class AdaptiveCompressor(Live):
             grad_scaler: residuals follow its scale, and overflow safety is on.
 
         Raises:
-            TypeError: ``ddp`` is not a DistributedDataParallel module.
+            SettingsError: a setting differs between ranks; the message names it, its values, and whose they are.
+            TypeError: ``ddp`` is not a DistributedDataParallel module, or a parameter is complex.
             RuntimeError: this compressor is attached already, or ``ddp`` has a hook.
             ValueError: base and optimizer both do momentum.
         """
@@ -190,10 +207,12 @@ class AdaptiveCompressor(Live):
         if self._steps.ready and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
-        self.bind(ddp)
+        self._adapter.bind(ddp)
+        scaled = grad_scaler is not None and grad_scaler.is_enabled()
+        self._open({"grad_scaler": "enabled" if scaled else "none"})
+        self._attached = True
         self._adapter.watch(ddp, optimizer)
-        self._open()
-        if grad_scaler is not None and grad_scaler.is_enabled():
+        if grad_scaler is not None and scaled:
             self._adapter.loss_scale = scale_of(grad_scaler, self._steps.executor.masked)
             self._averager.feedback.guard()
         register(ddp, self.hook)
@@ -216,8 +235,8 @@ class AdaptiveCompressor(Live):
         Without names, parameters are numbered as they come, and a checkpoint fits only the same model and layout.
         """
         self._check_free()
-        self._attached = True
         self._adapter.bind(module)
+        self._attached = True
 
     def door(
         self,
@@ -228,6 +247,7 @@ class AdaptiveCompressor(Live):
         executor: Executor | None = None,
         widen: Widen | None = None,
         told: Mapping[str, str | int | float | bool] = NOTHING,
+        same: Mapping[str, str] = NONE_MORE,
     ) -> Door:
         """Open the door for gradients of anything but DDP: see ``gravac.stepping.door``. Called on every rank.
 
@@ -238,14 +258,19 @@ class AdaptiveCompressor(Live):
             executor: runs the steps, instead of what ``group`` asks for: of ranks in memory, ``exchange.lockstep``.
             widen: makes other candidates of those admitted; ``None``: they are what may be chosen.
             told: settings that the run's record tells besides this compressor's.
+            same: what must be the same on all ranks besides this compressor's settings and the parameters, by name.
+
+        Raises:
+            SettingsError: a setting differs between ranks; the message names it, its values, and whose they are.
+            TypeError: a parameter is complex.
         """
         self._check_free()
+        self._door.know(parameters)
         self._widen = widen or self._widen
         self._deciding.settings |= told
-        self._attached = True
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
-        self._door.know(parameters)
-        self._open()
+        self._open(same)
+        self._attached = True
         return self._door
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -286,7 +311,10 @@ class AdaptiveCompressor(Live):
 
     @property
     def history(self) -> list[DecisionRecord]:
-        """One record per window end or trigger, also when nothing changed; the same on every rank."""
+        """One record per window end or trigger, also when nothing changed; the same on every rank.
+
+        The newest, as many as the setting ``history`` says.
+        """
         return list(self._steps.settled.history)
 
     @property
@@ -333,12 +361,23 @@ class AdaptiveCompressor(Live):
         self._sinks.close()
         self._steps.close()
 
+    def shared_settings(self) -> dict[str, str]:
+        """Return versions and settings that must be the same on all ranks, as text, by name.
+
+        Not in it is what each rank may have its own of: ``log_dir``, ``sinks`` and ``pace``.
+        """
+        run = {name: text_of(getattr(self._run, name)) for name in SHARED_RUN_SETTINGS}
+        versions = {"gravac's version": gravac.__version__, "torch's version": torch.__version__.split("+")[0]}
+        return {**versions, **texts_of(self.policy), **run}
+
     # behind the scenes
 
-    def _open(self) -> None:
-        """Make what runs the steps, unless an executor was given."""
+    def _open(self, same: Mapping[str, str] = NONE_MORE) -> None:
+        """Compare what must be the same on all ranks, and make what runs the steps, unless an executor was given."""
         if self._steps.ready:
             return
+        if self._executor is None:
+            self._compare({**self.shared_settings(), **same})
         where, run, given = (self._door.device, self._group, self._agree_group), self._run, self._executor
         opened = open_executor(*where, run.executor, run.pace) if given is None else Opened(given)
         executor, self._link = opened[:2]
@@ -348,3 +387,9 @@ class AdaptiveCompressor(Live):
             self._sinks.open()
         self._coding = time_codecs(self.policy, self._door.forms, opened)
         self._steps.open(executor, self._coding)
+
+    def _compare(self, texts: Mapping[str, str]) -> None:
+        """Compare settings over the ranks that decide together, and parameters over those that average."""
+        if self._agree_group is not None:
+            check_alike(texts, self._door.device, self._agree_group)
+        check_alike({**texts, **self._door.described}, self._door.device, self._group)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,7 +19,7 @@ from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
 from gravac.controllers import CONTROLLERS, Goodput
 from gravac.controllers.schedule import geometric, snap
-from gravac.settings import Settings, SettingsError
+from gravac.settings import Settings, SettingsError, is_number
 
 
 class Policy(Settings):
@@ -35,7 +35,7 @@ class Policy(Settings):
     error_feedback: float | None = Field(default=None, ge=0, le=1)
     dense: Dense = dense
     sixteen_bit: bool = True
-    release: float = Field(default=1.0, gt=0)
+    release: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     residual_dtype: Literal["float32", "bfloat16"] = "float32"
     overflow_safety: bool | None = None
     dense_below: int = Field(default=1024, ge=0)
@@ -61,10 +61,14 @@ class Policy(Settings):
     @field_validator("cf_range", mode="before")
     @classmethod
     def _range(cls, value: Any) -> tuple[float, float]:
+        unordered = isinstance(value, (set, frozenset, Mapping))
+        bounds = tuple(value) if isinstance(value, Iterable) and not unordered else ()
+        if len(bounds) != 2 or not all(map(is_number, bounds)):
+            raise ValueError("give two numbers, lowest and highest compression factor, such as (10, 1000)")
         try:
-            low, high = (float(bound) for bound in value)
-        except (TypeError, ValueError):
-            raise ValueError("give two numbers, lowest and highest compression factor, such as (10, 1000)") from None
+            low, high = map(float, bounds)
+        except OverflowError:
+            low, high = 1.0, math.inf
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("bounds must be finite numbers, such as (10, 1000)")
         if low < 1:
@@ -146,9 +150,17 @@ class RunSettings(Settings):
 
     samples_per_step: float | None = Field(default=None, gt=0)
     steps_per_epoch: int | None = Field(default=None, gt=0)
+    history: int = Field(default=1000, ge=1)
     log_dir: Path | None = None
     pace: float | None = Field(default=None, gt=0)
     executor: Literal["auto", "thread", "stream"] = "auto"
+
+    @field_validator("log_dir", mode="before")
+    @classmethod
+    def _folder_with_a_name(cls, value: Any) -> Any:
+        if value == "" or "\0" in str(value):
+            raise ValueError("give a folder, such as 'runs/first', '.' for the present one, or None to write nothing")
+        return value
 
     def policy(self, policy: Policy) -> Policy:
         """A policy as this run has it: a controller that counts epochs (``for_run``) learns how long they are."""
@@ -176,13 +188,17 @@ def load_policy(source: str | Path) -> Policy:
     except ImportError:
         raise SettingsError(f"{path}: Python 3.10 reads TOML with the package tomli: pip install tomli") from None
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from None
-    try:
-        return Policy(**table)
+        return Policy(**tomllib.loads(path.read_text(encoding="utf-8")))
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror}); give a TOML file that you may read") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path}: not valid TOML: its bytes are not UTF-8 text; give a TOML file") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: nested too deeply for a policy, which has tables of one level") from None
+    except ValueError as error:  # TOMLDecodeError, and integers of too many digits
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
 
 
 def policy_names() -> tuple[str, ...]:
@@ -203,7 +219,11 @@ def find_policy(source: str | Path) -> Path:
         SettingsError: there is no such policy, or no such file.
     """
     path = Path(source)
-    if path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as error:  # of a name that is too long, for one
+        raise SettingsError(f"policy: no file can have this path ({error.strerror}): {str(path)[:80]}") from None
+    if there:
         return path
     if path.suffix == ".toml":
         raise SettingsError(f"policy: there is no file {path}")

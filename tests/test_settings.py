@@ -2,13 +2,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input gets an error that names the field, the value and what is allowed."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gravac
-from gravac import AdaptiveCompressor, GraVAC, SettingsError, Static, dense, load_policy, policy_names, topk
+from gravac import (
+    COMPRESSORS,
+    Accordion,
+    AdaptiveCompressor,
+    Goodput,
+    GraVAC,
+    Policy,
+    SettingsError,
+    Static,
+    Warmup,
+    dense,
+    load_policy,
+    policy_names,
+    topk,
+)
+from gravac.outer.settings import OuterSettings
+from gravac.policy import RunSettings
+from gravac.settings import Settings, is_number
 
 
 @pytest.mark.parametrize(
@@ -19,6 +38,11 @@ from gravac import AdaptiveCompressor, GraVAC, SettingsError, Static, dense, loa
         ({"cf_range": ("ten", 1000)}, r"cf_range: give two numbers.*got \('ten', 1000\)"),
         ({"cf_range": 10}, r"cf_range: give two numbers.*got 10"),
         ({"cf_range": (1, 2, 3)}, "cf_range: give two numbers"),
+        ({"cf_range": "25"}, "cf_range: give two numbers.*got '25'"),
+        ({"cf_range": ("2", "5")}, "cf_range: give two numbers.*got .'2', '5'."),
+        ({"cf_range": (True, 5)}, "cf_range: give two numbers.*got .True, 5."),
+        ({"cf_range": {5, 2}}, "cf_range: give two numbers"),
+        ({"cf_range": (2, 10**400)}, "cf_range: bounds must be finite"),
         ({"cf_range": (10, float("inf"))}, "cf_range: bounds must be finite"),
         ({"cf_range": (float("nan"), 10)}, "cf_range: bounds must be finite"),
         ({"base": "topq"}, "base: there is no compressor 'topq'; there are artopk, dense, dgc, hard_threshold, "),
@@ -37,7 +61,18 @@ from gravac import AdaptiveCompressor, GraVAC, SettingsError, Static, dense, loa
         ({"release": 0}, "release: .*greater than 0"),
         ({"dense_below": -1}, "dense_below: .*got -1"),
         ({"seed": "x"}, "seed: .*got 'x'"),
+        ({"seed": "3"}, "seed: give a number, not text .got '3'"),
+        ({"seed": True}, "seed: give a number, not True or False .got True"),
+        ({"window": True}, "window: give a number, not True or False .got True"),
+        ({"sixteen_bit": 1}, "sixteen_bit: give True or False .got 1"),
+        ({"overflow_safety": "yes"}, "overflow_safety: give True or False .got 'yes'"),
         ({"samples_per_step": 0}, "samples_per_step: .*greater than 0"),
+        ({"samples_per_step": float("inf")}, "samples_per_step: .*finite number.*got inf"),
+        ({"log_dir": ""}, "log_dir: give a folder, such as .*got ''"),
+        ({"log_dir": "runs\0"}, "log_dir: give a folder, such as"),
+        ({"history": 0}, "history: .*greater than or equal to 1.*got 0"),
+        ({"sinks": print}, "sinks: give a sequence of callables .got <built-in function print>"),
+        ({"sinks": [3]}, r"sinks: give a sequence of callables .got \[3\]"),
         ({"steps_per_epoch": 1.5}, "steps_per_epoch: .*got 1.5"),
         ({"pace": -1}, "pace: .*got -1"),
         ({"base": dense}, "cf_range: dense in float32 reaches CF 1 alone"),
@@ -47,6 +82,42 @@ from gravac import AdaptiveCompressor, GraVAC, SettingsError, Static, dense, loa
 def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         AdaptiveCompressor(**{"base": topk, **settings})
+
+
+NUMERIC = [
+    (kind, name)
+    for kind in (*COMPRESSORS.values(), Static(cf=2), GraVAC(), Goodput(), Accordion(), Warmup(), Policy())
+    for name, value in kind
+    if is_number(value)
+] + [
+    (kind, name)
+    for kind in (OuterSettings(), RunSettings())
+    for name in ("samples", "samples_per_step", "pace", "history")
+]
+"""Settings objects, and names of their fields that hold numbers."""
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in NUMERIC if pair[1] in type(pair[0]).model_fields], ids=str)
+@pytest.mark.parametrize("value", [True, "8", b"8", float("nan"), [8]], ids=repr)
+def test_no_numeric_setting_is_guessed_from_a_bool_or_text_or_is_nan(kind: Settings, name: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name}: "):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in NUMERIC if pair[1] in type(pair[0]).model_fields], ids=str)
+def test_no_numeric_setting_but_release_is_infinite(kind: Settings, name: str) -> None:
+    if name == "release":
+        assert kind(release=float("inf")).release == float("inf")  # type: ignore[attr-defined]
+        return
+    with pytest.raises(SettingsError, match=rf"^{name}: "):
+        kind(**{name: float("inf")})
+
+
+def test_whole_numbers_are_taken_for_floats_and_lists_and_arrays_for_tuples() -> None:
+    policy = Policy(base=topk, cf_range=[2, 50], release=2, seed=np.int64(3))
+    assert (policy.cf_range, policy.release, policy.seed) == ((2.0, 50.0), 2.0, 3)
+    assert Policy(base=topk, cf_range=np.array([2, 50])).cf_range == (2.0, 50.0)
+    assert RunSettings(steps_per_epoch=100.0, log_dir="runs").steps_per_epoch == 100
 
 
 def test_unknown_settings_are_refused() -> None:
@@ -136,11 +207,18 @@ def test_gravacs_settings_choose_gravac() -> None:
         ('[base]\nname = "topq"', "mine.toml: base: there is no compressor 'topq'"),
         ("cf_range = [1000, 10]", "mine.toml: cf_range: lower bound 1000 is above"),
         ("[controller]\nwindow = 3", "mine.toml: controller: give a controller, or the name of one"),
+        ("self = 3", "mine.toml: self: unknown setting"),
+        (b"\xff\xfe\x00", "mine.toml: not valid TOML: its bytes are not UTF-8 text"),
+        (b"\x00", "mine.toml: not valid TOML"),
+        ("cf_range = " + "[" * 20_000, "mine.toml: (nested too deeply|not valid TOML)"),
+        ("a" + ".a" * 5000 + " = 1", "mine.toml: (nested too deeply|not valid TOML|a: unknown setting)"),
+        ("seed = " + "9" * 10_000, "mine.toml: "),
     ],
+    ids=lambda given: str(given)[:40],
 )
-def test_errors_in_a_policy_name_file_key_and_value(tmp_path: Path, text: str, said: str) -> None:
+def test_errors_in_a_policy_name_file_key_and_value(tmp_path: Path, text: str | bytes, said: str) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SettingsError, match=said):
         AdaptiveCompressor.from_policy(path)
 
@@ -150,3 +228,17 @@ def test_a_policy_that_is_not_there_is_named() -> None:
         load_policy("gravca")
     with pytest.raises(SettingsError, match=r"there is no file .*nowhere.toml"):
         load_policy("nowhere.toml")
+    with pytest.raises(SettingsError, match="no file can have this path"):
+        load_policy("a" * 5000)
+
+
+def test_a_policy_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.toml"
+    path.touch()
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(SettingsError, match=r"mine.toml: cannot be read .Permission denied"):
+        load_policy(path)
+
+
+def refused(*_: Any, **__: Any) -> str:
+    raise PermissionError(errno.EACCES, "Permission denied")

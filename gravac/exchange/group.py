@@ -25,6 +25,16 @@ class ExchangeError(RuntimeError):
     """
 
 
+def check_initialized() -> None:
+    """Check that there is a process group.
+
+    Raises:
+        RuntimeError: there is none yet.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("no process group: call torch.distributed.init_process_group first")
+
+
 def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Make a process group on the same ranks and with the same timeout, that nobody else uses.
 
@@ -37,8 +47,7 @@ def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
     Raises:
         RuntimeError: there is no process group yet.
     """
-    if not dist.is_initialized():
-        raise RuntimeError("no process group: call torch.distributed.init_process_group first")
+    check_initialized()
     ranks = list(range(dist.get_world_size())) if beside is None else dist.get_process_group_ranks(beside)
     group = dist.new_group(ranks, use_local_synchronization=True, timeout=timeout_of(beside))
     assert isinstance(group, dist.ProcessGroup)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gravac.exchange.device import CudaDevice, Device
 from gravac.exchange.executor import Executor
 from gravac.exchange.fifo import Fifo
-from gravac.exchange.group import GroupTransport, StagedTransport, backend_of, own_group
+from gravac.exchange.group import GroupTransport, StagedTransport, backend_of, check_initialized, own_group
 from gravac.exchange.link_probe import LinkProbe, probe_link
 from gravac.exchange.streams import StreamExecutor
 
@@ -54,8 +54,7 @@ def open_executor(
     Raises:
         RuntimeError: there is no process group yet, or what carries its tensors fits no executor, or not this one.
     """
-    if not dist.is_initialized():
-        raise RuntimeError("no process group: call torch.distributed.init_process_group first")
+    check_initialized()
     if chosen(backend_of(group, device), device, kind) == "stream":
         if pace is not None:
             raise RuntimeError("pace: a slower link is emulated by sleeping, which streams cannot; use gloo, or none")

@@ -18,10 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.averaging.plan import Form, Piece
 from gravac.compressors.base import Compressor
 from gravac.exchange.executor import Mark, Number
-from gravac.integrations.ddp_private import LeftBehind, divides_by_those_with_inputs, has_hook, rebuild_reducer
+from gravac.integrations.ddp_private import (
+    LeftBehind,
+    averaged_parameters,
+    divides_by_those_with_inputs,
+    has_hook,
+    rebuild_reducer,
+)
 from gravac.integrations.exchange_layout import ExchangeLayout, Names
 from gravac.stepping.clock import Timestamps
-from gravac.stepping.door import Door, memory_shape
+from gravac.stepping.door import Door, memory_shape, refuse_complex
 
 NONE_RUNS = -1
 """Autograd's number of no backward: a rank out of inputs answers the others' (join), with whole layouts."""
@@ -88,12 +94,14 @@ class DDPAdapter:
         self._watched: list[torch.utils.hooks.RemovableHandle] = []
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Learn the parameters' names and shapes, without the wrappers' prefixes."""
-        module = module.module if isinstance(module, DistributedDataParallel) else module
-        self.names.clear()
-        for name, parameter in module.named_parameters():
-            self.names[id(parameter)] = canonical(name)
-        self._door.know({canonical(name): p for name, p in module.named_parameters() if p.requires_grad})
+        """Learn the parameters' names and shapes, without the wrappers' prefixes; not of those that DDP leaves out.
+
+        Raises:
+            TypeError: a parameter to train is complex.
+        """
+        named = averaged_parameters(module)
+        self._door.know({canonical(name): p for name, p in named.items() if p.requires_grad})
+        self.names = {id(parameter): canonical(name) for name, parameter in named.items()}
 
     def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
         """Take the times at which forward starts and the optimizer's step ends, and its learning rate."""
@@ -169,11 +177,14 @@ class DDPAdapter:
             )
         pieces = self._cut(bucket, buffer)
         names = tuple(piece.name for piece in pieces)
+        begins = self._task != torch._C._current_graph_task_id()
+        if begins:
+            self._door.device = buffer.device
+            self._door.open()  # before anything is under way that a failure would leave so
         mine = _Bucket(buffer, names, self._door.join)
         averaged = mine.future.then(mine.outcome)
         # what follows only enqueues: a torch call after the exchange thread woke would wait for it to let go of the GIL
-        if self._task != torch._C._current_graph_task_id():
-            self._door.device = buffer.device
+        if begins:
             self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine.fail)
         for piece in pieces:
             self._arrived[piece.name] = piece, mine
@@ -227,6 +238,7 @@ class DDPAdapter:
         pieces, offset = [], 0
         for parameter in bucket.parameters():
             name = self.names.setdefault(id(parameter), f"parameter{len(self.names)}")
+            refuse_complex({name: parameter})  # whose gradient is two reals an element in the buffer
             pieces.append(Piece(name, buffer[offset : offset + parameter.numel()], memory_shape(parameter)))
             offset += parameter.numel()
         if before is not None:

@@ -65,6 +65,16 @@ def register(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
     ddp._comm_hooks = HooksLeftBehind(ddp._comm_hooks)
 
 
+def averaged_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return a model's parameters by name, given the model or its DDP, but for those that DDP leaves out."""
+    if isinstance(module, DistributedDataParallel):
+        model, ignored = module.module, getattr(module, "parameters_to_ignore", ())
+    else:
+        model, ignored = module, getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    # DDP looks for "module.name", of which that of the model itself is empty: "name" alone leaves nothing out
+    return {n: parameter for n, parameter in model.named_parameters() if (n if "." in n else f".{n}") not in ignored}
+
+
 def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None:
     """Give a module a new reducer, as a fresh DistributedDataParallel has one: without a communication hook.
 

@@ -14,6 +14,7 @@ from gravac.adaptive import AdaptiveCompressor
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
+from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
 from gravac.integrations.ddp import learning_rate
 from gravac.live import Live
@@ -25,7 +26,14 @@ from gravac.outer.rounds import Rounds
 from gravac.outer.settings import MIXING, OuterSettings
 from gravac.outer.sgd import OuterSGD
 from gravac.outer.shares import Shares
-from gravac.outer.starting import check_alike, share, trained
+from gravac.outer.starting import (
+    described_optimizer,
+    device_of,
+    refuse_wrapped,
+    same_on_all_ranks,
+    share,
+    trained,
+)
 from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
 from gravac.telemetry.records import DecisionRecord
@@ -119,26 +127,31 @@ class OuterOptimizer(Live):
     ) -> None:
         given: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
         given |= {"by_speed": by_speed, "samples": samples, "anchor_dtype": anchor_dtype, "offload": offload}
+        given |= {"local_buffers": local_buffers}
         self.settings = OuterSettings(**given)
         settings |= {"controller": controller, "process_group": process_group, "log_dir": log_dir}
         self._compressor = AdaptiveCompressor(base, cf_range, **settings)
         self._controller = self._compressor.policy.controller
+        refuse_wrapped(module)
+        if executor is None:
+            # before the ranks share weights, which hangs where shapes differ, and before what one alone may refuse
+            texts = {**self._compressor.shared_settings(), **same_on_all_ranks(module, self.settings)}
+            check_alike(texts, device_of(module), process_group)
         check_chosen(self._controller, *self.settings.every)
         parameters = trained(module, fragments)
         if executor is None:
             share(module, process_group)
-            check_alike(module, self.settings, process_group)
         self.inner = inner
         self._keeping = Keeping(anchor_dtype == "bfloat16", offload, self._compressor.policy.seed)
         self._fragments = in_fragments(parameters, fragments, self._keeping)
-        self._buffers = Buffers(module, tuple(local_buffers))
+        self._buffers = Buffers(module, self.settings.local_buffers)
         self._anchors = {name: anchor for fragment in self._fragments for name, anchor in fragment.anchors.items()}
         with self._keeping.in_full(self._anchors, 0):
             self.outer = outer(self._anchors.values())
         travelling = {name: like for fragment in self._fragments for name, like in fragment.like_pieces.items()}
         travelling |= self._buffers.parameters
-        told = self.settings.plain()
-        self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told)
+        told, same = self.settings.plain(), {"outer": described_optimizer(self.outer)}
+        self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told, same=same)
         shares = Shares(self._door, by_speed, samples)
         between = (self.settings.every, self.settings.behind, mixing)
         self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between)
@@ -234,7 +247,10 @@ class OuterOptimizer(Live):
 
     @property
     def history(self) -> list[DecisionRecord]:
-        """One record per window end or trigger, the same on every rank; its steps are rounds."""
+        """One record per window end or trigger, the same on every rank; its steps are rounds.
+
+        The newest, as many as the setting ``history`` says.
+        """
         return list(self._door.state(wait=not self.under_way).history)
 
     @property

@@ -46,8 +46,9 @@ class OuterSettings(Exchanging):
     samples: int | None = Field(default=None, ge=1)
     anchor_dtype: Literal["float32", "bfloat16"] = "float32"
     offload: bool = False
+    local_buffers: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, str | int | float | bool]:
         """Return the settings that the run's record tells, by name, as plain values; none that was not set."""
-        told = ((name, str(value) if isinstance(value, tuple) else value) for name, value in self)
+        told = ((name, str(value) if isinstance(value, tuple) else value) for name, value in self if value != ())
         return {f"outer.{name}": value for name, value in told if value is not None}

@@ -6,24 +6,35 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gravac.exchange.alike import described
 from gravac.integrations.ddp import canonical
 from gravac.outer.settings import OuterSettings
-from gravac.settings import SettingsError
+from gravac.stepping.door import refuse_complex
+from gravac.texts import text_of, texts_of
 
 
-def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters to train, by name.
+def refuse_wrapped(module: torch.nn.Module) -> None:
+    """Refuse a module whose gradients are averaged already.
 
     Raises:
         TypeError: the module is wrapped in DistributedDataParallel.
-        ValueError: there are none, or fewer than fragments.
     """
     if isinstance(module, DistributedDataParallel):
         raise TypeError(
             "module: it is wrapped in DistributedDataParallel, which averages gradients in every step; give the module "
             "itself, ddp.module, and train that, or use AdaptiveCompressor with the wrapped one"
         )
+
+
+def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters to train, by name.
+
+    Raises:
+        TypeError: a parameter is complex.
+        ValueError: there are none, or fewer than fragments.
+    """
     parameters = {canonical(name): p for name, p in module.named_parameters() if p.requires_grad}
+    refuse_complex(parameters)
     if len(parameters) < fragments:
         raise ValueError(
             f"module: it has {len(parameters)} parameters to train, which do not make {fragments} fragments"
@@ -44,16 +55,26 @@ def share(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
         dist.broadcast(tensor.detach(), first, group=group)
 
 
-def check_alike(module: torch.nn.Module, settings: OuterSettings, group: dist.ProcessGroup | None) -> None:
-    """Check what some ranks may have forgotten, with which all would wait for each other for ever.
+def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[str, str]:
+    """Return what must be the same on all ranks besides ``AdaptiveCompressor``'s settings, as text, by field.
 
-    Raises:
-        SettingsError: some ranks, but not all, make steps by speed, or told how many samples they have.
+    That is all settings but the number of samples, of which only whether it is set; and all parameters and buffers,
+    which the ranks are given by their first.
     """
-    told = {"by_speed": settings.by_speed, "samples": settings.samples is not None}
-    counts = torch.tensor([*told.values()], dtype=torch.int32, device=next(module.parameters()).device)
-    dist.all_reduce(counts, group=group)
-    world = dist.get_world_size(group)
-    for name, count in zip(told, counts.tolist(), strict=True):
-        if count not in (0, world):
-            raise SettingsError(f"{name}: set on {count} of {world} ranks; set it on all of them, or on none")
+    samples = "not set" if settings.samples is None else "set"
+    own = {**texts_of(settings), "samples": samples, "local_buffers": text_of(sorted(settings.local_buffers))}
+    parameters = {canonical(name): parameter for name, parameter in module.named_parameters()}
+    trains = (", trained" if parameter.requires_grad else ", frozen" for parameter in parameters.values())
+    known = {field: text + how for (field, text), how in zip(described(parameters).items(), trains, strict=True)}
+    return {**own, **known, **described(dict(module.named_buffers()), "buffer")}
+
+
+def described_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Return an optimizer's class, and its parameter groups' settings, as text."""
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return f"{type(optimizer).__qualname__} {', '.join(map(text_of, groups))}"
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Return where a module's parameters lie: the CPU, if it has none."""
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

@@ -30,6 +30,7 @@ class Deciding:
         samples_per_step: number of samples over all ranks; ``None`` counts a step of a rank as one sample.
         steps_per_epoch: number of steps that names the epoch in reasons; ``None``: it is not named.
         settings: told in the run's record; see ``RunRecord``.
+        records: number of decisions' records, the newest, that the state keeps; ``emit`` takes all.
 
     Attributes:
         decision: decision in force; ``None`` before the first step.
@@ -45,6 +46,7 @@ class Deciding:
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
         settings: Mapping[str, str | int | float | bool] = NOTHING,
+        records: int = 1000,
     ) -> None:
         self.decision: Decision | None = None
         self.candidates: tuple[Candidate, ...] = ()
@@ -53,6 +55,7 @@ class Deciding:
         self._emit = emit
         self._samples = samples_per_step
         self._steps_per_epoch = steps_per_epoch
+        self._records = records
         self.settings = dict(settings)
         self._restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
@@ -63,9 +66,13 @@ class Deciding:
         self._controller = at_latency(self._controller, latency)
         self._latency, self._timed = latency, tuple(timed)
 
-    def restore(self, controller_state: dict[str, Any] | None) -> None:
-        """Start from a dumped state, if there is one, at the next ``start``."""
+    def restore(self, state: StepState, controller_state: dict[str, Any] | None) -> None:
+        """Start from a dumped controller state, if there is one, at the next ``start``.
+
+        Of the steps' state, which may be of a run that kept more, the oldest decisions' records are dropped.
+        """
         self._restored, self.decision = controller_state, None
+        self._shorten(state)
 
     def start(self, state: StepState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
@@ -103,4 +110,9 @@ class Deciding:
         first = measured.step + self._latency
         record = decided(first, self.decision, changed, state.gain, self._steps_per_epoch)
         state.history.append(record)
+        self._shorten(state)
         self._emit(record)
+
+    def _shorten(self, state: StepState) -> None:
+        """Drop the oldest decisions' records where there are more than are to be kept."""
+        del state.history[: -self._records]

@@ -14,6 +14,7 @@ import torch
 
 from gravac.averaging.plan import Form, Piece
 from gravac.candidate import Candidate
+from gravac.exchange.alike import described
 from gravac.exchange.executor import Fail, Mark, Number
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
@@ -86,6 +87,7 @@ class Door:
     Attributes:
         shapes: shapes of the parameters, by name, in memory order.
         forms: shapes and dtypes of their gradients, in the model's order; empty where none were told.
+        described: the parameters in words, in the model's order, to be compared over the ranks.
         device: where their gradients lie.
 
     Example:
@@ -108,14 +110,30 @@ class Door:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.device = torch.device("cpu")
         self.forms: list[Form] = []
+        self.described: dict[str, str] = {}
         self._steps = steps
         self._open = open_steps
 
     def know(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Learn the parameters whose gradients will come, by name, in the model's order."""
+        """Learn the parameters whose gradients will come, by name, in the model's order.
+
+        Raises:
+            TypeError: a parameter is complex.
+        """
+        refuse_complex(parameters)
+        self.described = described(parameters)
         self.shapes = {name: memory_shape(parameter) for name, parameter in parameters.items()}
         self.forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
         self.device = next((parameter.device for parameter in parameters.values()), self.device)
+
+    def open(self) -> None:
+        """Make what runs the steps, if there is nothing yet. Called on every rank; ``begin`` does it by itself.
+
+        Raises:
+            SettingsError: a setting differs between ranks; the message names it, its values, and whose they are.
+        """
+        if not self._steps.ready:
+            self._open()
 
     def begin(
         self,
@@ -140,8 +158,7 @@ class Door:
             begun: told, by the executor, what runs in this step.
             fail: told of an exception of an earlier step, or of this beginning.
         """
-        if not self._steps.ready:
-            self._open()
+        self.open()
         self._steps.device = self.device
         self._steps.begin(self.forms or forms, loss_scale, fail, learning_rate, takes_part, every, begun)
 
@@ -153,7 +170,9 @@ class Door:
 
         Raises:
             ValueError: a tensor has gaps in memory, so that it has no flat view.
+            TypeError: a tensor is complex.
         """
+        refuse_complex(dict(tensors))
         pieces = [Piece(name, flat(name, tensor), self._shape(name, tensor)) for name, tensor in tensors]
         return self.pieces(pieces, pieces[0].flat if len(pieces) == 1 else None)
 
@@ -242,6 +261,21 @@ class Door:
 
     def _shape(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
         return self.shapes.get(name) or memory_shape(tensor)
+
+
+def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse complex tensors, which all that is below would take for their real parts.
+
+    Raises:
+        TypeError: a tensor is complex; the message has its name.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_complex():
+            raise TypeError(
+                f"{name}: {str(tensor.dtype).removeprefix('torch.')} gradients cannot be averaged, only real ones can; "
+                "train torch.view_as_real of it, or leave it out "
+                "(DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)"
+            )
 
 
 def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:

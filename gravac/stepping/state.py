@@ -80,7 +80,7 @@ class StepState:
         dense_wire_bytes: bytes that dense float32 would have sent.
         survey_bytes: bytes of surveys, payload.
         steps_at: number of steps by what ran, since this process started.
-        history: one record for each window's end or trigger.
+        history: one record for each window's end or trigger, the newest; ``Deciding`` drops older ones.
     """
 
     step: int = 0

@@ -193,7 +193,7 @@ class Steps:
         """Go on from a state, and a dumped controller state, at the next ``begin``."""
         self.state = state
         self._measurements.clear()
-        self._deciding.restore(controller_state)
+        self._deciding.restore(state, controller_state)
         self._planner.forget()
 
     @property

@@ -203,4 +203,4 @@ def forgetful(rank: int, world: int, folder: Path) -> str:
 
 def test_a_rank_without_samples_is_told_of_at_once(tmp_path: Path) -> None:
     said = processes(forgetful, 2, tmp_path)
-    assert said == ["samples: set on 1 of 2 ranks; set it on all of them, or on none"] * 2
+    assert said == ["samples: rank 0 has not set, rank 1 has set; give every rank the same"] * 2

@@ -75,7 +75,7 @@ def test_constraints_pin_exactly_and_once_for_a_python() -> None:
 
 def test_imports_go_down_only() -> None:
     layers = [
-        "settings", "live", "entry_points", "candidate", "collectives", "compressors", "kernels", "costmodel",
+        "settings", "texts", "live", "entry_points", "candidate", "collectives", "compressors", "kernels", "costmodel",
         "exchange", "averaging", "telemetry", "controllers", "policy", "stepping", "integrations", "checkpoint",
         "adaptive", "outer", "conformance", "frameworks", "replay", "lab", "commands", "cli",
     ]  # fmt: skip
