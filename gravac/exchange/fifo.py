@@ -178,7 +178,7 @@ class Fifo:
 
     def start(self, collectives: list[Collective]) -> list[Pending]:
         """Start collectives, on the thread."""
-        return self.transport.start(collectives)
+        return self._start(self.transport, collectives)
 
     def finish(self, started: list[Pending]) -> list[Any]:
         """Wait for them, on the thread."""
@@ -186,11 +186,18 @@ class Fifo:
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
         """Start to sum vectors over the ranks that agree, on the thread."""
-        return self._agreement.start([AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors])
+        sums = [AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors]
+        return self._start(self._agreement, sums)
 
     def agreed(self, started: list[Pending]) -> list[list[float]]:
         """Wait for the sums, on the thread."""
         return [total.tolist() for total in self._await(self._agreement, started)]
+
+    def _start(self, transport: GroupTransport, collectives: Sequence[Collective]) -> list[Pending]:
+        try:
+            return transport.start([*collectives])
+        except ExchangeError as failure:
+            raise self._explained(failure) from failure.__cause__
 
     def _await(self, transport: GroupTransport, started: list[Pending]) -> list[Any]:
         """Return the results of collectives; meanwhile look whether another rank failed."""
@@ -200,11 +207,13 @@ class Fifo:
         self._waits.put(_Await(transport, started, answers))
         while True:
             try:
-                landed = self._explained(answers.get(timeout=LOOK_SECONDS))
+                landed = answers.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 if (failure := self._abandoned or self._failed_elsewhere()) is not None:
                     raise failure from None
                 continue
+            if isinstance(landed, ExchangeError):
+                raise self._explained(landed)
             if isinstance(landed, BaseException):
                 raise landed
             return landed
@@ -346,7 +355,8 @@ class Fifo:
             wait = False
             if isinstance(message, _Landed):
                 if message.item.answers is None:
-                    message.item.answers = self._explained(message.answers)
+                    answers = message.answers
+                    message.item.answers = self._explained(answers) if isinstance(answers, ExchangeError) else answers
                 self._under_way -= 1
                 if not self._under_way:
                     self.exchange_seconds += message.at - self._since
@@ -372,13 +382,14 @@ class Fifo:
         said = self._failures.look()
         return None if said is None else ExchangeError(f"rank {self.rank} of {self.world} got no answer: {said}")
 
-    def _explained(self, answers: Answers) -> Answers:
-        """Return results as they are; and what went wrong with its cause, if another rank says that it failed."""
-        if not isinstance(answers, ExchangeError) or (said := self._failures.look(causes_only=True)) is None:
-            return answers
-        failure = ExchangeError(f"rank {self.rank} of {self.world} got no answer: {said}")
-        failure.__cause__ = answers.__cause__
-        return failure
+    def _explained(self, failure: ExchangeError) -> ExchangeError:
+        """Return what went wrong, with its cause, if another rank says that it failed."""
+        said = self._failures.look(causes_only=True)
+        if said is None:
+            return failure
+        explained = ExchangeError(f"rank {self.rank} of {self.world} got no answer: {said}")
+        explained.__cause__ = failure.__cause__
+        return explained
 
     def _encode(self) -> bool:
         """Have the next job encoded, if it is a job's turn; False where there is none."""
@@ -417,7 +428,7 @@ class Fifo:
         What goes wrong is raised by the job, which knows what it exchanges.
         """
         try:
-            item.pending = self.transport.start(item.requests)
+            item.pending = self._start(self.transport, item.requests)
         except Exception as failure:
             item.job.throw(failure)
             raise

@@ -49,7 +49,8 @@ class Handle:
             ExchangeError: a rank did not answer.
             RuntimeError: of ranks in memory, not all have handed the tensors over.
         """
-        self._steps.executor.order()
+        if not self._done or self._steps.ready:  # a closed one has told what became of it
+            self._steps.executor.order()
         if not self._done:
             self._steps.flush()
             self._steps.executor.order()
@@ -67,7 +68,8 @@ class Handle:
         """
         self._then.append(function)
         if self._done:
-            self._steps.executor.join()
+            if self._steps.ready:
+                self._steps.executor.join()
             self._tell()
 
     def _ends(self, failure: BaseException | None = None) -> None:
