@@ -46,7 +46,7 @@ class Peers:
 
 
 class Stuck(Idle):
-    """A device that does nothing more while ``peers`` do not answer: its streams wait for them."""
+    """A device that does nothing more once ``peers`` do not answer: its streams wait for them."""
 
     def __init__(self, peers: Peers) -> None:
         super().__init__(torch.device("cpu"))
@@ -54,8 +54,9 @@ class Stuck(Idle):
 
     def record(self) -> Moment:
         moment, answer = super().record(), self.peers.answer
-        moment.query = answer.is_set  # type: ignore[method-assign]
-        moment.synchronize = answer.wait  # type: ignore[method-assign, assignment]
+        if not answer.is_set():
+            moment.query = answer.is_set  # type: ignore[method-assign]
+            moment.synchronize = answer.wait  # type: ignore[method-assign, assignment]
         return moment
 
 

@@ -317,7 +317,8 @@ def test_close_returns_while_another_rank_stalls_and_tells_whoever_waits(
     fifo.close()  # it may have returned before the thread told
     fifo._thread.join(HUNG)
     fifo.call(lambda: None, told.append)
-    assert [type(failure) for failure in told] == [ExchangeError] * (3 if where == "drained" else len(told))
+    assert len(told) == 2
+    assert all(isinstance(failure, ExchangeError) for failure in told)
     assert all("a rank did not answer" in str(failure) for failure in told)
     wire.gate.set()
 
