@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over a torch process group, added up in a ledger."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -74,7 +75,8 @@ def give_back(group: dist.ProcessGroup) -> None:
     if name not in _own:
         return
     _own.discard(name)
-    dist.destroy_process_group(group)
+    with contextlib.suppress(KeyError):  # a rank of torch's threaded world, which another one has destroyed
+        dist.destroy_process_group(group)
     world.pg_names[_GivenBack()] = name  # type: ignore[index]
 
 

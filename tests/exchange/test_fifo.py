@@ -4,7 +4,7 @@
 
 import threading
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -251,14 +251,27 @@ def raises(failure: BaseException) -> None:
     raise KeyError("a callback's own")
 
 
+def waits(fifo: Fifo) -> Callable[[], None]:
+    """A call that starts a collective, and waits for it."""
+
+    def call() -> None:
+        fifo.finish(fifo.start([AllReduce(torch.tensor([10]))]))
+
+    return call
+
+
 def test_a_callback_that_raises_cannot_end_the_thread_and_is_reported_once() -> None:
     fifo = Fifo(Wire())  # type: ignore[arg-type]
     told: list[str] = []
-    with pytest.warns(RuntimeWarning, match="raises failed: KeyError.*training goes on") as seen:
+
+    def hands_over() -> None:
         fifo.exchange(breaks(), raises, CPU, several)
         fifo.exchange(breaks(), raises, CPU, several)
         fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
         assert fifo.drain(HUNG)
+
+    with pytest.warns(RuntimeWarning, match=r"raises failed: KeyError.*training goes on") as seen:
+        hands_over()
     assert len(seen) == 1
     assert told == ["call boom"]
     assert fifo._thread.is_alive()
@@ -311,7 +324,7 @@ def test_close_returns_while_another_rank_stalls_and_tells_whoever_waits(
     if where == "job":
         fifo.exchange(job(wire, 1), told.append, CPU, one)
     else:
-        fifo.call(lambda: [fifo.finish(fifo.start([AllReduce(torch.tensor([10]))]))] and None, told.append)
+        fifo.call(waits(fifo), told.append)
     wire.until("start 10")
     assert not fifo.drain(0.05)
     fifo.close()  # it may have returned before the thread told
@@ -333,8 +346,7 @@ def test_a_rank_that_waits_learns_that_another_one_failed(where: str, monkeypatc
     if where == "job":
         fifo.exchange(job(wire, 1), lambda failure: told.append(str(failure)), CPU, one)
     else:
-        waits = AllReduce(torch.tensor([10]))
-        fifo.call(lambda: [fifo.finish(fifo.start([waits]))] and None, lambda failure: told.append(str(failure)))
+        fifo.call(waits(fifo), lambda failure: told.append(str(failure)))
     assert fifo.drain(HUNG)
     assert told == ["rank 0 of 1 got no answer: rank 1 of 2 failed: ValueError: boom"]
     wire.gate.set()
