@@ -10,16 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 
-def warn_without_raising(message: str, stacklevel: int = 2) -> None:
+def warn_without_raising(message: str, stacklevel: int = 2, category: type[Warning] = RuntimeWarning) -> None:
     """Warn; print to standard error instead where warnings are errors (``python -W error``).
 
     Args:
-        message: text of the warning, a ``RuntimeWarning``.
+        message: text of the warning.
         stacklevel: as for ``warnings.warn``, counted from the caller.
+        category: class of the warning.
     """
     try:
-        warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
-    except RuntimeWarning:
+        warnings.warn(message, category, stacklevel=stacklevel + 1)
+    except category:
         with contextlib.suppress(Exception):
             print(message, file=sys.stderr)
 

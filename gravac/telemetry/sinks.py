@@ -58,7 +58,9 @@ class Sinks:
                 sink(record)
             except Exception as failure:
                 self._sinks.remove(sink)
-                warn_without_raising(f"gravac: {sink!r} failed and gets no more records: {failure!r}")
+                warn_without_raising(
+                    f"gravac: {sink!r} failed and gets no more records: {failure!r}", category=UserWarning
+                )
 
     def close(self) -> None:
         """Close the sinks that can be closed, also after one that fails to; hand on nothing more."""
@@ -71,4 +73,4 @@ class Sinks:
                 if close is not None:
                     close()
             except Exception as failure:
-                warn_without_raising(f"gravac: {sink!r} failed when it was closed: {failure!r}")
+                warn_without_raising(f"gravac: {sink!r} failed when it was closed: {failure!r}", category=UserWarning)
