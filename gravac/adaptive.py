@@ -21,6 +21,7 @@ from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
 from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
+from gravac.exchange.failures import ExchangeError
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
@@ -44,7 +45,8 @@ SHARED_RUN_SETTINGS = ("samples_per_step", "steps_per_epoch", "executor", "histo
 NONE_MORE: Mapping[str, str] = MappingProxyType({})
 """No settings to compare besides a compressor's own."""
 
-CLOSING_SECONDS = 20.0  # that ``close`` waits for the exchange at most: after a failure, a peer may never answer
+CLOSING_SECONDS = 20.0
+"""Longest time that ``close`` waits for what is under way: another rank may never answer."""
 
 
 class AdaptiveCompressor(Live):
@@ -79,7 +81,8 @@ class AdaptiveCompressor(Live):
         survey_every: steps between two looks at what each tensor loses at which CF, for ``"by_gain"``.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
-        log_dir: folder for TensorBoard and JSONL logs, written by rank 0; ``None`` writes nothing.
+        log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at
+            ``attach``); ``None`` writes nothing.
         sinks: callables that are given every record, on rank 0.
         process_group: whose ranks average; ``None`` is DDP's own at ``attach``, or the default group.
         pace: emulate a link of that many bits per second by sleeping; for experiments without one.
@@ -292,6 +295,11 @@ class AdaptiveCompressor(Live):
         This and the next few wait for the last step's exchange work, so that all ranks see the same.
         """
         self._steps.drain()
+        return self._known_cf
+
+    @property
+    def _known_cf(self) -> float:
+        """The same, as known without waiting."""
         return self._steps.decision.candidate.cf if self._steps.decision else self.policy.dense_format.cf
 
     @property
@@ -351,15 +359,28 @@ class AdaptiveCompressor(Live):
         self._restored = {key: state[key] for key in ("rank", "world")}
 
     def close(self) -> None:
-        """Finish what is under way, tell the sinks, end the executor. May be called again."""
+        """Finish what is under way, tell the sinks, end the executor. May be called again.
+
+        It returns whatever other ranks do: what is under way after ``CLOSING_SECONDS`` is given up, the other ranks are
+        told, and what was last known stays readable. The executor's end takes some seconds more at most.
+        """
         if self._closed:
             return
         self._closed = True
-        self._steps.drain(CLOSING_SECONDS)
-        state = self._steps.state
-        self._sinks(EndRecord(state.step, {**totals(state, self._steps.candidates), "cf": self.cf}))
-        self._sinks.close()
-        self._steps.close()
+        failure: Exception | None = None
+        try:
+            try:
+                if not self._steps.drain(CLOSING_SECONDS):
+                    failure = ExchangeError(
+                        f"gravac: the compressor was closed, and a rank did not answer for {CLOSING_SECONDS:g} s"
+                    )
+            except Exception as error:
+                failure = error
+            state = self._steps.state
+            self._sinks(EndRecord(state.step, {**totals(state, self._steps.candidates), "cf": self._known_cf}))
+            self._sinks.close()
+        finally:
+            self._steps.close(failure)
 
     def shared_settings(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as text, by name.
@@ -381,11 +402,17 @@ class AdaptiveCompressor(Live):
         where, run, given = (self._door.device, self._group, self._agree_group), self._run, self._executor
         opened = open_executor(*where, run.executor, run.pace) if given is None else Opened(given)
         executor, self._link = opened[:2]
-        if self._restored is not None:
-            check_place(self._restored, executor.rank, executor.world)
-        if executor.rank == 0:
-            self._sinks.open()
-        self._coding = time_codecs(self.policy, self._door.forms, opened)
+        try:
+            if self._restored is not None:
+                check_place(self._restored, executor.rank, executor.world)
+            if executor.rank == 0:
+                self._sinks.open()
+            self._coding = time_codecs(self.policy, self._door.forms, opened)
+        except BaseException as failure:
+            executor.abandon(failure)  # which tells the ranks that did not fail
+            executor.close()
+            self._sinks.close()
+            raise
         self._steps.open(executor, self._coding)
 
     def _compare(self, texts: Mapping[str, str]) -> None:

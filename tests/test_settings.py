@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gravac
 from gravac import (
@@ -25,6 +26,7 @@ from gravac import (
     policy_names,
     topk,
 )
+from gravac.exchange.lockstep import Lockstep
 from gravac.outer.settings import OuterSettings
 from gravac.policy import RunSettings
 from gravac.settings import Settings, is_number
@@ -155,8 +157,9 @@ def test_error_feedback_on_what_is_not_contractive_is_refused_by_name() -> None:
 def test_a_log_dir_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
+    compressor = AdaptiveCompressor(topk, log_dir=file / "runs")
     with pytest.raises(SettingsError, match=r"log_dir: cannot write to .*file.*give a folder you may write to"):
-        AdaptiveCompressor(topk, log_dir=file / "runs")
+        compressor.door({"w": torch.ones(4)}, executor=Lockstep(1).executors[0])
 
 
 def test_settings_are_frozen() -> None:

@@ -16,6 +16,10 @@ Stream = Any
 class Event(Protocol):
     """A moment in a stream's work."""
 
+    def query(self) -> bool:
+        """Return whether the moment is past: the host does not wait."""
+        ...
+
     def synchronize(self) -> None:
         """Return when the moment is past: the host waits."""
         ...

@@ -73,7 +73,7 @@ class Executor(Protocol):
 
         Args:
             job: must not start before the collectives of earlier jobs have.
-            fail: is told of the exception when the job, or one before it, failed.
+            fail: is told of the exception when the job, or one before it, failed. If this raises, that is reported.
             device: device that the job's tensors are on.
             one_round: asked when the job's turn comes: whether it ends with its first collectives.
         """
@@ -113,11 +113,17 @@ class Executor(Protocol):
     def join(self) -> None:
         """Have what a job does next come after all jobs that have ended before, on whatever stream."""
 
-    def drain(self, seconds: float | None = None) -> None:
-        """Return when all that was handed over has ended, or after ``seconds``."""
+    def drain(self, seconds: float | None = None) -> bool:
+        """Wait until all that was handed over has ended, for at most ``seconds``; return whether it has."""
+
+    def abandon(self, failure: BaseException) -> None:
+        """Give up what was handed over, and what will be: it fails with that exception, and the other ranks are told.
+
+        May be called by any thread, and without a step under way.
+        """
 
     def close(self) -> None:
-        """End after what was handed over."""
+        """End after what was handed over; give that up, and tell those that wait for it, if a rank does not answer."""
 
 
 def choose(verdict: Verdict, finite: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over a torch process group, added up in a ledger."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gravac.collectives import AllReduce, AllToAll, Broadcast, Collective, Ledger, moved, tensors_of
+from gravac.exchange.failures import ExchangeError as ExchangeError  # where those who catch it look for it
 
 CPU = torch.device("cpu")
 
@@ -18,11 +20,8 @@ CPU = torch.device("cpu")
 _all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class ExchangeError(RuntimeError):
-    """A collective failed, or a rank did not answer within the process group's timeout.
-
-    The message names the step and what was exchanged; torch's own error is its cause. No later step is exchanged.
-    """
+_own: set[str] = set()
+"""Names of the groups that ``own_group`` made, and nobody gave back."""
 
 
 def check_initialized() -> None:
@@ -38,8 +37,7 @@ def check_initialized() -> None:
 def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Make a process group on the same ranks and with the same timeout, that nobody else uses.
 
-    It lives until ``destroy_process_group()``: destroyed by itself, a later group of these ranks would get its name,
-    find its keys in the store, and hang.
+    ``give_back`` destroys it; else it lives until ``destroy_process_group()``.
 
     Args:
         beside: group whose ranks and timeout it takes; ``None`` is the default group.
@@ -51,7 +49,44 @@ def own_group(beside: dist.ProcessGroup | None) -> dist.ProcessGroup:
     ranks = list(range(dist.get_world_size())) if beside is None else dist.get_process_group_ranks(beside)
     group = dist.new_group(ranks, use_local_synchronization=True, timeout=timeout_of(beside))
     assert isinstance(group, dist.ProcessGroup)
+    _own.add(group.group_name)
     return group
+
+
+class _GivenBack:
+    """Stands in torch's registry for a group that was destroyed, so that no later one gets its name.
+
+    torch names a group by its ranks and by how many groups there are. One of the same name would find the keys of the
+    first in the store, and hang.
+    """
+
+    def shutdown(self) -> None:
+        """There is nothing to shut down."""
+
+    def abort(self) -> None:
+        """There is nothing to abort."""
+
+    def _get_backend(self, device: torch.device) -> None:
+        raise RuntimeError(f"no backend for {device.type}: this group was destroyed")
+
+
+def give_back(group: dist.ProcessGroup) -> None:
+    """Destroy a group of ``own_group``: its connections, file descriptors and threads go with the last reference.
+
+    Called when nothing is under way on it, on every rank at the same point unless one failed. Nothing is done to a
+    group that somebody else made, or that was destroyed with the default one, or if torch's registry is not as known.
+    """
+    world = dist.distributed_c10d._world
+    try:
+        name = world.pg_names[group]
+    except (AttributeError, KeyError):
+        return
+    if name not in _own:
+        return
+    _own.discard(name)
+    with contextlib.suppress(KeyError):  # a rank of torch's threaded world, which another one has destroyed
+        dist.destroy_process_group(group)
+    world.pg_names[_GivenBack()] = name  # type: ignore[index]
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
@@ -119,6 +154,10 @@ class GroupTransport:
         self._pairwise = backend_of(group, device) == "gloo"
         self._swaps = 0
         self._link_free = 0.0
+
+    def landed(self, pending: list[Pending]) -> bool:
+        """Return whether collectives are done, so that ``finish`` would not wait for a rank."""
+        return all(work.is_completed() for one in pending for work in one.works)
 
     def start(self, requests: list[Collective]) -> list[Pending]:
         """Start collectives in the order given; return them as they are under way.

@@ -14,6 +14,7 @@ import torch
 from gravac.collectives import AllReduce, Collective, Ledger
 from gravac.exchange import memory
 from gravac.exchange.executor import Fail, Job, Number, Verdict
+from gravac.guarded import Guarded
 
 
 class _Item(NamedTuple):
@@ -41,6 +42,7 @@ class Lockstep:
         self.executors = tuple(LockstepExecutor(self, rank, ranks, latency, masked) for rank in range(ranks))
         self.seconds = seconds
         self.failure: BaseException | None = None
+        self._guarded = Guarded()
 
     def run(self) -> None:
         """Run what all ranks have handed over.
@@ -62,7 +64,7 @@ class Lockstep:
                     self.failure = failure
             if self.failure is not None:
                 for item in items:
-                    item.fail(self.failure)
+                    self._guarded(item.fail, self.failure)
 
     def _run(self, calls: Sequence[Callable[[], None]], jobs: Sequence[Job]) -> None:
         for call in calls:
@@ -156,9 +158,14 @@ class LockstepExecutor:
     def join(self) -> None:
         """Jobs end one after the other."""
 
-    def drain(self, seconds: float | None = None) -> None:
-        """Run what all ranks have handed over."""
+    def drain(self, seconds: float | None = None) -> bool:
+        """Run what all ranks have handed over; what some have is no reason to wait."""
         self._ranks.run()
+        return True
+
+    def abandon(self, failure: BaseException) -> None:
+        """Have what any rank hands over fail."""
+        self._ranks.failure = self._ranks.failure or failure
 
     def close(self) -> None:
         """Run what all ranks have handed over."""

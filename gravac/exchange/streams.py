@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The executor of collectives that are ordered by streams (NCCL): inline in whoever hands work over, without a thread.
 
-Nothing here makes the host wait but ``catch_up``, for what the device was given a step ago. Streams, and who waits for
-whom:
+Nothing here makes the host wait but ``catch_up``, for what the device was given a step ago. If that takes long, the
+host looks whether another rank failed. Streams, and who waits for whom:
 
 - the *main* stream runs what is called (the beginning of a step, its end): after all that was handed over before, on
   the caller's stream and on every side stream;
@@ -18,6 +18,8 @@ asks for, and the same on all ranks.
 """
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -27,7 +29,12 @@ import torch
 from gravac.collectives import AllReduce, Collective
 from gravac.exchange.device import Device, Event, Stream
 from gravac.exchange.executor import Fail, Job, Number, Verdict
+from gravac.exchange.failures import LOOK_SECONDS, ExchangeError, Failures
 from gravac.exchange.group import GroupTransport
+from gravac.guarded import Guarded
+
+FAILED_SECONDS = 5.0
+"""Longest wait for the device after a failure: its streams may wait for a rank that never answers."""
 
 SIDES = 3
 """Number of side streams: one that is coded, one that travels, one that is decoded."""
@@ -92,6 +99,10 @@ class StreamExecutor:
         self._coded: list[Stretch] = []
         self._travelled: list[Stretch] = []
         self._failure: BaseException | None = None
+        transports = [transport, *([] if agreement is None else [agreement])]
+        groups = [getattr(one, "group", None) for one in transports]
+        self._failures = Failures([group for group in groups if group is not None])
+        self._guarded = Guarded()
 
     # time
 
@@ -129,11 +140,11 @@ class StreamExecutor:
 
     def call(self, function: Callable[[], None], fail: Fail) -> None:
         """Call a function on the main stream, after all that was handed over before."""
-        self._guarded(fail, lambda: self._call(function))
+        self._try(fail, lambda: self._call(function))
 
     def exchange(self, job: Job, fail: Fail, device: torch.device, one_round: Callable[[], bool]) -> None:
         """Run a job on the next side stream."""
-        self._guarded(fail, lambda: self._run(job))
+        self._try(fail, lambda: self._run(job))
 
     def start(self, collectives: list[Collective]) -> list[Any]:
         """Start collectives, on the present stream, which waits for them."""
@@ -159,7 +170,7 @@ class StreamExecutor:
         """Return the sums; the host waits where they were not sent a step ago, but now (a run that was taken up)."""
         if started.number > self._reached:
             self.host_waits += 1
-            started.there.synchronize()
+            self._wait(started.there)
         return [vector.tolist() for vector in started.sums]
 
     def judge(self, finite: torch.Tensor) -> Verdict:
@@ -178,7 +189,7 @@ class StreamExecutor:
         """
         if self._past is not None:
             self.host_waits += 1
-            self._past.synchronize()
+            self._wait(self._past)
             self._reached = self._sent
         here = self._device.record()
         with self._on(self._aside):
@@ -194,19 +205,55 @@ class StreamExecutor:
         for event in (*self._tails, *([self._called] if self._called else ())):
             self._device.wait(event)
 
-    def drain(self, seconds: float | None = None) -> None:
-        """Wait until the device has done all that was handed over; ``seconds`` cannot shorten that."""
+    def drain(self, seconds: float | None = None) -> bool:
+        """Wait until the device has done all that was handed over, for at most ``seconds``; return whether it has.
+
+        After a failure, for at most ``FAILED_SECONDS``.
+
+        Raises:
+            ExchangeError: another rank failed.
+        """
         with self._on(self._main):
             self.order()
             end = self._device.record()
         self.host_waits += 1
-        end.synchronize()
+        if self._failure is not None:
+            seconds = min(FAILED_SECONDS, math.inf if seconds is None else seconds)
+        return self._wait(end, seconds)
+
+    def abandon(self, failure: BaseException) -> None:
+        """Refuse what is handed over from now on, and tell the other ranks; the device goes on with what it has."""
+        if self._failure is None:
+            self._failure = failure
+            self._failures.tell(failure)
 
     def close(self) -> None:
         """Refuse what is handed over from now on; no thread has to end."""
         self._failure = self._failure or RuntimeError("the compressor is closed: make a new one")
+        self._failures.linger()
 
     # within
+
+    def _wait(self, event: Event, seconds: float | None = None) -> bool:
+        """Wait for a moment, for at most ``seconds``; return whether it is past.
+
+        Raises:
+            ExchangeError: another rank failed.
+        """
+        began = looked = time.monotonic()
+        pause = 5e-5
+        while not event.query():
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+            now = time.monotonic()
+            if seconds is not None and now - began > seconds:
+                return False
+            if now - looked > LOOK_SECONDS and self._failure is None:
+                looked = now
+                if (said := self._failures.look()) is not None:
+                    raise ExchangeError(f"rank {self.rank} of {self.world} got no answer: {said}")
+        event.synchronize()  # at once; and tools that watch what the host waits for see it
+        return True
 
     def _call(self, function: Callable[[], None]) -> None:
         here = self._device.record()
@@ -250,7 +297,7 @@ class StreamExecutor:
                 self._coded.append(Stretch(began, self._device.record()))
                 return True
 
-    def _guarded(self, fail: Fail, function: Callable[[], None]) -> None:
+    def _try(self, fail: Fail, function: Callable[[], None]) -> None:
         """Call; on an exception remember it, tell whoever waits, and let everything after fail with it."""
         try:
             if self._failure is None:
@@ -262,8 +309,8 @@ class StreamExecutor:
                 function()
                 return
         except BaseException as failure:
-            self._failure = failure
-        fail(self._failure)
+            self.abandon(failure)
+        self._guarded(fail, self._failure)
 
     @contextlib.contextmanager
     def _on(self, stream: Stream) -> Iterator[None]:

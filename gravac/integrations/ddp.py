@@ -223,10 +223,13 @@ class DDPAdapter:
 
         def ended(failure: BaseException | None) -> None:
             for bucket in buckets:
-                if failure is None:
-                    bucket.done(group)
-                else:
+                if failure is not None:
                     bucket.fail(failure)
+                    continue
+                try:
+                    bucket.done(group)
+                except BaseException as error:  # backward() would wait for the bucket for ever
+                    bucket.fail(error)
 
         self._door.pieces(pieces, whole, last, ended)
 

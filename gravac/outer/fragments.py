@@ -64,8 +64,11 @@ class Journey:
     def came(self, failure: BaseException | None) -> None:
         """Take note that the pieces hold their means, or of what went wrong; called by the executor."""
         self._failure = failure
-        if failure is None:
-            self.mean = _square(self.whole)
+        try:
+            if failure is None:
+                self.mean = _square(self.whole)
+        except BaseException as error:
+            self._failure = error
         self._came.set()
 
     def ends(self) -> None:

@@ -16,6 +16,7 @@ from gravac.averaging.plan import Form, Piece
 from gravac.candidate import Candidate
 from gravac.exchange.alike import described
 from gravac.exchange.executor import Fail, Mark, Number
+from gravac.guarded import Guarded
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
 from gravac.stepping.state import StepState
@@ -27,10 +28,15 @@ Then = Callable[[BaseException | None], None]
 
 
 class Handle:
-    """Tensors on their way: they hold their mean over the ranks when it is done."""
+    """Tensors on their way: they hold their mean over the ranks when it is done.
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    Args:
+        steps: runs the exchange.
+        guarded: calls the functions that are told.
+    """
+
+    def __init__(self, steps: Steps, guarded: Guarded) -> None:
+        self._steps, self._guarded = steps, guarded
         self._done = False
         self._failure: BaseException | None = None
         self._then: deque[Then] = deque()
@@ -44,7 +50,8 @@ class Handle:
             ExchangeError: a rank did not answer.
             RuntimeError: of ranks in memory, not all have handed the tensors over.
         """
-        self._steps.executor.order()
+        if not self._done or self._steps.ready:  # a closed one has told what became of it
+            self._steps.executor.order()
         if not self._done:
             self._steps.flush()
             self._steps.executor.order()
@@ -56,11 +63,14 @@ class Handle:
     def then(self, function: Then) -> None:
         """Have a function called when it is done: by the executor, so that it must not wait; at once, if it is.
 
+        If the function raises, that is reported once, as a ``RuntimeWarning``, and training goes on.
+
         Where streams run the exchange it is, and then the present stream waits; see ``Door.pieces`` for another way.
         """
         self._then.append(function)
         if self._done:
-            self._steps.executor.join()
+            if self._steps.ready:
+                self._steps.executor.join()
             self._tell()
 
     def _ends(self, failure: BaseException | None = None) -> None:
@@ -74,7 +84,7 @@ class Handle:
                 function = self._then.popleft()
             except IndexError:  # the other of two threads was first
                 return
-            function(self._failure)
+            self._guarded(function, self._failure)
 
 
 class Door:
@@ -113,6 +123,7 @@ class Door:
         self.described: dict[str, str] = {}
         self._steps = steps
         self._open = open_steps
+        self._guarded = Guarded()
 
     def know(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Learn the parameters whose gradients will come, by name, in the model's order.
@@ -191,7 +202,7 @@ class Door:
             last: whether these are the last ones of this step.
             then: called when they hold their mean, on the stream that made it, which no other has to wait for.
         """
-        handle = Handle(self._steps)
+        handle = Handle(self._steps, self._guarded)
         handle.then(then)
         self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends), last)
         return handle

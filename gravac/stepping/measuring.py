@@ -69,6 +69,10 @@ class Measurements:
         """Forget what nobody has looked at."""
         self._measured.clear()
 
+    def let_go(self) -> None:
+        """Let go of what is under way, which holds connections; nobody will wait for it."""
+        self._agreeing.clear()
+
     def report(self, executor: Executor, state: StepState, last: int) -> None:
         """Make reports of steps up to ``last``, whose moments are past."""
         while self._measured and self._measured[0].step <= last:

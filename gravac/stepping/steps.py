@@ -202,17 +202,26 @@ class Steps:
         self.drain()
         return self.state
 
-    def drain(self, seconds: float | None = None) -> None:
-        """Wait until all that was handed over is done, for at most ``seconds``."""
-        if self._executor is not None:
-            self._executor.drain(seconds)
-            self._measurements.report(self._executor, self.state, self.state.step)
+    def drain(self, seconds: float | None = None) -> bool:
+        """Wait until all that was handed over is done, for at most ``seconds``; return whether it is.
 
-    def close(self) -> None:
-        """End the executor after what was handed over."""
+        If not, or if the exchange failed, what the steps so far leave behind is as it was last known.
+        """
+        if self._executor is None:
+            return True
+        drained = self._executor.drain(seconds)
+        if drained:
+            self._measurements.report(self._executor, self.state, self.state.step)
+        return drained
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """End the executor after what was handed over, or have that fail with an exception."""
         if self._executor is not None:
-            self._executor.close()
-            self._executor = None
+            executor, self._executor = self._executor, None
+            if failure is not None:
+                executor.abandon(failure)
+            executor.close()
+            self._measurements.let_go()
 
     @property
     def executor(self) -> Executor:

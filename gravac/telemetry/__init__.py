@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run tells the outside: records, and the sinks that write them down."""
 
+from gravac.telemetry.background import BackgroundSink
 from gravac.telemetry.jsonl import JSONLSink, read_jsonl
 from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink, StepRecord
 from gravac.telemetry.tensorboard import TensorBoardSink
 from gravac.telemetry.trackers import CSVSink, TrackerSink, mlflow_sink, wandb_sink
 
 __all__ = [
+    "BackgroundSink",
     "CSVSink",
     "DecisionRecord",
     "EndRecord",

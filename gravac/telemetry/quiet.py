@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training never dies of telemetry: the first failure of a sink warns, and from then on the sink is silent."""
 
-import sys
-import warnings
 from types import TracebackType
+
+from gravac.guarded import warn_without_raising
 
 
 class Quiet:
@@ -30,8 +30,5 @@ class Quiet:
         if not self.failed:
             self.failed = True
             message = f"{self._name}: {type(error).__name__}: {error}; telemetry stops here, training goes on"
-            try:
-                warnings.warn(message, RuntimeWarning, stacklevel=3)
-            except RuntimeWarning:  # python -W error; raised here it would end the exchange thread
-                print(message, file=sys.stderr)
+            warn_without_raising(message, stacklevel=3)
         return True

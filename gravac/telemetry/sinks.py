@@ -3,39 +3,44 @@
 """All sinks of a run as one, on rank 0. A sink that fails is dropped; training goes on."""
 
 import atexit
-import warnings
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from gravac.guarded import warn_without_raising
 from gravac.telemetry.jsonl import JSONLSink
 from gravac.telemetry.records import Record, Sink
-from gravac.telemetry.tensorboard import TensorBoardSink, check_writable
+from gravac.telemetry.tensorboard import TensorBoardSink
 
 
 class Sinks:
     """Hands records to the user's sinks, and to TensorBoard and JSONL when there is a folder.
 
+    A process that is forked later has none of them: their files and threads are its parent's.
+
     Args:
         sinks: the user's sinks.
-        log_dir: folder for TensorBoard and JSONL; ``None``: neither is written.
-
-    Raises:
-        SettingsError: the folder cannot be written. Checked at once, on every rank alike, and not at the first record.
+        log_dir: folder for TensorBoard and JSONL; ``None``: neither is written. Only the rank that opens looks at it.
     """
 
     def __init__(self, sinks: Sequence[Sink], log_dir: Path | None) -> None:
         self._sinks: list[Sink] = []
         self._given = list(sinks)
         self._log_dir = log_dir
-        if log_dir is not None:
-            check_writable(log_dir)
+        self._pid = 0
 
     def open(self) -> None:
-        """Hand records on from now on, as rank 0 does. Logs are closed at exit, also of an interrupted run."""
+        """Hand records on from now on, as rank 0 does. Logs are closed at exit, also of an interrupted run.
+
+        Raises:
+            SettingsError: the folder cannot be written.
+        """
+        self._pid = os.getpid()
         self._sinks = list(self._given)
         if self._log_dir is not None:
-            self._sinks += [TensorBoardSink(self._log_dir), JSONLSink(self._log_dir / "gravac.jsonl")]
+            self._sinks.append(TensorBoardSink(self._log_dir))
+            self._sinks.append(JSONLSink(self._log_dir / "gravac.jsonl"))
         close = weakref.WeakMethod(self.close)
 
         def at_exit() -> None:
@@ -45,18 +50,27 @@ class Sinks:
         atexit.register(at_exit)
 
     def __call__(self, record: Record) -> None:
-        """Hand a record to each sink."""
+        """Hand a record to each sink; one that fails gets no more."""
+        if os.getpid() != self._pid:
+            return
         for sink in list(self._sinks):
             try:
                 sink(record)
             except Exception as failure:
                 self._sinks.remove(sink)
-                warnings.warn(f"gravac: {sink!r} failed and gets no more records: {failure!r}", stacklevel=2)
+                warn_without_raising(
+                    f"gravac: {sink!r} failed and gets no more records: {failure!r}", category=UserWarning
+                )
 
     def close(self) -> None:
-        """Close the sinks that can be closed; hand on nothing more."""
-        for sink in self._sinks:
-            close = getattr(sink, "close", None)
-            if close is not None:
-                close()
-        self._sinks = []
+        """Close the sinks that can be closed, also after one that fails to; hand on nothing more."""
+        if os.getpid() != self._pid:
+            return
+        sinks, self._sinks = self._sinks, []
+        for sink in sinks:
+            try:
+                close = getattr(sink, "close", None)
+                if close is not None:
+                    close()
+            except Exception as failure:
+                warn_without_raising(f"gravac: {sink!r} failed when it was closed: {failure!r}", category=UserWarning)

@@ -131,12 +131,13 @@ class CSVSink:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w", encoding="utf-8", newline="", buffering=1)
+            self._writer = csv.DictWriter(self._file, self.COLUMNS, extrasaction="ignore")
+            self._writer.writeheader()
         except OSError as error:
             raise SettingsError(
                 f"path: cannot write to {str(path)!r} ({error.strerror}); give a file in a folder you may write to"
             ) from None
-        self._writer = csv.DictWriter(self._file, self.COLUMNS, extrasaction="ignore")
-        self._writer.writeheader()
+        self._quiet = Quiet(f"CSVSink({str(path)!r})")
 
     def __call__(self, record: Record) -> None:
         """Hand one record on; of a run only its steps are written."""
@@ -147,7 +148,8 @@ class CSVSink:
         """Write what is pending and close the file. May be called again."""
         if not self._file.closed:
             self._sink.close()
-            self._file.close()
+            with self._quiet:
+                self._file.close()
 
     def _row(self, values: dict[str, float], step: int) -> None:
         self._writer.writerow({"step": step, **values})

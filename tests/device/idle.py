@@ -22,6 +22,9 @@ class Moment:
     def __init__(self, at: float) -> None:
         self.at = at
 
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None:
         """It is past."""
 

@@ -3,7 +3,8 @@
 """The exchange thread: one order of collectives, encoding ahead, failures that reach everyone."""
 
 import threading
-from collections.abc import Generator
+import warnings
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from gravac.collectives import AllReduce, Collective, Ledger
+from gravac.exchange import fifo as module
+from gravac.exchange.failures import ExchangeError
 from gravac.exchange.fifo import DEPTH, Fifo
 
 CPU = torch.device("cpu")
@@ -35,6 +38,9 @@ class Wire:
     def start(self, requests: list[Collective]) -> list[Collective]:
         self.note(*(f"start {int(r.tensor[0])}" for r in requests if isinstance(r, AllReduce)))
         return requests
+
+    def landed(self, pending: list[Collective]) -> bool:
+        return self.gate.is_set()
 
     def finish(self, pending: list[Collective]) -> list[Any]:
         assert self.gate.wait(HUNG)
@@ -234,3 +240,130 @@ def test_the_thread_ends_after_what_was_handed_over() -> None:
     fifo._thread.join(HUNG)
     assert not fifo._thread.is_alive()
     assert "decode 1" in wire.events
+
+
+def breaks() -> Generator[list[Collective], list[Any], None]:
+    raise ValueError("boom")
+    yield []
+
+
+def raises(failure: BaseException) -> None:
+    raise KeyError("a callback's own")
+
+
+def waits(fifo: Fifo) -> Callable[[], None]:
+    """A call that starts a collective, and waits for it."""
+
+    def call() -> None:
+        fifo.finish(fifo.start([AllReduce(torch.tensor([10]))]))
+
+    return call
+
+
+def test_a_callback_that_raises_cannot_end_the_thread_and_is_reported_once() -> None:
+    fifo = Fifo(Wire())  # type: ignore[arg-type]
+    told: list[str] = []
+
+    def hands_over() -> None:
+        fifo.exchange(breaks(), raises, CPU, several)
+        fifo.exchange(breaks(), raises, CPU, several)
+        fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
+        assert fifo.drain(HUNG)
+
+    with pytest.warns(RuntimeWarning, match=r"raises failed: KeyError.*training goes on") as seen:
+        hands_over()
+    assert len(seen) == 1
+    assert told == ["call boom"]
+    assert fifo._thread.is_alive()
+
+
+def test_a_callback_that_raises_cannot_end_the_thread_where_warnings_are_errors(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fifo = Fifo(Wire())  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fifo.exchange(breaks(), raises, CPU, several)
+        assert fifo.drain(HUNG)
+    assert "raises failed: KeyError" in capsys.readouterr().err
+    assert fifo._thread.is_alive()
+
+
+def test_where_the_thread_ends_all_that_wait_and_all_that_comes_later_get_its_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def bug(self: Fifo) -> None:
+        raise MemoryError("the thread's own")
+
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    told: list[str] = []
+    fifo.exchange(job(wire, 1), lambda failure: told.append(f"first {failure}"), CPU, one)
+    fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
+    wire.until("start 10")
+    monkeypatch.setattr(Fifo, "_launch", bug)
+    assert fifo.drain(HUNG)  # which wakes the thread
+    fifo._thread.join(HUNG)
+    assert not fifo._thread.is_alive()
+    fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"late {failure}"))
+    assert told == [f"{name} the thread's own" for name in ("first", "call", "late")]
+    assert fifo.drain(HUNG)
+    wire.gate.set()
+    fifo.close()
+
+
+@pytest.mark.parametrize("where", ["job", "call"])
+def test_close_returns_while_another_rank_stalls_and_tells_whoever_waits(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    told: list[BaseException] = []
+    if where == "job":
+        fifo.exchange(job(wire, 1), told.append, CPU, one)
+    else:
+        fifo.call(waits(fifo), told.append)
+    wire.until("start 10")
+    assert not fifo.drain(0.05)
+    fifo.close()  # it may have returned before the thread told
+    fifo._thread.join(HUNG)
+    fifo.call(lambda: None, told.append)
+    assert len(told) == 2
+    assert all(isinstance(failure, ExchangeError) for failure in told)
+    assert all("a rank did not answer" in str(failure) for failure in told)
+    wire.gate.set()
+
+
+@pytest.mark.parametrize("where", ["job", "call"])
+def test_a_rank_that_waits_learns_that_another_one_failed(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    wire = Wire(open_=False)
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+    monkeypatch.setattr(fifo._failures, "look", lambda: "rank 1 of 2 failed: ValueError: boom")
+    told: list[str] = []
+    if where == "job":
+        fifo.exchange(job(wire, 1), lambda failure: told.append(str(failure)), CPU, one)
+    else:
+        fifo.call(waits(fifo), lambda failure: told.append(str(failure)))
+    assert fifo.drain(HUNG)
+    assert told == ["rank 0 of 1 got no answer: rank 1 of 2 failed: ValueError: boom"]
+    wire.gate.set()
+
+
+def test_nobody_asks_for_failures_while_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    wire = Wire()
+    fifo = Fifo(wire)  # type: ignore[arg-type]
+
+    def asks() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(fifo._failures, "look", asks)
+    for number in range(1, 4):
+        fifo.exchange(job(wire, number), never, CPU, one)
+        fifo.drain()
+        fifo._thread.join(0.05)  # it idles
+    assert fifo._thread.is_alive()
+    fifo.close()

@@ -31,6 +31,9 @@ class Now:
     def __init__(self) -> None:
         self.at = time.perf_counter()
 
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None:
         """It is past."""
 

@@ -49,6 +49,9 @@ class FakeEvent:
         self.stream = device.present
         self.at = device.handler.syncs.current_sync_states[self.stream][self.stream]
 
+    def query(self) -> bool:
+        return True  # of a host that comes when it is; ``synchronize`` is what makes the host know it
+
     def synchronize(self) -> None:
         self.device.handler.syncs.stream_wait_for_event(HOST, self.number)
 

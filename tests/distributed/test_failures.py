@@ -1,0 +1,186 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that fails, or closes, tells the others why: they end with its error, long before the group's timeout.
+
+The process group's timeout is half an hour here, so a rank that is not told hangs, which ``tests.ranks`` shows.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gravac.adaptive
+from gravac import AdaptiveCompressor, OuterOptimizer, Static, topk
+from gravac.compressors import Context, Rounds, TopK
+from gravac.exchange import fifo
+from gravac.exchange.group import own_group
+from tests.distributed.training import batch, network, parallel
+from tests.ranks import processes
+
+FAILS_AT = 3
+"""Step at which the compressor of the last rank raises."""
+
+
+class Breaks(TopK):
+    """Top-k that raises at a step, on one rank: as where memory ran out, or a tensor is none that it knows."""
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        if ctx.rank == ctx.world - 1 and ctx.step == FAILS_AT:
+            raise ValueError("the codec broke: Größe")
+        return (yield from super().rounds(x, cf, ctx))
+
+
+def said_by(training: Callable[[], None]) -> tuple[str, str]:
+    try:
+        training()
+    except Exception as failure:
+        return type(failure).__name__, str(failure)
+    return "", "nothing"
+
+
+def in_backward(rank: int) -> tuple[str, str]:
+    ddp = parallel()
+    with AdaptiveCompressor(Breaks(), controller=Static(cf=10), dense_below=0) as compressor:
+        compressor.attach(ddp)
+
+        def training() -> None:
+            for step in range(FAILS_AT + 2):
+                ddp(batch(rank, step)[0]).square().mean().backward()
+
+        said = said_by(training)
+        assert compressor.cf == 10  # what is known stays readable
+        assert compressor.state_dict()["step"] <= FAILS_AT
+        return said
+
+
+def in_outer_steps(rank: int) -> tuple[str, str]:
+    module = network()
+    inner = torch.optim.SGD(module.parameters(), lr=0.01)
+    given: dict[str, Any] = {"every": 2, "delay": 0, "dense_below": 0}
+    with OuterOptimizer(module, inner, base=Breaks(), controller=Static(cf=10), **given) as outer:
+
+        def training() -> None:
+            for step in range(2 * FAILS_AT + 4):
+                module(batch(rank, step)[0]).square().mean().backward()
+                inner.step()
+                outer.step()
+
+        return said_by(training)
+
+
+def in_opening(rank: int, folder: Path) -> tuple[str, str]:
+    (folder / "file").touch()
+    with AdaptiveCompressor(topk, controller=Static(cf=10), log_dir=folder / "file" / "runs") as compressor:
+        ddp = parallel()
+
+        def training() -> None:
+            compressor.attach(ddp)
+            ddp(batch(rank, 0)[0]).square().mean().backward()
+
+        return said_by(training)
+
+
+def failing(rank: int, world: int, folder: Path) -> list[tuple[str, str]]:
+    return [in_backward(rank), in_outer_steps(rank), in_opening(rank, folder)]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_that_fails_ends_the_others_with_its_number_and_its_error(world: int, tmp_path: Path) -> None:
+    ranks = processes(failing, world, tmp_path)
+    *others, broken = ranks
+    for backward, outer, _ in others:
+        for name, said in (backward, outer):
+            assert name in ("ExchangeError", "RuntimeError")
+            assert f"rank {world - 1} of {world} failed: ValueError: the codec broke: Größe" in said
+            assert "gravac: step 3" in said
+        assert outer[0] == "ExchangeError"
+    for _, said in broken[:2]:
+        assert "the codec broke: Größe" in said
+    (first, *rest) = (rank[2] for rank in ranks)
+    assert first[0] == "SettingsError"
+    assert "log_dir: cannot write to" in first[1]
+    for _, said in rest:  # which cannot write there either, and never looked
+        assert f"rank 0 of {world} failed: SettingsError: log_dir: cannot write to" in said
+
+
+def interrupted(rank: int, world: int, folder: Path) -> str:
+    """Close after Ctrl-C while the last rank stalls; which goes on afterwards, and learns of it."""
+    gravac.adaptive.CLOSING_SECONDS = 0.5
+    fifo.JOIN_SECONDS = 0.5
+    gradient = torch.ones(64, 64)
+    compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
+    door = compressor.door({"w": gradient})
+    said = ""
+
+    def step() -> None:
+        door.begin()
+        handle = door.ready([("w", gradient)])
+        door.end()
+        handle.wait()
+
+    if rank == 0:
+        try:
+            with compressor:
+                step()
+                door.begin()
+                handle = door.ready([("w", gradient)])
+                door.end()
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            pass
+        assert compressor.cf == 1
+        assert compressor.history is not None
+        assert compressor.state_dict()["step"] <= 2
+        said = said_by(handle.wait)[1]
+        (folder / "closed").touch()
+    else:
+        step()
+        while not (folder / "closed").exists():
+            time.sleep(0.05)
+        said = said_by(lambda: [step() for _ in range(3)] and None)[1]
+        compressor.close()
+    return said
+
+
+def test_ctrl_c_ends_within_the_bound_of_close_while_another_rank_stalls(tmp_path: Path) -> None:
+    closed, other = processes(interrupted, 2, tmp_path)
+    assert "a rank did not answer for 0.5 s" in closed
+    assert "rank 0 of 2 failed" in other
+    assert "the compressor was closed" in other
+
+
+def held() -> tuple[int, int]:
+    """File descriptors and threads of this process."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def opened_and_closed(rank: int, world: int, times: int) -> list[tuple[int, int]]:
+    found = []
+    for _ in range(times):
+        gradient = torch.ones(64, 64)
+        with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
+            door = compressor.door({"w": gradient})
+            door.begin()
+            handle = door.ready([("w", gradient)])
+            door.end()
+            handle.wait()
+        dist.barrier()  # the other side's connections are closed, too
+        found.append(held())
+    later = own_group(None)  # its name is none that a group had before: else it would hang
+    total = torch.ones(2)
+    dist.all_reduce(total, group=later)
+    assert total.tolist() == [world] * 2
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
+def test_a_closed_compressor_holds_no_file_descriptor_and_no_thread() -> None:
+    for found in processes(opened_and_closed, 2, 5):
+        assert len({*found[1:]}) == 1, found
