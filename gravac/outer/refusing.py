@@ -63,7 +63,7 @@ class Refusals:
         self._on_end: list[int] = []
         self._refused: list[int] = []  # rounds in which some fragment was, the last few
         self._warnings: list[str] = []
-        self._mended_in = 0
+        self._mended_in = self._counted_from = 0
 
     # what this rank does about itself
 
@@ -77,20 +77,33 @@ class Refusals:
             now: number of the present round.
         """
         if journey.number < self._mended_in:
-            return  # it left before the rank was mended
+            journey.mended = "it left before this rank started again"
+        else:
+            journey.mended = self._mend(now, far=True)
+
+    def _mend(self, now: int, far: bool = False) -> str:
+        """Put anchors and zeros in place of what is not finite; return in words what that was.
+
+        Args:
+            now: number of the present round.
+            far: whether weights are too far from the anchor if nothing else explains what was sent.
+        """
         self._mended_in = now
         weights = [name for fragment in self._fragments for name, own in fragment.parameters.items() if _spoilt(own)]
         buffers = self._buffers.mend()
-        if weights or not buffers:  # without either, the distance from the anchor has overflowed
-            for fragment in self._fragments:
-                fragment.start_again()
-        what = [*weights, *(f"buffer {name}" for name in buffers)]
-        journey.mended = f"not finite: {_named(what)}" if what else "its distance from the anchor overflowed"
-        journey.mended += (
-            "; it starts again from the anchor" if weights or not buffers else "; the anchor replaces that"
-        )
+        again = bool(weights) or (far and not buffers)
+        if again:
+            self._start_again()
+        names = [*weights, *(f"buffer {name}" for name in buffers)]
+        said = f"not finite: {_named(names)}" if names else "its distance from the anchor overflowed"
+        said += "; it starts again from the anchor" if again else "; the anchor's replaces it"
         if zeroed := self._zero_inner():
-            journey.mended += f"; zeros replace what is not finite in its inner optimizer: {_named(zeroed)}"
+            said += f"; zeros replace what is not finite in its inner optimizer: {_named(zeroed)}"
+        return said
+
+    def _start_again(self) -> None:
+        for fragment in self._fragments:
+            fragment.start_again()
 
     def _zero_inner(self) -> list[str]:
         """Put zeros in place of the inner optimizer's tensors that are not finite; return their names."""
@@ -117,9 +130,9 @@ class Refusals:
             world: number of ranks.
         """
         self._verdicts.setdefault(journey.number, []).append(applied)
-        if applied and not journey.mended:
+        if applied:
             return
-        self.skipped += not applied
+        self.skipped += 1
         where = f"round {journey.number}"
         if len(self._fragments) > 1:
             where += f", fragment {position + 1} of {len(self._fragments)}"
@@ -139,12 +152,14 @@ class Refusals:
         for text in told:
             warnings.warn(text, RuntimeWarning, stacklevel=5)
 
-    def check(self, last: int, behind: int = 0) -> None:
+    def check(self, now: int, last: int, behind: int = 0) -> None:
         """Warn, and end training if too many rounds on end were refused.
 
-        Called on all ranks before the same exchange.
+        Called on all ranks before the same exchange. Whoever catches the error can go on training: what is not finite
+        on this rank is mended, and rounds that have left by now do not count again.
 
         Args:
+            now: number of the present round.
             last: number of the newest round whose verdicts all ranks know by now.
             behind: number of rounds after which the host learns of a refusal. A rank starts again then, just before it
                 leaves, so that this round is applied without it, and does not show that training gets on.
@@ -155,6 +170,8 @@ class Refusals:
         self.tell()
         for number in sorted(one for one in self._verdicts if one <= last):
             verdicts = self._verdicts.pop(number)
+            if number < self._counted_from:
+                continue
             if not all(verdicts):
                 self._refused = [*self._refused, number][-ROUNDS_ON_END:]
             if not any(verdicts):
@@ -163,7 +180,8 @@ class Refusals:
                 self._on_end = []
         if len(self._on_end) < ROUNDS_ON_END:
             return
-        numbers, self._on_end = self._on_end, []
+        numbers, self._on_end, self._counted_from = self._on_end, [], now
+        self._mend(now)
         raise NotFiniteError(
             f"gravac: rounds {', '.join(map(str, numbers))}: the mean over the ranks was not finite in any of them, so "
             f"training does not get on. The anchor is finite, and without them: synced(), "
@@ -174,14 +192,15 @@ class Refusals:
     def state_dict(self) -> dict[str, Any]:
         """Return the count, and the refused rounds on end, as plain values."""
         verdicts = [[number, [*them]] for number, them in self._verdicts.items()]
-        return {"skipped": self.skipped, "on_end": [*self._on_end], "refused": [*self._refused], "verdicts": verdicts}
+        counts = {"skipped": self.skipped, "counted_from": self._counted_from}
+        return {**counts, "on_end": [*self._on_end], "refused": [*self._refused], "verdicts": verdicts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
         self.skipped, self._on_end = state.get("skipped", 0), [*state.get("on_end", [])]
         self._refused = [*state.get("refused", [])]
         self._verdicts = {number: [*them] for number, them in state.get("verdicts", [])}
-        self._warnings, self._mended_in = [], 0
+        self._warnings, self._mended_in, self._counted_from = [], 0, state.get("counted_from", 0)
 
 
 def _tensors(kept: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:

@@ -302,7 +302,7 @@ class Rounds:
 
     def _check(self, last: int) -> None:
         """End training if all ranks know by round ``last`` that it does not get on."""
-        self._refusals.check(last, BEHIND if self._door.masked else 0)
+        self._refusals.check(self.ended, last, BEHIND if self._door.masked else 0)
 
     def _read(self, last: int) -> None:
         """Have the host read verdicts, of rounds up to ``last``, that it could not look at before and has by now."""
