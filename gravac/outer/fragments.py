@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -181,7 +181,8 @@ class Fragment:
         if isinstance(applied, torch.Tensor):
             self.applied = applied = applied.clone()  # made by another stream than the one that reads it from here on
             self.journey.whole.masked_fill_(~applied, 0.0)
-            with undone_unless(applied, [*self.anchors.values()], outer.state):
+            stays = _stays(outer)
+            with nullcontext() if stays else undone_unless(applied, [*self.anchors.values()], outer.state):
                 self._step(self.journey, outer, world)
         elif applied:
             self._step(self.journey, outer, world)
@@ -289,6 +290,12 @@ def _finite(square: torch.Tensor, beside: Sequence[Piece]) -> torch.Tensor:
     """Return whether a squared norm, and all numbers of some pieces, are finite, ``[]`` bool."""
     finite = torch.isfinite(square)
     return finite & all_fit([piece.flat for piece in beside]).to(finite.device) if beside else finite
+
+
+def _stays(outer: torch.optim.Optimizer) -> bool:
+    """Whether gradients of zeros leave the anchors as they are: SGD without momentum and decay keeps nothing."""
+    plain = isinstance(outer, torch.optim.SGD)
+    return plain and not any(group["momentum"] or group["weight_decay"] for group in outer.param_groups)
 
 
 @contextmanager
