@@ -241,6 +241,10 @@ class AdaptiveCompressor(Live):
         self._adapter.bind(module)
         self._attached = True
 
+    def refuse_by_group(self) -> None:
+        """Have each group that is not finite refused by itself, see ``Feedback``; called before the first step."""
+        self._averager.feedback.refuse_by_group()
+
     def door(
         self,
         parameters: Mapping[str, torch.Tensor],

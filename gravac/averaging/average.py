@@ -18,13 +18,13 @@ from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import Folding
 from gravac.averaging.fused_tensors import FusedTensors, Part, grouped
 from gravac.averaging.memory import CompressorMemory
-from gravac.averaging.norms import all_finite
+from gravac.averaging.norms import all_finite, all_fit
 from gravac.averaging.plan import Choice, Form, Piece, Plan
 from gravac.averaging.stats import StepStats
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
 from gravac.compressors.dense import Dense, divides_first, share
-from gravac.exchange.executor import Executor, Number, Verdict
+from gravac.exchange.executor import Executor, Number, Verdict, both
 from gravac.exchange.fuse import fuse
 
 Requests = Generator[list[Collective], list[Any], None]
@@ -167,7 +167,9 @@ class Averager:
         self.feedback.rescale(factor)
         self.diagnostics.rescale(factor)
 
-    def average(self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None = None) -> Requests:
+    def average(
+        self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None = None, known: Verdict = True
+    ) -> Requests:
         """Average one group of tensors, in place.
 
         If any rank's gradient was not finite, every rank gets NaN everywhere and keeps its residuals.
@@ -176,6 +178,7 @@ class Averager:
             pieces: the same names in the same order on every rank.
             plan: the same on every rank.
             whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, where there is one.
+            known: whether all that travels with them on this rank is finite, as far as whoever hands them over knows.
         """
         self.stats.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
@@ -185,14 +188,14 @@ class Averager:
             self.diagnostics.add_up(self._compressible(pieces), plan, finite, self.stats)
         if plan.survey:
             announce(self._compressible(pieces), plan, self.stats)
-        return self._compressed(pieces, plan) if plan.compresses else self._dense(pieces, plan, whole)
+        return self._compressed(pieces, plan, known) if plan.compresses else self._dense(pieces, plan, whole)
 
     def _compressible(self, pieces: Sequence[Piece]) -> list[Piece]:
         return [piece for piece in pieces if self.compresses(piece.shape)]
 
     # compressed: 1. lay small tensors side by side  2. judge  3. fold residuals in  4. run all rounds  5. settle
 
-    def _compressed(self, pieces: Sequence[Piece], plan: Plan) -> Requests:
+    def _compressed(self, pieces: Sequence[Piece], plan: Plan, known: Verdict) -> Requests:
         fused = grouped(
             pieces,
             lambda piece: self._choice(piece, plan),
@@ -201,7 +204,7 @@ class Averager:
             of_any_size=self.feedback.masked,
         )
         folding = Folding(self.feedback, self._judge, self.strength_at, bool(plan.shadow or plan.survey))
-        parts, finite = folding.parts(fused)
+        parts, finite = folding.parts(fused, known)
         contexts = [self._contexts(part, plan) for part in parts]
         outcome = yield from fuse(
             [part.rounds(own) for part, own in zip(parts, contexts, strict=True)], finite, self._judge
@@ -212,10 +215,19 @@ class Averager:
         for part in parts:
             part.unfold()
         self.stats.count(parts, outcome.reduced, outcome.finite)
+        verdict = outcome.finite
+        if self.feedback.exact_undo:  # a sum may overflow, so that the means decide before anything is settled
+            for part, reduced in zip(parts, outcome.reduced, strict=True):
+                part.tensors.write(reduced.mean, torch.empty_like(part.x))
+            verdict = both(verdict, self._judge(all_fit([piece.flat for piece in pieces])))
+            if verdict is False:
+                self._refuse(pieces, parts)
+                return
         for part, reduced in zip(parts, outcome.reduced, strict=True):
-            self._settle(part, reduced, plan, outcome.finite)
-            part.tensors.write(reduced.mean, part.x)
-        self._mask(pieces, outcome.finite)
+            self._settle(part, reduced, plan, verdict)
+            if not self.feedback.exact_undo:
+                part.tensors.write(reduced.mean, part.x)
+        self._mask(pieces, verdict)
 
     def _contexts(self, part: Part, plan: Plan) -> list[Context]:
         """What the compressor may know: of each row, else of all as one; with what is looked up beforehand."""

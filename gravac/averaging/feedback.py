@@ -36,6 +36,8 @@ class Feedback:
 
     Attributes:
         judge: looks at a 0-d bool tensor where the host may; see ``Executor``.
+        exact_undo: whether residuals are bit for bit as they were after a group that was refused: what is to be sent is
+            formed beside the residual, which takes memory for a group, and not in its place.
         masked: whether it may not. Then a group's verdict chooses, when it is settled, what is kept of its tensors; in
             place, since what is let go of within a step may be given to a stream while another one reads it.
     """
@@ -44,6 +46,7 @@ class Feedback:
         self.release = release
         self.dtype = dtype_of(dtype, torch.float32)
         self.safe = bool(safe)
+        self.exact_undo = False
         self.judge: Callable[[torch.Tensor], Verdict] = bool
         self.masked = False
         self._chosen = safe is not None
@@ -56,6 +59,10 @@ class Feedback:
     def guard(self) -> None:
         """Gradients may overflow: be safe, unless it was chosen whether to be."""
         self.safe = self.safe or not self._chosen
+
+    def refuse_by_group(self) -> None:
+        """Each group is applied or refused by itself, and exactly: no step is refused as a whole."""
+        self.exact_undo, self.safe, self._chosen = True, False, True
 
     def has(self, name: str) -> bool:
         """Whether anything is kept for that parameter."""
@@ -303,7 +310,7 @@ class Feedback:
 
     def _buffer(self, name: str, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Where g_ef is formed: the residual itself; where that must stay, its spare, or memory of the group's own."""
-        if self._narrows(gradient) or (self.masked and not self.safe):
+        if self._narrows(gradient) or self.exact_undo or (self.masked and not self.safe):
             return torch.empty_like(gradient, dtype=dtype)
         if self.safe:
             buffer = self._spare.get(name)

@@ -17,7 +17,7 @@ from gravac.averaging.norms import all_finite, energies_of
 from gravac.averaging.plan import Choice
 from gravac.compressors.base import Fold, energy
 from gravac.compressors.dtypes import working
-from gravac.exchange.executor import Verdict
+from gravac.exchange.executor import Verdict, both
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,16 @@ class Folding:
     strength_at: Callable[[Choice], float]
     evaluates: bool
 
-    def parts(self, fused: Sequence[FusedTensors]) -> tuple[list[Part], Callable[[], Verdict]]:
+    def parts(self, fused: Sequence[FusedTensors], known: Verdict = True) -> tuple[list[Part], Callable[[], Verdict]]:
         """Fold what is fed back into gradients, or leave that to their compressors.
 
         1. What compressors fold is laid side by side, no more.
         2. So is what nothing is added to or kept of, and its squared norm found.
         3. All but the first are judged, by their squared norms, and folded.
+
+        Args:
+            fused: the tensors.
+            known: whether all that travels with them is finite, as far as whoever hands them over knows.
 
         Returns:
             The parts, in order; and what tells whether all gradients were finite, once compressors have coded theirs.
@@ -53,7 +57,7 @@ class Folding:
                 sizes += energies_of(tensors.flats)
             elif part.energy is not None:
                 sizes.append(part.energy)
-        finite = self.judge(all_finite(sizes)) if sizes else True
+        finite = both(known, self.judge(all_finite(sizes)) if sizes else True)
         spoilt = not finite if isinstance(finite, bool) else ~finite
         parts = [self._part(tensors, part, spoilt) for tensors, part in zip(fused, begun, strict=True)]
 
@@ -61,8 +65,7 @@ class Folding:
             found = [part.fold.energy for part in parts if part.fold is not None and part.fold.energy is not None]
             if not found:
                 return finite
-            of_these = self.judge(all_finite(found))
-            return of_these if finite is True else of_these & finite
+            return both(finite, self.judge(all_finite(found)))
 
         return parts, verdict
 

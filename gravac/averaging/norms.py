@@ -16,6 +16,16 @@ def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:
     return every[0] < torch.inf if len(every) == 1 else (torch.stack(every) < torch.inf).all()
 
 
+def all_fit(flats: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return whether all numbers of some flat tensors are finite, ``[]`` bool: the largest magnitudes tell."""
+    flats = [flat for flat in flats if flat.numel()]
+    if not flats:
+        return torch.ones((), dtype=torch.bool)
+    by_dtype = [[flat for flat in flats if flat.dtype == dtype] for dtype in dict.fromkeys(one.dtype for one in flats)]
+    largest = [norm.double() for some in by_dtype for norm in torch._foreach_norm(some, torch.inf)]
+    return (torch.stack(largest) < torch.inf).all()
+
+
 def energies_of(flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return ``energy``, 0-d, of each of several flat tensors of one dtype; of many by one launch."""
     if len(flats) == 1:

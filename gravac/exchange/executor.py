@@ -107,6 +107,13 @@ class Executor(Protocol):
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
         """Return what scalars (0-d tensors) hold."""
 
+    def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
+        """Send a bool tensor, of any shape, on its way to the host, which does not wait; called within a job.
+
+        Returns:
+            The tensor in host memory. The host reads it after the next but one beginning of a step, where ``masked``.
+        """
+
     def order(self) -> None:
         """Have what the caller does next come after all that was handed over. Called alike on all ranks."""
 
@@ -124,6 +131,15 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End after what was handed over; give that up, and tell those that wait for it, if a rank does not answer."""
+
+
+def both(one: Verdict, other: Verdict) -> Verdict:
+    """Return whether two verdicts are true; a 0-d bool tensor if only the device knows it."""
+    if isinstance(one, bool):
+        return other if one else False
+    if isinstance(other, bool):
+        return one if other else False
+    return one & other
 
 
 def choose(verdict: Verdict, finite: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:

@@ -225,6 +225,10 @@ class Fifo:
         """Look at a bool scalar (0-d tensor)."""
         return bool(finite)
 
+    def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
+        """Copy a bool tensor to the host, which waits: on the thread it may."""
+        return verdicts.cpu()
+
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
         """Return what scalars (0-d tensors) hold."""
         return [float(number) for number in numbers]

@@ -177,6 +177,10 @@ class StreamExecutor:
         """Return the scalar (0-d tensor) itself: the host must not look."""
         return finite
 
+    def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
+        """Copy a bool tensor to pinned memory on the present stream; there after the next but one ``catch_up``."""
+        return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
+
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
         """Return what scalars (0-d tensors) hold; the host waits. Not within a step."""
         self.host_waits += 1

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gravac.averaging.plan import Piece
+from gravac.exchange.executor import Verdict, choose
 
 PREFIX = "buffer:"
 """Beginning of the names that buffers travel by, so that none is taken for a parameter."""
@@ -93,6 +94,32 @@ class Buffers:
         for name, live in {**self._live, **self._local}.items():
             live.copy_(state["own"][name])
         self._own = state.get("keeps", 0.0)
+
+    # where a mean is not finite
+
+    def refuse(self, applied: Verdict) -> None:
+        """Have the means that came change nothing unless they are ``applied``; called before ``arrive``."""
+        for piece in self._pieces:
+            if applied is False:
+                piece.flat.zero_()
+            elif applied is not True:
+                piece.flat.masked_fill_(~applied, 0.0)
+
+    def take_up_if(self, applied: Verdict) -> None:
+        """Do ``take_up`` where what came was ``applied``; otherwise each rank keeps its own."""
+        if applied is False:
+            return
+        before = {} if applied is True else {name: live.clone() for name, live in self._live.items()}
+        self.take_up()
+        for name, own in before.items():
+            self._live[name].copy_(choose(applied, self._live[name], own))
+
+    def mend(self) -> list[str]:
+        """Have the anchor take the place of each buffer that is not finite; return their names. The host looks."""
+        spoilt = [name for name, live in self._live.items() if not bool(torch.isfinite(live).all())]
+        for name in spoilt:
+            self._live[name].copy_(self.anchors[name])
+        return spoilt
 
 
 def _within(name: str, whole: str) -> bool:

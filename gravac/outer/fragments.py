@@ -4,22 +4,24 @@
 
 1. The rank trains.  2. Its pseudo-gradient is under way.  3. The mean has arrived, and the anchor made its outer step.
 4. The rank takes up the anchor, and trains on. The anchor changes in 3 alone, by what all ranks sent, so that it is the
-same on all of them whenever each of them gets to 4.
+same on all of them whenever each of them gets to 4. What 3 and 4 are where the mean is not finite: ``outer.refusing``.
 """
 
 import functools
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from gravac.averaging.norms import all_fit
 from gravac.averaging.plan import Piece
-from gravac.exchange.executor import Mark
-from gravac.outer.anchors import Keeping, travels_in
+from gravac.exchange.executor import Mark, Verdict
+from gravac.outer.anchors import Keeping, State, travels_in
 from gravac.outer.sgd import OuterSGD
-from gravac.stepping.door import flat, memory_shape
+from gravac.stepping.door import Door, flat, memory_shape
 
 IN_PLACE = Keeping()
 """Anchors lie beside their parameters, in the number format that pseudo-gradients have."""
@@ -41,6 +43,10 @@ class Journey:
         every: number of its steps.
         own: squared norm of what this rank sends, 0-d, float64.
         mean: squared norm of the mean that came, 0-d, float64.
+        sound: whether this rank sends finite numbers, buffers that leave with them included.
+        applied: whether all that came is finite, so that it is applied, once it is ``here``: the same on all ranks.
+        verdicts: ``[applied, sound]``, bool, which the host may read later; ``None`` before it is ``here``.
+        mended: what the rank did about itself where it did not send finite numbers, in words; empty otherwise.
         awaited: moment since which training stands still for it; ``None``: it does not.
     """
 
@@ -57,19 +63,46 @@ class Journey:
         shaped = zip(fragment.parameters.items(), parts, strict=True)
         self.pieces = tuple(Piece(name, part, memory_shape(parameter)) for (name, parameter), part in shaped)
         self.own = self.mean = _square(self.whole)
+        self.sound: Verdict = True
+        self.applied: Verdict = True
+        self.verdicts: torch.Tensor | None = None
+        self.mended = ""
+        self._beside: tuple[Piece, ...] = ()
+        self._door: Door | None = None
         self.awaited: Mark | None = None
         self._came = threading.Event()
         self._failure: BaseException | None = None
+
+    def sets_out(self, door: Door, beside: Sequence[Piece] = ()) -> Verdict:
+        """Judge what this rank sends, on its way through a door; return ``sound``.
+
+        Args:
+            door: judges.
+            beside: pieces of buffers that leave with it.
+        """
+        self._door, self._beside = door, tuple(beside)
+        self.sound = door.judge(_finite(self.own, self._beside))
+        return self.sound
 
     def came(self, failure: BaseException | None) -> None:
         """Take note that the pieces hold their means, or of what went wrong; called by the executor."""
         self._failure = failure
         try:
             if failure is None:
-                self.mean = _square(self.whole)
+                self._judge_mean()
         except BaseException as error:
             self._failure = error
+        self._beside = ()
         self._came.set()
+
+    def _judge_mean(self) -> None:
+        """Find the norm of the mean, and whether all that came is finite."""
+        self.mean = _square(self.whole)
+        if self._door is not None:
+            finite = _finite(self.mean, self._beside)
+            self.applied = self._door.judge(finite)
+            if isinstance(self.applied, torch.Tensor):
+                self.verdicts = self._door.to_host(torch.stack([finite, torch.as_tensor(self.sound)]))
 
     def ends(self) -> None:
         """Let go of the means, which nobody needs any more; their norm stays."""
@@ -106,6 +139,7 @@ class Fragment:
         due: number of the rank's step from which on what was under way is taken up; ``None`` where nothing is to be.
         left: the rank's weights when it left, by name, where it trains on meanwhile and keeps what it learns.
         own: share of its weights that the rank keeps where it takes up the anchors.
+        applied: whether the mean that arrived last was applied; if not, there is nothing to take up.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], keeping: Keeping = IN_PLACE) -> None:
@@ -117,6 +151,7 @@ class Fragment:
         self.due: int | None = None
         self.left: dict[str, torch.Tensor] = {}
         self.own = 0.0
+        self.applied: Verdict = True
 
     @property
     def like_pieces(self) -> dict[str, torch.Tensor]:
@@ -141,31 +176,66 @@ class Fragment:
         return self.journey
 
     def arrive(self, outer: torch.optim.Optimizer, world: int) -> None:
-        """Have the outer optimizer make its step on the anchors with the means over so many ranks; they are here."""
+        """Have the outer optimizer make its step on the anchors with the means over so many ranks; they are here.
+
+        Means that are not finite leave anchors and the outer optimizer's state as they were.
+        """
         if self.journey is None:
             return
-        with self.keeping.in_full(self.anchors, self.journey.number, outer.state):
-            for piece, anchor in zip(self.journey.pieces, self.anchors.values(), strict=True):
-                anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
-            if isinstance(outer, OuterSGD):
-                outer.every, outer.world = self.journey.every, world
-            outer.step()
-            for anchor in self.anchors.values():
-                anchor.grad = None
+        self.applied = applied = self.journey.applied
+        if self.keeping.offload and isinstance(applied, torch.Tensor):
+            self.applied = applied = bool(applied)  # the host waits for what it copies to its memory anyway
+        if isinstance(applied, torch.Tensor):
+            self.applied = applied = applied.clone()  # made by another stream than the one that reads it from here on
+            self.journey.whole.masked_fill_(~applied, 0.0)
+            stays = _stays(outer)
+            with nullcontext() if stays else undone_unless(applied, [*self.anchors.values()], outer.state):
+                self._step(self.journey, outer, world)
+        elif applied:
+            self._step(self.journey, outer, world)
         self.journey.ends()
         self.journey = None
 
+    def _step(self, journey: Journey, outer: torch.optim.Optimizer, world: int) -> None:
+        with self.keeping.in_full(self.anchors, journey.number, outer.state):
+            for piece, anchor in zip(journey.pieces, self.anchors.values(), strict=True):
+                anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
+            if isinstance(outer, OuterSGD):
+                outer.every, outer.world = journey.every, world
+            outer.step()
+            for anchor in self.anchors.values():
+                anchor.grad = None
+
     @torch.no_grad()
     def take_up(self) -> None:
-        """Go on from the anchors, and from what the rank learned since it ``left``, or its ``own`` weights in part."""
+        """Go on from the anchors, and from what the rank learned since it ``left``, or its ``own`` weights in part.
+
+        Where no mean was applied there is nothing to go on from: the rank keeps its weights.
+        """
         for name, parameter in self.parameters.items():
-            if self.own:
-                parameter.lerp_(self.anchors[name].to(parameter), 1 - self.own)
-            elif name in self.left:
-                parameter.sub_(self.left[name]).add_(self.anchors[name].to(parameter))
-            else:
-                parameter.copy_(self.anchors[name])
+            if self.applied is True:
+                self._take_up(name, parameter)
+            elif isinstance(self.applied, torch.Tensor):
+                taken = parameter.clone()
+                self._take_up(name, taken)
+                parameter.copy_(torch.where(self.applied, taken, parameter))
         self.due, self.left = None, {}
+
+    def _take_up(self, name: str, weights: torch.Tensor) -> None:
+        if self.own:
+            weights.lerp_(self.anchors[name].to(weights), 1 - self.own)
+        elif name in self.left:
+            weights.sub_(self.left[name]).add_(self.anchors[name].to(weights))
+        else:
+            weights.copy_(self.anchors[name])
+
+    @torch.no_grad()
+    def start_again(self) -> None:
+        """Put the anchors in place of the rank's weights; what it learned before does not count."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self.anchors[name])
+            if name in self.left:
+                self.left[name].copy_(parameter)
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, the rank's own weights, and when anchors are due that it has not taken up.
@@ -178,6 +248,7 @@ class Fragment:
             "due": self.due,
             "left": self.left,
             "keeps": self.own,
+            "applied": bool(self.applied),
         }
 
     @torch.no_grad()
@@ -187,6 +258,7 @@ class Fragment:
             anchor.copy_(state["anchors"][name])
             self.parameters[name].copy_(state["own"][name])
         self.journey, self.due, self.own = None, state["due"], state.get("keeps", 0.0)
+        self.applied = state.get("applied", True)
         self.left = {
             name: torch.empty_like(self.parameters[name]).copy_(one) for name, one in state.get("left", {}).items()
         }
@@ -219,6 +291,44 @@ def in_fragments(
         parts[-1][name] = parameter
         so_far, left = so_far + parameter.numel(), left - 1
     return [Fragment(part, keeping) for part in parts]
+
+
+def _finite(square: torch.Tensor, beside: Sequence[Piece]) -> torch.Tensor:
+    """Return whether a squared norm, and all numbers of some pieces, are finite, ``[]`` bool."""
+    finite = torch.isfinite(square)
+    return finite & all_fit([piece.flat for piece in beside]).to(finite.device) if beside else finite
+
+
+def _stays(outer: torch.optim.Optimizer) -> bool:
+    """Whether gradients of zeros leave the anchors as they are: SGD without momentum and decay keeps nothing."""
+    plain = isinstance(outer, torch.optim.SGD)
+    return plain and not any(group["momentum"] or group["weight_decay"] for group in outer.param_groups)
+
+
+@contextmanager
+def undone_unless(applied: torch.Tensor, anchors: Sequence[torch.nn.Parameter], state: State) -> Iterator[None]:
+    """Have an outer step undone bit for bit unless the device finds that it is to be applied; the host does not look.
+
+    What the optimizer first keeps in this step stays: its gradients were zeros. A count that it keeps on the host, as
+    torch's Adam does for parameters on a GPU, goes on.
+
+    Args:
+        applied: 0-d bool tensor.
+        anchors: those that make a step.
+        state: what the outer optimizer keeps, by anchor and by name.
+    """
+    before = [(anchor, anchor.data.clone(), _beside(applied, state.get(anchor, {}))) for anchor in anchors]
+    yield
+    for anchor, old, kept in before:
+        anchor.data = torch.where(applied, anchor.data, old)
+        for key, old_tensor in kept.items():
+            state[anchor][key] = torch.where(applied, state[anchor][key], old_tensor)
+
+
+def _beside(applied: torch.Tensor, kept: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return copies of an optimizer's tensors that lie where the verdict does, by name."""
+    tensors = {key: one for key, one in kept.items() if torch.is_tensor(one)}
+    return {key: one.clone() for key, one in tensors.items() if one.device == applied.device}
 
 
 def _square(whole: torch.Tensor) -> torch.Tensor:

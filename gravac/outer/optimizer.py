@@ -22,6 +22,7 @@ from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import check_chosen, choices, widened
 from gravac.outer.fragments import Fragment, in_fragments
+from gravac.outer.refusing import Refusals
 from gravac.outer.rounds import Rounds
 from gravac.outer.settings import MIXING, OuterSettings
 from gravac.outer.sgd import OuterSGD
@@ -142,6 +143,7 @@ class OuterOptimizer(Live):
         if executor is None:
             share(module, process_group)
         self.inner = inner
+        self._compressor.refuse_by_group()
         self._keeping = Keeping(anchor_dtype == "bfloat16", offload, self._compressor.policy.seed)
         self._fragments = in_fragments(parameters, fragments, self._keeping)
         self._buffers = Buffers(module, self.settings.local_buffers)
@@ -153,8 +155,9 @@ class OuterOptimizer(Live):
         told, same = self.settings.plain(), {"outer": described_optimizer(self.outer)}
         self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told, same=same)
         shares = Shares(self._door, by_speed, samples)
+        self._refusals = Refusals(self._fragments, self._buffers, inner)
         between = (self.settings.every, self.settings.behind, mixing)
-        self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between)
+        self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between, self._refusals)
         self._closed = False
 
     def step(self) -> None:
@@ -162,6 +165,8 @@ class OuterOptimizer(Live):
 
         Raises:
             ExchangeError: a rank did not answer.
+            NotFiniteError: the mean over the ranks was not finite in any of three rounds on end (``outer.refusing``); a
+                ``RuntimeError``, on all ranks, and the anchor is good.
             RuntimeError: this is closed.
         """
         self.leave()
@@ -273,6 +278,14 @@ class OuterOptimizer(Live):
         """Number of fragments, on this rank, that had not come when they were due and were taken up later."""
         return self._rounds.late
 
+    @property
+    def skipped(self) -> int:
+        """Number of exchanges so far, each of one fragment, whose mean was not finite and was not applied.
+
+        The same on all ranks if nothing is under way. On GPU streams the host knows of an exchange two rounds later.
+        """
+        return self._refusals.skipped
+
     # checkpoints, and the end
 
     @property
@@ -288,12 +301,14 @@ class OuterOptimizer(Live):
         """
         self._rounds.leave_now(learning_rate(self.inner))
         self._rounds.settle()
+        self._rounds.read_verdicts()
         mine = {
             "rounds": self._rounds.state_dict(),
             "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._buffers.state_dict(),
             "optimizer": self.outer.state_dict(),
             "inner": self.inner.state_dict(),
+            "refusals": self._refusals.state_dict(),
         }
         return {**self._compressor.state_dict(), "outer": mine}
 
@@ -324,6 +339,7 @@ class OuterOptimizer(Live):
             )
         self.outer.load_state_dict(mine["optimizer"])  # what it keeps of anchors is brought to their format
         self.inner.load_state_dict(mine["inner"])
+        self._refusals.load_state_dict(mine.get("refusals", {}))
         reset = {"in_round": 0, "shares": None} if of_others else {}
         self._rounds.load_state_dict({**mine["rounds"], **reset})
 

@@ -8,6 +8,7 @@ by then what the round came to, and what that leads to decides how long the next
 turns, or are taken up whenever they come, a round takes what was decided when the one before set out.
 """
 
+import functools
 import statistics
 import threading
 import time
@@ -18,15 +19,21 @@ from typing import Any
 import torch
 
 from gravac.candidate import Candidate
+from gravac.exchange.executor import both
 from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import Delay
 from gravac.outer.fragments import Fragment, Journey
+from gravac.outer.refusing import Refusals
 from gravac.outer.shares import Shares
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.door import Door, Handle
 
 WARM = 5
 """Largest number of steps that are timed before the first choice; the first of them does not count."""
+
+
+BEHIND = 2
+"""Number of rounds after which the host reads a verdict where it must not look: what ``Executor.to_host`` promises."""
 
 
 class Rounds:
@@ -43,6 +50,7 @@ class Rounds:
             it; ``"auto"``: as many as are decided, and training waits for the rest.
         own: share of its own weights that a rank keeps where it takes up anchors that travelled behind steps; ``None``:
             what it learned meanwhile.
+        refusals: what becomes of means that are not finite.
 
     Attributes:
         ended: number of rounds whose last fragment has left.
@@ -60,10 +68,13 @@ class Rounds:
         every: tuple[int, int],
         delay: Delay,
         own: float | None,
+        refusals: Refusals,
     ) -> None:
         self.ended = self.late = 0
         self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
         self.shares = shares
+        self._refusals = refusals
+        self._unread: list[tuple[int, Journey]] = []  # by place of the fragment; the host has not read the verdicts
         self._every, self._delay, self._own = every, delay, own
         self._in_time = delay in (0, "auto")  # what is due is waited for
         self._whole = self._in_time and len(fragments) == 1
@@ -85,6 +96,7 @@ class Rounds:
 
         Raises:
             ExchangeError: a rank did not answer.
+            NotFiniteError: the means of some rounds on end were not finite.
         """
         self.shares.made()
         self._steps += 1
@@ -101,6 +113,9 @@ class Rounds:
         """Take up fragments that are due and have come; one that is late has time until it is to leave again."""
         self._take_up_due()
         self.shares.trains()
+        self._refusals.tell()
+        if self._whole and not self.under_way:
+            self._check(self.ended - 1)
 
     def leave_now(self, learning_rate: float, whole: bool = False) -> None:
         """End the round: have all fragments leave that have not.
@@ -134,11 +149,17 @@ class Rounds:
         """Wait until nothing is under way, and take up all of it."""
         for fragment in self._fragments:
             self._finish(fragment)
+        self._refusals.tell()
 
     def settle(self) -> None:
         """Wait until nothing is under way; what has come is taken up when it is due."""
         for fragment in self._fragments:
             self._arrive(fragment, trains=False)
+
+    def read_verdicts(self) -> None:
+        """Have the host read all verdicts, and wait for them. Called on every rank; nothing is under way."""
+        self._door.state()
+        self._read(self.ended)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, and how many steps the round has; nothing is under way."""
@@ -209,17 +230,24 @@ class Rounds:
             fragment, last = self._fragments[at], at == number - 1
             self._finish(fragment)
             if at == 0:
+                self._check(self.ended - (1 if number == 1 else 2))
                 self._chosen.forget()
                 self.shares.ask()
                 self._door.begin(
                     learning_rate=learning_rate, every=every, begun=self._chosen.take, fail=self._chosen.fail
                 )
+                self._read(self.ended - BEHIND)  # which the executor has caught up with
             weight = self.shares.weight
             journey = fragment.leave(self._steps + behind, weight, self.ended, own, every)
             self._journeys.append(journey)
             buffers = self._buffers.leave(weight, own or 0.0) if last else ()
             whole = None if buffers else journey.whole
-            self._handle = self._door.pieces((*journey.pieces, *buffers), whole, True, journey.came)
+            sound = journey.sets_out(self._door, buffers)
+            self._handle = self._door.pieces((*journey.pieces, *buffers), whole, True, journey.came, sound)
+            if self._door.masked:
+                self._unread.append((at, journey))
+            elif sound is False:
+                self._refusals.mend(journey, self.ended)
         if ready == number:
             self._end()
 
@@ -233,7 +261,7 @@ class Rounds:
             paused=self._paused,
             steps_of_ranks=self.shares.steps,
         )
-        self._door.end(made, lambda: spread(sent))
+        self._door.end(made, lambda: spread(sent), lambda: functools.reduce(both, (one.applied for one in sent)))
         self.shares.end()
         self.ended += 1
         self._in_round, self._length, self._mine, self._waited, self._paused = 0, None, None, 0.0, 0.0
@@ -243,7 +271,7 @@ class Rounds:
         if fragment.due is not None:
             fragment.take_up()
             if fragment is self._fragments[-1]:
-                self._buffers.take_up()
+                self._buffers.take_up_if(fragment.applied)
 
     def _arrive(self, fragment: Fragment, trains: bool = True) -> None:
         """Wait for a fragment that is under way, and have its anchors make their step.
@@ -264,9 +292,30 @@ class Rounds:
         if trains and not last:  # of the last one the exchange tells, when it ended
             self._waited += time.perf_counter() - since
         self._door.join()
+        journey = fragment.journey
         fragment.arrive(self._outer, self._door.world)
         if fragment is self._fragments[-1]:
+            self._buffers.refuse(fragment.applied)
             self._buffers.arrive()
+        if isinstance(journey.applied, bool):
+            self._learn(self._fragments.index(fragment), journey, journey.applied)
+
+    def _check(self, last: int) -> None:
+        """End training if all ranks know by round ``last`` that it does not get on."""
+        self._refusals.check(self.ended, last, BEHIND if self._door.masked else 0)
+
+    def _read(self, last: int) -> None:
+        """Have the host read verdicts, of rounds up to ``last``, that it could not look at before and has by now."""
+        while self._unread and self._unread[0][1].number <= last:
+            position, journey = self._unread.pop(0)
+            assert journey.verdicts is not None
+            applied, sound = map(bool, journey.verdicts.tolist())
+            if not sound:
+                self._refusals.mend(journey, self.ended)
+            self._learn(position, journey, applied)
+
+    def _learn(self, position: int, journey: Journey, applied: bool) -> None:
+        self._refusals.learn(journey, position, applied, self._door.rank, self._door.world)
 
     def _now(self) -> float:
         if self._door.device.type == "cuda":

@@ -151,6 +151,8 @@ class StepReport:
 
 def gain(error: float, energy: float) -> float | None:
     """``1 - error / energy``; 1 when there was nothing to send, ``None`` when not finite."""
+    if not math.isfinite(error + energy):
+        return None  # of a refused step the error is nan, and the energy may be 0
     if energy == 0:
         return 1.0
     share = 1 - error / energy

@@ -17,6 +17,7 @@ import torch
 
 from gravac.averaging.plan import Piece
 from gravac.compressors.profile import CODING_BYTES
+from gravac.exchange.executor import Verdict
 
 LEAST = 1 << 20
 """Number of elements that are always worth being compressed by themselves."""
@@ -46,6 +47,7 @@ class ReadyGroup:
         whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
         done: called on the exchange thread when the pieces hold the mean.
         fail: told of the exception instead.
+        known: whether all of the group, on this rank, is finite, as far as whoever hands it over knows.
         more: elements of the next part, where it is one of a larger group, of which that is about to come; else 0.
     """
 
@@ -53,6 +55,7 @@ class ReadyGroup:
     whole: torch.Tensor | None
     done: Callable[[], None]
     fail: Callable[[BaseException], None]
+    known: Verdict = True
     more: int = 0
 
 

@@ -15,7 +15,7 @@ import torch
 from gravac.averaging.plan import Form, Piece
 from gravac.candidate import Candidate
 from gravac.exchange.alike import described
-from gravac.exchange.executor import Fail, Mark, Number
+from gravac.exchange.executor import Fail, Mark, Number, Verdict
 from gravac.guarded import Guarded
 from gravac.stepping.clock import Timestamps
 from gravac.stepping.coalescing import ReadyGroup
@@ -193,6 +193,7 @@ class Door:
         whole: torch.Tensor | None = None,
         last: bool = False,
         then: Then = lambda failure: None,
+        known: Verdict = True,
     ) -> Handle:
         """Have flat pieces averaged, see ``ready``.
 
@@ -201,10 +202,12 @@ class Door:
             whole: the flat tensor that they cover without gaps, in order, where there is one; it spares a copy.
             last: whether these are the last ones of this step.
             then: called when they hold their mean, on the stream that made it, which no other has to wait for.
+            known: whether all of them, on this rank, are finite, as far as the caller knows; where not, all of them
+                are NaN afterwards on every rank, if they were compressed, and nothing is kept of any.
         """
         handle = Handle(self._steps, self._guarded)
         handle.then(then)
-        self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends), last)
+        self._steps.exchange(ReadyGroup(tuple(pieces), whole, handle._ends, handle._ends, known), last)
         return handle
 
     def prepare(self, seconds: float, chosen: Callable[[Candidate], None], fail: Fail) -> None:
@@ -260,15 +263,35 @@ class Door:
         """Have what a handle calls come after all tensors that hold their mean by then, on whatever stream."""
         self._steps.executor.join()
 
-    def end(self, timestamps: Timestamps | None = None, spread: Callable[[], Number] = lambda: math.nan) -> None:
+    @property
+    def masked(self) -> bool:
+        """Whether the host must not look at tensors within a step, see ``Executor``; once a step began."""
+        return self._steps.executor.masked
+
+    def judge(self, finite: torch.Tensor) -> Verdict:
+        """Return what a bool scalar (0-d tensor) holds, or the tensor itself where the host must not look."""
+        return self._steps.executor.judge(finite)
+
+    def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
+        """Send a bool tensor on its way to the host, see ``Executor``."""
+        return self._steps.executor.to_host(verdicts)
+
+    def end(
+        self,
+        timestamps: Timestamps | None = None,
+        spread: Callable[[], Number] = lambda: math.nan,
+        applied: Callable[[], Verdict] = lambda: True,
+    ) -> None:
         """The step's gradients were all handed over.
 
         Args:
             timestamps: when its stages happened, as far as known.
             spread: gives, once the tensors hold their means, the norm of what this rank handed over in this step over
                 the norm of the means; nan where nobody asks.
+            applied: tells, then, whether all means are applied; of a step of which some are not, no controller learns
+                gain, time or efficiency.
         """
-        self._steps.end(timestamps or Timestamps(), lambda _: None, spread)
+        self._steps.end(timestamps or Timestamps(), lambda _: None, spread, applied)
 
     def _shape(self, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
         return self.shapes.get(name) or memory_shape(tensor)

@@ -9,6 +9,7 @@ runs the exchange the latency is 2, and it is waited for at that step's end; whe
 looked at in the next step's beginning.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.controllers.base import Decision
-from gravac.exchange.executor import Executor, Fail, Number
+from gravac.exchange.executor import Executor, Fail, Number, Verdict, both
 from gravac.exchange.group import ExchangeError
 from gravac.stepping.clock import StepClock, Timestamps
 from gravac.stepping.coalescing import ReadyGroup, Waiting, cut, exchanged
@@ -158,10 +159,16 @@ class Steps:
         """Have what was handed over so far averaged without waiting for more; called alike on all ranks."""
         self._hand_over(None, None, last=True)
 
-    def end(self, timestamps: Timestamps, fail: Fail, spread: Callable[[], Number] = lambda: math.nan) -> None:
-        """Hand over that the backward ended, as all its groups were."""
+    def end(
+        self,
+        timestamps: Timestamps,
+        fail: Fail,
+        spread: Callable[[], Number] = lambda: math.nan,
+        applied: Callable[[], Verdict] = lambda: True,
+    ) -> None:
+        """Hand over that the backward ended, as all its groups were; of ``spread`` and ``applied`` see ``Door.end``."""
         self.flush()
-        self.executor.call(lambda: self._end(timestamps, spread), fail)
+        self.executor.call(lambda: self._end(timestamps, spread, applied), fail)
 
     def _hand_over(self, part: ReadyGroup | None, group: ReadyGroup | None, last: bool = False) -> None:
         """Hand over what goes if this step compresses, and what goes if it does not."""
@@ -174,7 +181,9 @@ class Steps:
                 return
             pieces = [piece for one in taken for piece in one.pieces]
             with self._naming(lambda: exchanged(pieces)):
-                yield from self.averager.average(pieces, self._plan, taken[0].whole if len(taken) == 1 else None)
+                whole = taken[0].whole if len(taken) == 1 else None
+                known = functools.reduce(both, (one.known for one in taken))
+                yield from self.averager.average(pieces, self._plan, whole, known)
             if self._taking_part.asked:
                 with self._naming(lambda: TAKING_PART):
                     factor = self.averager.world / self._taking_part.count(self.executor)
@@ -312,8 +321,9 @@ class Steps:
             self.averager.feedback.guard()
         return self._deciding.start(self.state, forms, self.averager.world)
 
-    def _end(self, timestamps: Timestamps, spread: Callable[[], Number]) -> None:
+    def _end(self, timestamps: Timestamps, spread: Callable[[], Number], applied: Callable[[], Verdict]) -> None:
         state, stats = self.state, self.averager.stats
+        stats.verdicts.append(applied())
         assert state.ran is not None
         self.averager.commit()
         clocked = self._clock.end(self.executor, timestamps, stats)

@@ -429,3 +429,24 @@ def test_sums_are_forgotten_when_nobody_wants_them() -> None:
     assert set(world.averagers[0].diagnostics.sums) == {"conv", "linear"}
     world.step(gradients(3, 1), 10.0, 1, LAYOUTS[0])
     assert not world.averagers[0].diagnostics.sums
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_mean_that_overflows_leaves_residuals_bit_for_bit_where_groups_are_refused_by_themselves(
+    apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gravac.averaging import average as module
+    from gravac.averaging.trial import average, averagers, gradients
+
+    ranks = averagers(topk, 2)
+    if apart:
+        for rank in ranks:
+            rank.feedback.refuse_by_group()
+    for step in range(3):
+        average(ranks, gradients(2, (64, 64), seed=step), 10.0, step)
+    before = [rank.feedback.residual["w"].clone() for rank in ranks]
+    monkeypatch.setattr(module, "all_fit", lambda flats: torch.tensor(False))
+    outs = average(ranks, gradients(2, (64, 64), seed=3), 10.0, 3)
+    unmoved = [torch.equal(old, rank.feedback.residual["w"]) for old, rank in zip(before, ranks, strict=True)]
+    assert unmoved == [apart, apart]
+    assert all(out.isnan().all() == apart for out in outs)

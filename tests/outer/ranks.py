@@ -56,8 +56,16 @@ def averaged(ranks: int, steps: int) -> torch.Tensor:
 class Ranks:
     """N ranks in one process; what is not given is dense, in each step."""
 
-    def __init__(self, ranks: int, inner: Any = SGD, make: Any = network, clock: float = 0.0, **settings: Any) -> None:
-        self.lockstep = Lockstep(ranks, seconds=clock)
+    def __init__(
+        self,
+        ranks: int,
+        inner: Any = SGD,
+        make: Any = network,
+        clock: float = 0.0,
+        masked: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.lockstep = Lockstep(ranks, latency=3 if masked else 2, masked=masked, seconds=clock)
         self.modules = [make() for _ in range(ranks)]
         self.inner = [inner(module.parameters()) for module in self.modules]
         plain: dict[str, Any] = {
@@ -80,12 +88,16 @@ class Ranks:
         for _ in range(steps):
             for rank, (module, inner) in enumerate(zip(self.modules, self.inner, strict=True)):
                 inner_step(module, inner, self.made, rank)
+                self.before_leaving(rank)
                 self.outer[rank].leave()
             self.lockstep.run()
             for outer in self.outer:
                 outer.arrive()
             self.made += 1
         return self
+
+    def before_leaving(self, rank: int) -> None:
+        """Do what a test has to do to a rank between its inner step and the outer one: nothing."""
 
     def at_speeds(self, seconds: Sequence[float]) -> "Ranks":
         """Have each rank's clock say that a step takes so long."""

@@ -1,0 +1,366 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A NaN or an infinity on one rank: no anchor takes it, the rank starts again, all ranks train on, or all raise."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from gravac import Goodput, Static, dense, topk
+from gravac.outer.refusing import NotFiniteError
+from gravac.stepping.agreement import gain
+from tests.outer.ranks import Ranks, equal, network
+from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved
+
+ADAMW = partial(torch.optim.AdamW, lr=1e-2)
+SGD_MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+TOP_K: dict[str, Any] = {"base": topk, "controller": Static(cf=10), "cf_range": (10, 10)}
+DENSE: dict[str, Any] = {"base": dense, "controller": Static(cf=1), "cf_range": (1, 2)}
+
+Hurt = Callable[["Hurting", int], None]
+
+
+class Hurting(Ranks):
+    """Ranks, one of which is hurt in some steps; warnings are kept."""
+
+    def __init__(self, ranks: int, hurt: Hurt, **settings: Any) -> None:
+        super().__init__(ranks, **settings)
+        self.hurt = hurt
+        self.warned: list[str] = []
+
+    def before_leaving(self, rank: int) -> None:
+        self.hurt(self, rank)
+
+    def train(self, steps: int) -> "Hurting":
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            super().train(steps)
+        self.warned += [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+        return self
+
+
+def nan_gradient(at: int, hurt_rank: int = 1, everywhere: bool = False) -> Hurt:
+    """Make one gradient, or all, NaN on one rank in the step ``at``, and have the inner optimizer apply it."""
+
+    def hurt(ranks: Hurting, rank: int) -> None:
+        if (rank, ranks.made) == (hurt_rank, at):
+            for parameter in [*ranks.modules[rank].parameters()][:: 1 if everywhere else 1000]:
+                parameter.grad.fill_(math.nan)  # type: ignore[union-attr]
+            ranks.inner[rank].step()
+
+    return hurt
+
+
+def batch_norm() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(48, 32), torch.nn.BatchNorm1d(32), torch.nn.Tanh(), torch.nn.Linear(32, 8)
+    return torch.nn.Sequential(*layers)
+
+
+def copied(kept: Any) -> Any:
+    """Copies of tensors within dictionaries and lists."""
+    if isinstance(kept, torch.Tensor):
+        return kept.detach().clone()
+    if isinstance(kept, dict):
+        return {key: copied(one) for key, one in kept.items()}
+    return kept
+
+
+def known(ranks: Ranks, rank: int) -> dict[str, torch.Tensor]:
+    """All that a refused round must leave as it was."""
+    outer = ranks.outer[rank]
+    names = {anchor: name for name, anchor in outer._anchors.items()}
+    momenta = {
+        f"{key} of {names[anchor]}": one for anchor, kept in outer.outer.state.items() for key, one in kept.items()
+    }
+    buffers = {f"buffer {name}": anchor for name, anchor in outer._buffers.anchors.items()}
+    residuals = {f"residual {name}": one for name, one in outer._compressor._averager.feedback.residual.items()}
+    return copied({**outer._anchors, **momenta, **buffers, **residuals})
+
+
+def same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
+    return before.keys() == after.keys() and all(
+        torch.equal(one.view(torch.uint8), after[name].view(torch.uint8))
+        if one.dim()
+        else torch.equal(one, after[name])
+        for name, one in before.items()
+    )
+
+
+def finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DENSE,
+        FOUR_BITS,
+        TOP_K,
+        {**TOP_K, "make": batch_norm},
+        {**DENSE, "make": batch_norm},
+        {**TOP_K, "residual_dtype": "bfloat16"},
+        {**TOP_K, "anchor_dtype": "bfloat16"},
+        {**FOUR_BITS, "anchor_dtype": "bfloat16", "offload": True},
+        {**TOP_K, "offload": True},
+        {**TOP_K, "samples": 4},
+    ],
+)
+def test_nan_on_one_rank_leaves_every_anchor_as_it_was(settings: dict[str, Any], masked: bool) -> None:
+    ranks = Hurting(3, nan_gradient(at=9), masked=masked, every=3, outer=MOMENTUM, inner=ADAMW, **settings).train(11)
+    assert ranks.outer[0].rounds == 3
+    before, rounds = [known(ranks, rank) for rank in range(3)], ranks.outer[0].rounds
+    ranks.train(1)
+    assert ranks.outer[0].rounds == rounds + 1
+    for rank in range(3):
+        assert same(before[rank], known(ranks, rank)), rank
+    lost = 2 if masked else 1  # rounds until the host has seen it
+    ranks.train(3 * 6)
+    assert [outer.skipped for outer in ranks.outer] == [lost] * 3
+    assert equal(ranks.anchors)
+    assert all(map(finite, [*ranks.anchors, *ranks.weights]))
+    assert not same(before[0], known(ranks, 0))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("mixing", [None, 0.0, 0.5])
+@pytest.mark.parametrize("inner", [ADAMW, SGD_MOMENTUM])
+def test_fragments_and_delays_heal_too(inner: Any, mixing: float | None, masked: bool) -> None:
+    for fragments, delay, every in ((1, 2, 4), (3, 0, 4), (3, 2, 4), (2, 3, 3)):
+        when = {"fragments": fragments, "delay": delay, "every": every, "mixing": mixing, "inner": inner}
+        if mixing == 0 and delay == every:
+            continue  # whatever a rank learns is overwritten just before it leaves
+        for at in (8, 10):
+            ranks = Hurting(2, nan_gradient(at), masked=masked, outer=MOMENTUM, **when, **FOUR_BITS).train(32)
+            assert 1 <= ranks.outer[0].skipped == ranks.outer[1].skipped <= 2 * fragments
+            assert equal(ranks.anchors)
+            assert all(map(finite, [*ranks.anchors, *ranks.weights])), (when, at)
+            assert ranks.warned
+
+
+def test_each_fragment_has_its_own_verdict() -> None:
+    """The rank is mended where its first fragment leaves, so that the others of this round are applied."""
+    ranks = Hurting(2, nan_gradient(at=7), every=6, fragments=3, outer=MOMENTUM, **TOP_K).train(7)
+    before = [known(ranks, rank) for rank in range(2)]
+    ranks.train(5)
+    first, *others = (list(fragment.anchors) for fragment in ranks.outer[0]._fragments)
+    for rank in range(2):
+        after = known(ranks, rank)
+        assert same({name: before[rank][name] for name in first}, {name: after[name] for name in first})
+        assert not any(torch.equal(before[rank][name], after[name]) for names in others for name in names)
+    assert [outer.skipped for outer in ranks.outer] == [1, 1]
+    assert equal(ranks.anchors)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_a_healthy_rank_learned_leaves_with_the_next_round(masked: bool) -> None:
+    """At rate 1, dense, the anchor goes to the mean of weights that were never interrupted."""
+    ranks = Hurting(2, nan_gradient(at=5), masked=masked, every=3, **DENSE).train(5)
+    alone = Ranks(1, every=1000, **DENSE)  # rank 0, if nobody had exchanged since
+    alone.modules[0].load_state_dict(ranks.modules[0].state_dict())
+    alone.made = 5
+    ranks.train(1)
+    alone.train(1)
+    torch.testing.assert_close(ranks.weights[0], alone.weights[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_mended_rank_starts_from_the_anchor_with_zeros_in_its_inner_optimizer(masked: bool) -> None:
+    ranks = Hurting(2, nan_gradient(at=5), masked=masked, every=3, inner=ADAMW, **DENSE).train(6)
+    if masked:
+        ranks.train(5)  # the host reads the verdict where the round after the next one begins
+        assert not finite(ranks.weights[1])
+        ranks.train(1)
+    state = ranks.inner[1].state
+    assert all(finite(one) for kept in state.values() for one in kept.values())
+    assert {float(kept["step"]) for kept in state.values()} == {13.0 if masked else 7.0}, "counts stay"
+    weight = next(ranks.modules[1].parameters())
+    assert not state[weight]["exp_avg"].any()
+    assert torch.equal(ranks.weights[1], ranks.anchors[1])
+
+
+def test_warnings_name_round_rank_and_tensor() -> None:
+    ranks = Hurting(3, nan_gradient(at=9), every=3, inner=ADAMW, **FOUR_BITS).train(14)
+    by_rank = {rank: [text for text in ranks.warned if f"rank {rank} " in text.split(";")[1]] for rank in range(3)}
+    assert [len(texts) for texts in by_rank.values()] == [1, 1, 1]
+    assert all("round 3: the mean over the ranks is not finite" in text for text in ranks.warned)
+    assert "rank 1 is the cause, or a cause: not finite: 0.weight" in by_rank[1][0]
+    assert "exp_avg of 0.weight" in by_rank[1][0]
+    assert "keeps its own weights" in by_rank[0][0]
+    two = Hurting(2, nan_gradient(at=9), every=3, fragments=2, inner=ADAMW, **FOUR_BITS).train(14)
+    assert any("round 3, fragment 1 of 2" in text and "the cause is rank 1" in text for text in two.warned)
+
+
+def test_warnings_that_raise_leave_a_run_that_goes_on() -> None:
+    ranks = Hurting(2, nan_gradient(at=5), every=3, **FOUR_BITS).train(5)
+    raised = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rank in range(2):
+            ranks.hurt(ranks, rank)
+            ranks.outer[rank].leave()
+        ranks.lockstep.run()
+        for outer in ranks.outer:
+            with pytest.raises(RuntimeWarning, match="round 1"):
+                outer.arrive()
+            raised += 1
+    ranks.made += 1
+    ranks.train(12)
+    assert (raised, [outer.skipped for outer in ranks.outer]) == (2, [1, 1])
+    assert equal(ranks.anchors)
+    assert all(map(finite, ranks.weights))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("settings", [DENSE, TOP_K])
+def test_nan_in_a_buffer_of_one_rank_is_replaced_and_its_weights_stay(settings: dict[str, Any], masked: bool) -> None:
+    def hurt(ranks: Hurting, rank: int) -> None:
+        if (rank, ranks.made) == (1, 8):
+            ranks.modules[1][1].running_var[3] = math.nan
+
+    ranks = Hurting(2, hurt, masked=masked, every=3, make=batch_norm, **settings).train(8)
+    before, weights = [known(ranks, rank) for rank in range(2)], next(ranks.modules[1].parameters()).detach().clone()
+    ranks.train(1)
+    assert all(same(before[rank], known(ranks, rank)) for rank in range(2))
+    assert not torch.equal(next(ranks.modules[1].parameters()), ranks.outer[1]._anchors["0.weight"])
+    assert not torch.equal(next(ranks.modules[1].parameters()), weights)
+    ranks.train(12)
+    assert all(map(finite, ranks.weights))
+    assert equal(ranks.anchors)
+    assert any("buffer 1.running_var" in text for text in ranks.warned)
+
+
+def overflowing(ranks: Hurting, rank: int) -> None:
+    """Weights that are finite, and so far from the anchor that the sum over two ranks is not."""
+    outer = ranks.outer[rank]
+    with torch.no_grad():
+        for name, weights in ranks.modules[rank].named_parameters():
+            weights.copy_(outer._anchors[name])
+            weights.view(-1)[0] = -3e38
+
+
+def diverging(ranks: Hurting, rank: int) -> None:
+    nan_gradient(ranks.made, everywhere=True)(ranks, rank)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("hurt", [overflowing, diverging])
+@pytest.mark.parametrize("when", [{}, {"delay": 1}, {"fragments": 2}])
+def test_three_refused_rounds_on_end_raise_on_all_ranks_and_the_anchor_is_good(
+    when: dict[str, Any], hurt: Hurt, masked: bool
+) -> None:
+    settings = {"masked": masked, "every": 2, "outer": MOMENTUM, "inner": ADAMW, **when, **DENSE}
+    ranks = Hurting(2, lambda *_: None, **settings).train(8)
+    good = ranks.anchors
+    ranks.hurt = hurt
+    raised: list[tuple[int, str]] = []
+    while not raised:
+        assert ranks.made < 24
+        for step in raising_steps(ranks):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    step()
+                except NotFiniteError as failure:
+                    raised.append((ranks.outer[0].rounds, str(failure)))
+    assert len(raised) == 2
+    assert raised[0] == raised[1], "all ranks, at the same round"
+    mended = masked and hurt is diverging  # just before round 6 left
+    assert f"rounds 4, 5, {7 if mended else 6}: the mean over the ranks was not finite" in raised[0][1]
+    ranks.lockstep.run()
+    anchors = ranks.anchors
+    assert all(map(finite, anchors))
+    assert equal(anchors)
+    assert mended or all(map(torch.equal, good, anchors))
+    states = [saved(outer.state_dict()) for outer in ranks.outer]
+    again = Ranks(2, **settings)
+    for outer, state in zip(again.outer, states, strict=True):
+        outer.load_state_dict(state)
+    assert all(map(torch.equal, anchors, again.anchors))
+    assert [outer.skipped for outer in again.outer] == [outer.skipped for outer in ranks.outer]
+    ranks.hurt = lambda *_: None
+    for outer, module in zip(ranks.outer, ranks.modules, strict=True):
+        with outer.synced():
+            weights = copied(dict(module.state_dict()))
+        module.load_state_dict(weights)
+    ranks.train(16)
+    assert all(map(finite, [*ranks.weights, *ranks.anchors]))
+    assert equal(ranks.anchors)
+    assert not torch.equal(anchors[0], ranks.anchors[0])
+
+
+def raising_steps(ranks: Hurting) -> Iterator[Callable[[], None]]:
+    """The halves of a step of each rank, in the order in which ranks in memory make them."""
+    from tests.outer.ranks import inner_step
+
+    for rank, outer in enumerate(ranks.outer):
+        inner_step(ranks.modules[rank], ranks.inner[rank], ranks.made, rank)
+        ranks.before_leaving(rank)
+        yield outer.leave
+    ranks.lockstep.run()
+    for outer in ranks.outer:
+        yield outer.arrive
+    ranks.made += 1
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_refused_round_is_in_no_window_and_its_gain_is_not_1(masked: bool) -> None:
+    settings = {"base": topk, "controller": Goodput(window=50, trial=50), "cf_range": (10, 10), "every": 2}
+    quiet = Ranks(2, masked=masked, clock=0.1, **settings)
+    ranks = Hurting(2, nan_gradient(at=11), masked=masked, clock=0.1, **settings).train(9)
+    gains, steps = [], []
+    for _ in range(8):
+        ranks.train(2)
+        gains.append(ranks.outer[0].gain)
+        steps.append(ranks.outer[0]._door.state().controller.window.steps)
+    quiet.train(25)
+    lost = 2 if masked else 1
+    assert gains.count(None) == lost
+    assert steps[-1] == quiet.outer[0]._door.state().controller.window.steps - 2 * lost
+
+
+def test_a_gain_that_is_not_finite_is_not_1() -> None:
+    assert gain(math.nan, 0.0) is None
+    assert gain(0.0, math.nan) is None
+    assert gain(math.inf, math.inf) is None
+    assert gain(0.0, 0.0) == 1.0
+
+
+def test_ranks_that_make_steps_by_speed_heal() -> None:
+    ranks = Hurting(2, lambda *_: None, every=6, by_speed=True, inner=ADAMW, outer=MOMENTUM, **FOUR_BITS)
+    ranks.at_speeds([0.1, 0.3]).train_rounds(3)
+    with torch.no_grad():
+        next(ranks.modules[1].parameters())[0, 0] = math.nan
+    with pytest.warns(RuntimeWarning, match="round 3"):
+        ranks.train_rounds(1)
+    ranks.train_rounds(3)
+    assert ranks.outer[0].steps_of_ranks == (9, 3)
+    assert [outer.skipped for outer in ranks.outer] == [1, 1]
+    assert equal(ranks.anchors)
+    assert all(map(finite, ranks.weights))
+
+
+@pytest.mark.parametrize("anchor_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("outer", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop])
+def test_other_outer_optimizers_are_left_as_they_were(outer: Any, anchor_dtype: str) -> None:
+    for masked in (False, True):
+        settings = {"every": 3, "outer": outer, "anchor_dtype": anchor_dtype, "masked": masked, **FOUR_BITS}
+        ranks = Hurting(2, nan_gradient(at=8), **settings).train(8)
+        before = known(ranks, 0)
+        ranks.train(1)
+        assert same(before, known(ranks, 0))
+
+
+def test_a_first_round_that_is_refused_leaves_nothing_behind() -> None:
+    for masked in (False, True):
+        ranks = Hurting(2, nan_gradient(at=1), every=3, outer=MOMENTUM, masked=masked, **DENSE).train(3)
+        assert torch.equal(ranks.anchors[0], torch.cat([one.flatten() for one in network().state_dict().values()]))
+        ranks.train(12)
+        assert equal(ranks.anchors)
+        assert all(map(finite, [*ranks.anchors, *ranks.weights]))

@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds on a GPU's streams: judging them makes the host wait for nothing more, and no streams race for memory."""
+
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from gravac import Compressor, OuterOptimizer, Static, dense, quantize, topk
+from gravac.exchange.streams import StreamExecutor
+from gravac.outer.rounds import Rounds
+from tests.device.counting import DEVICE, counting
+from tests.device.steps import Counted
+from tests.streams.sanitized import HOST, Alike, FakeDevice, _places
+
+EVERY = 4
+BASES: list[tuple[Compressor, float]] = [(dense, 1.0), (quantize(bits=4), 8.0), (topk, 10.0)]
+
+
+def outer_of(module: torch.nn.Module, base: Compressor, cf: float, **settings: Any) -> OuterOptimizer:
+    plain: dict[str, Any] = {"every": EVERY, "delay": 0, "dense_below": 0, "cf_range": (1, 100)}
+    plain["outer"] = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+    inner = torch.optim.SGD(module.parameters())
+    return OuterOptimizer(module, inner, base=base, controller=Static(cf=cf), **{**plain, **settings})
+
+
+@pytest.mark.parametrize(("base", "cf"), BASES, ids=lambda one: getattr(one, "name", ""))
+@pytest.mark.parametrize("settings", [{}, {"fragments": 2}, {"delay": 2}, {"anchor_dtype": "bfloat16"}])
+def test_the_host_waits_for_no_verdict(base: Compressor, cf: float, settings: dict[str, Any]) -> None:
+    with counting() as seen:
+        module = torch.nn.ParameterList([torch.empty(64, 64, device=DEVICE) for _ in range(4)])
+        executor = Counted(seen, 2)
+        outer = outer_of(module, base, cf, executor=executor, **settings)
+        for step in range(7 * EVERY):
+            if step == 6 * EVERY:
+                executor.host_waits = 0
+                seen.waits.clear()
+                seen.copies.clear()
+            outer.step()
+    assert not seen.waits
+    assert executor.host_waits == 1, "where the round begins, for what the device was given a round ago"
+    assert seen.copies == ["copy_: npy -> cpu"] * settings.get("fragments", 1), "a verdict of each fragment"
+
+
+@pytest.mark.filterwarnings("ignore:gravac. round")
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_streams_race_for_nothing_and_the_host_reads_verdicts_that_are_there(fragments: int, spoilt: bool) -> None:
+    device = FakeDevice()
+    read, read_verdicts = [0], Rounds._read
+
+    def looked_at(rounds: Rounds, last: int) -> None:
+        there = [journey.verdicts for _, journey in rounds._unread if journey.number <= last]
+        device.access(HOST, _places(there), set(), "the host reads verdicts")
+        read[0] += len(there)
+        read_verdicts(rounds, last)
+
+    with device, mock.patch.object(Rounds, "_read", looked_at):
+        module = torch.nn.ParameterList([torch.zeros(8, 16) for _ in range(4)])
+        outer = outer_of(module, topk, 10.0, executor=StreamExecutor(Alike(device), device), fragments=fragments)
+        for step in range(6 * EVERY):
+            with torch.no_grad():
+                for parameter in module:
+                    parameter.add_(float("nan") if spoilt and step == EVERY else 0.01)
+            outer._rounds.leave(0.1)
+            outer._rounds._take_up_due()
+    assert device.errors == []
+    assert read[0] == 4 * fragments
+    assert outer.skipped == (2 * fragments if spoilt else 0)
