@@ -18,7 +18,6 @@ import torch
 from gravac.averaging.plan import Piece
 from gravac.exchange.executor import Mark
 from gravac.outer.anchors import Keeping, travels_in
-from gravac.outer.sgd import OuterSGD
 from gravac.stepping.door import flat, memory_shape
 
 IN_PLACE = Keeping()
@@ -32,20 +31,18 @@ class Journey:
         fragment: whose anchors less weights it is.
         weight: factor on them.
         number: number of the round.
-        every: number of its steps, on average over the ranks.
 
     Attributes:
         pieces: pseudo-gradients of its parameters, flat; their means over the ranks, once it is ``here``.
         whole: flat tensor that the pieces are views of, one after the other.
         number: number of the round.
-        every: number of its steps.
         own: squared norm of what this rank sends, 0-d, float64.
         mean: squared norm of the mean that came, 0-d, float64.
         awaited: moment since which training stands still for it; ``None``: it does not.
     """
 
-    def __init__(self, fragment: "Fragment", weight: float, number: int, every: int) -> None:
-        self.number, self.every = number, every
+    def __init__(self, fragment: "Fragment", weight: float, number: int) -> None:
+        self.number = number
         sizes = [parameter.numel() for parameter in fragment.parameters.values()]
         like = next(iter(fragment.parameters.values()))
         self.whole = torch.empty(sum(sizes), dtype=fragment.travels_in, device=like.device)
@@ -123,7 +120,7 @@ class Fragment:
             for name, p in self.parameters.items()
         }
 
-    def leave(self, due: int, weight: float = 1.0, number: int = 0, own: float | None = 0.0, every: int = 1) -> Journey:
+    def leave(self, due: int, weight: float = 1.0, number: int = 0, own: float | None = 0.0) -> Journey:
         """Set out with anchors less weights.
 
         Args:
@@ -131,21 +128,18 @@ class Fragment:
             weight: factor on what sets out.
             number: number of the round.
             own: the attribute; ``None``: the rank trains on before it takes up the anchors, and keeps what it learns.
-            every: number of the round's steps, on average over the ranks.
         """
-        self.journey, self.due, self.own = Journey(self, weight, number, every), due, own or 0.0
+        self.journey, self.due, self.own = Journey(self, weight, number), due, own or 0.0
         self.left = {name: p.detach().clone() for name, p in self.parameters.items()} if own is None else {}
         return self.journey
 
-    def arrive(self, outer: torch.optim.Optimizer, world: int) -> None:
-        """Have the outer optimizer make its step on the anchors with the means over so many ranks; they are here."""
+    def arrive(self, outer: torch.optim.Optimizer) -> None:
+        """Have the outer optimizer make its step on the anchors with the means over the ranks; they are here."""
         if self.journey is None:
             return
         with self.keeping.in_full(self.anchors, self.journey.number, outer.state):
             for piece, anchor in zip(self.journey.pieces, self.anchors.values(), strict=True):
                 anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
-            if isinstance(outer, OuterSGD):
-                outer.every, outer.world = self.journey.every, world
             outer.step()
             for anchor in self.anchors.values():
                 anchor.grad = None

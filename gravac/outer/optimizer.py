@@ -48,8 +48,8 @@ class OuterOptimizer(Live):
         cf_range: lowest and highest compression factor to choose from.
         every: number of steps from one exchange to the next, or the lowest and the highest to choose from.
         controller: decides: ``"goodput"``, or a controller object such as ``Static(cf=16)``.
-        outer: makes the optimizer of the anchors, given their parameters. ``OuterSGD`` moves them most of the way to
-            the mean of the ranks' weights, and all of it where exchanges are far apart or ranks four or more.
+        outer: makes the optimizer of the anchors, given their parameters. ``OuterSGD`` moves them to the mean of
+            the ranks' weights.
         fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
             arXiv:2501.18512).
         delay: number of steps behind which an exchange travels before it is taken up, or more, where it takes longer; 0

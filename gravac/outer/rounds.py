@@ -215,7 +215,7 @@ class Rounds:
                     learning_rate=learning_rate, every=every, begun=self._chosen.take, fail=self._chosen.fail
                 )
             weight = self.shares.weight
-            journey = fragment.leave(self._steps + behind, weight, self.ended, own, every)
+            journey = fragment.leave(self._steps + behind, weight, self.ended, own)
             self._journeys.append(journey)
             buffers = self._buffers.leave(weight, own or 0.0) if last else ()
             whole = None if buffers else journey.whole
@@ -264,7 +264,7 @@ class Rounds:
         if trains and not last:  # of the last one the exchange tells, when it ended
             self._waited += time.perf_counter() - since
         self._door.join()
-        fragment.arrive(self._outer, self._door.world)
+        fragment.arrive(self._outer)
         if fragment is self._fragments[-1]:
             self._buffers.arrive()
 
