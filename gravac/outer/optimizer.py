@@ -25,7 +25,7 @@ from gravac.outer.rounds import Rounds
 from gravac.outer.settings import MIXING, OuterSettings
 from gravac.outer.sgd import OuterSGD
 from gravac.outer.shares import Shares
-from gravac.outer.starting import check_alike, share, trained
+from gravac.outer.starting import Watch, check_alike, check_memory, share, trained
 from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
 from gravac.telemetry.records import DecisionRecord
@@ -74,7 +74,8 @@ class OuterOptimizer(Live):
     Raises:
         SettingsError: a setting is wrong; the message names it, its value and what is allowed.
         TypeError: ``module`` is wrapped in DistributedDataParallel.
-        ValueError: ``module`` has nothing to train, fewer parameters than ``fragments``, or no such buffer.
+        ValueError: ``module`` has nothing to train, fewer parameters than ``fragments``, no such buffer, or a tensor
+            that cannot be exchanged as it lies in memory; or ``inner`` trains what ``module`` does not have.
 
     Example:
         >>> import torch
@@ -125,6 +126,9 @@ class OuterOptimizer(Live):
         self._controller = self._compressor.policy.controller
         check_chosen(self._controller, *self.settings.every)
         parameters = trained(module, fragments)
+        check_memory(module)
+        watch = Watch(module, inner, parameters)
+        watch.check()
         if executor is None:
             share(module, process_group)
             check_alike(module, self.settings, process_group)
@@ -141,7 +145,7 @@ class OuterOptimizer(Live):
         self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told)
         shares = Shares(self._door, by_speed, samples)
         between = (self.settings.every, self.settings.behind, mixing)
-        self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between)
+        self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between, watch.check)
         self._closed = False
 
     def step(self) -> None:
@@ -150,6 +154,8 @@ class OuterOptimizer(Live):
         Raises:
             ExchangeError: a rank did not answer.
             RuntimeError: this is closed.
+            ValueError: a parameter that is trained now is not exchanged, or one that is, or a buffer, has changed its
+                shape, number format or device, so that it does not fit; before anything leaves.
         """
         self.leave()
         self.arrive()
@@ -191,14 +197,14 @@ class OuterOptimizer(Live):
         with torch.no_grad():
             for name, parameter in live.items():
                 parameter.copy_(self._anchors[name])
-            self._buffers.swap()
+        buffers = self._buffers.hold()
         try:
             yield
         finally:
             with torch.no_grad():
                 for parameter, own in held:
                     parameter.copy_(own)
-                self._buffers.swap()
+            self._buffers.put_back(buffers)
 
     # what runs, and what came of it
 

@@ -11,7 +11,7 @@ turns, or are taken up whenever they come, a round takes what was decided when t
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,7 @@ class Rounds:
             it; ``"auto"``: as many as are decided, and training waits for the rest.
         own: share of its own weights that a rank keeps where it takes up anchors that travelled behind steps; ``None``:
             what it learned meanwhile.
+        check: called before a fragment leaves; raises where what ranks train does not fit what they exchange.
 
     Attributes:
         ended: number of rounds whose last fragment has left.
@@ -60,11 +61,13 @@ class Rounds:
         every: tuple[int, int],
         delay: Delay,
         own: float | None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.ended = self.late = 0
         self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
         self.shares = shares
         self._every, self._delay, self._own = every, delay, own
+        self._check = check
         self._in_time = delay in (0, "auto")  # what is due is waited for
         self._whole = self._in_time and len(fragments) == 1
         self._steps = self._in_round = 0
@@ -85,6 +88,7 @@ class Rounds:
 
         Raises:
             ExchangeError: a rank did not answer.
+            ValueError: what is to leave does not fit; see ``OuterOptimizer.step``.
         """
         self.shares.made()
         self._steps += 1
@@ -205,6 +209,9 @@ class Rounds:
             behind = min(length, -(-behind * length // every))
         own = self._own if behind else 0.0
         ready = sum(step <= self._in_round for step in leaves_at(length, number))
+        if ready > len(self._journeys):
+            self._check()
+            self._buffers.check()
         for at in range(len(self._journeys), ready):
             fragment, last = self._fragments[at], at == number - 1
             self._finish(fragment)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The outer optimizer where no other is given: SGD that moves the anchor all the way to the mean of the ranks' weights."""
+"""The outer optimizer if no other is given: SGD that moves the anchor to the mean of the ranks' weights."""
 
 from collections.abc import Iterable
 
