@@ -19,7 +19,7 @@ from gravac.integrations.ddp import learning_rate
 from gravac.live import Live
 from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
-from gravac.outer.candidates import check_chosen, choices, widened
+from gravac.outer.candidates import check_chosen, choices, offered, widened
 from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.rounds import Rounds
 from gravac.outer.settings import MIXING, OuterSettings
@@ -146,6 +146,9 @@ class OuterOptimizer(Live):
         shares = Shares(self._door, by_speed, samples)
         between = (self.settings.every, self.settings.behind, mixing)
         self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between, watch.check)
+        self._offered: list[
+            list[Any]
+        ] = []  # compressor, CF, every and delay of each candidate, as a checkpoint has them
         self._closed = False
 
     def step(self) -> None:
@@ -278,14 +281,16 @@ class OuterOptimizer(Live):
         """
         self._rounds.leave_now(learning_rate(self.inner))
         self._rounds.settle()
+        shared = self._compressor.state_dict()  # waits for what is on its way to the controller
         mine = {
+            "candidates": self._offered,
             "rounds": self._rounds.state_dict(),
             "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._buffers.state_dict(),
             "optimizer": self.outer.state_dict(),
             "inner": self.inner.state_dict(),
         }
-        return {**self._compressor.state_dict(), "outer": mine}
+        return {**shared, "outer": mine}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first step.
@@ -316,6 +321,7 @@ class OuterOptimizer(Live):
         self.inner.load_state_dict(mine["inner"])
         reset = {"in_round": 0, "shares": None} if of_others else {}
         self._rounds.load_state_dict({**mine["rounds"], **reset})
+        self._offered = mine.get("candidates", [])
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
@@ -327,7 +333,10 @@ class OuterOptimizer(Live):
         numbers, one = choices(*self.settings.every), self.settings
         chooses = bool(getattr(self._controller, "chooses_every", False))
         keeps_all, world = self._controller.keeps_all, self._door.world
-        return widened(admission, numbers, compute_s, one.behind, keeps_all, one.fragments, chooses, world)
+        how = (one.behind, keeps_all, one.fragments, chooses, world, offered(self._offered))
+        admission = widened(admission, numbers, compute_s, *how)
+        self._offered = [[it.compressor, it.cf, it.every, it.delay] for it in admission.candidates]
+        return admission
 
 
 def _anchored(fragments: Iterable[Any]) -> list[Iterable[str]]:

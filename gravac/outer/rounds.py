@@ -148,13 +148,15 @@ class Rounds:
         """Return the counters, and how many steps the round has; nothing is under way."""
         self._length = self._length or (self._decided() if self.ended else None)
         known = {"ended": self.ended, "steps": self._steps, "in_round": self._in_round, "length": self._length}
-        return {**known, "behind": self._behind, "shares": self.shares.state_dict()}
+        compute_s = self._door.compute_s
+        return {**known, "behind": self._behind, "compute_s": compute_s, "shares": self.shares.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from counters."""
         self.ended, self._steps, self._in_round = state["ended"], state["steps"], state["in_round"]
         self._length = state["length"]
         self._behind = state.get("behind", self._behind)
+        self._door.compute_s = state.get("compute_s")  # earlier states do not have it
         self.shares.load_state_dict(state.get("shares"))
 
     @property
