@@ -3,8 +3,10 @@
 """Decisions of outer steps after a checkpoint: what is held, how late, what was measured of it."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -13,6 +15,9 @@ from gravac import Goodput, OuterOptimizer, checkpoint, merge_states, quantize
 from gravac.candidate import Candidate
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.plain import identify
+from gravac.stepping.deciding import Deciding
+from gravac.stepping.state import StepState
+from gravac.telemetry.records import DecisionRecord
 from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
 from tests.outer.test_outer import saved
 from tests.ranks import processes
@@ -45,30 +50,54 @@ def before(ranks: int = 2, **settings: Any) -> Ranks:
         return Ranks(ranks, controller=Goodput(), **{**DECIDES, **settings}).train(90)
 
 
-def taken_up(states: list[Any], ranks: int = 2, delay: int = 3, **settings: Any) -> Ranks:
-    """A run that takes up a checkpoint, once its first round has begun; its link promises other delays."""
-    with offering(delay):
+class Restored(NamedTuple):
+    """Decisions of a rank as its first step after a load began."""
+
+    state: GoodputState
+    history: list[DecisionRecord]
+
+
+@contextmanager
+def watching() -> Iterator[list[Restored]]:
+    """Take down decisions as they are restored, before anything else is measured."""
+    restored: list[Restored] = []
+    start = Deciding.start
+
+    def watched(self: Deciding, state: StepState, *arguments: Any) -> Any:
+        decision = start(self, state, *arguments)
+        restored.append(Restored(state.controller, [*state.history]))
+        return decision
+
+    with mock.patch.object(Deciding, "start", watched):
+        yield restored
+
+
+def taken_up(states: list[Any], ranks: int = 2, delay: int = 3, **settings: Any) -> tuple[Ranks, list[Restored]]:
+    """A run that is restored, after its first round, and what its ranks began with; its link promises other delays."""
+    with offering(delay), watching() as restored:
         again = Ranks(ranks, controller=Goodput(), **{**DECIDES, **settings})
         for outer, state in zip(again.outer, states, strict=True):
             outer.load_state_dict(state)
         rounds = again.outer[0].rounds
         while again.outer[0].rounds == rounds:
             again.train(1)
-    return again
+    return again, restored
 
 
 def test_decisions_after_a_load_are_those_of_before_though_other_delays_are_measured() -> None:
     first = before()
     states = [saved(outer.state_dict()) for outer in first.outer]
     then, history = decisions(first.outer[0]), first.outer[0].history
-    again = taken_up(states)
-    now = decisions(again.outer[0])
+    again, (restored, other) = taken_up(states)
+    now = restored.state
     assert max(one.delay for one in then.candidates) == 4
     assert identify(now.candidates) == identify(then.candidates)
-    assert [one.compute_s for one in now.candidates] == [one.compute_s for one in then.candidates] != [None]
+    assert [one.compute_s for one in now.candidates] == [one.compute_s for one in then.candidates]
+    assert None not in [one.compute_s for one in now.candidates]
     assert (now.position, now.best, now.phase, now.windows) == (then.position, then.best, then.phase, then.windows)
     assert now.entries == then.entries
-    assert all(outer.history == history for outer in again.outer)
+    assert restored == other
+    assert restored.history == history
     assert equal(again.anchors)
 
 
@@ -89,31 +118,32 @@ def test_at_another_number_of_ranks_what_was_measured_stays_of_candidates_that_t
     first = before()
     merged = merge_states([saved(outer.state_dict()) for outer in first.outer])
     then, history = decisions(first.outer[0]), first.outer[0].history
-    again = taken_up([merged] * ranks, ranks)
-    now = decisions(again.outer[0])
+    again, restored = taken_up([merged] * ranks, ranks)
+    now = restored[0].state
     there = {tuple(one) for one in identify(now.candidates)}
     assert measured(now).keys() == measured(then).keys() & there
     assert all(measured(then)[one] == known for one, known in measured(now).items())
     gone = [one for one in then.candidates if tuple(identify([one])[0]) not in there]
-    told = again.outer[0].history[len(history) :]
+    told = restored[0].history[len(history) :]
     assert len(told) == bool(gone)
     assert all("restored with other candidates, without" in record.reason for record in told)
-    assert all(outer.history == again.outer[0].history for outer in again.outer)
+    assert all(one == restored[0] for one in restored)
     assert equal(again.train(10).anchors)
 
 
-def test_what_was_held_and_cannot_be_chosen_any_more_is_recorded_and_the_best_of_the_rest_is_held() -> None:
+def test_a_search_that_starts_anew_as_nothing_measured_can_be_chosen_any_more_says_so_in_a_record() -> None:
     first = before(every=(10, 20))
     then = decisions(first.outer[0])
     states = [saved(outer.state_dict()) for outer in first.outer]
     ran = str(then.running)
-    again = taken_up(states, every=(1, 5))
-    now = decisions(again.outer[0])
-    (record,) = again.outer[0].history[len(first.outer[0].history) :]
+    again, (restored, other) = taken_up(states, every=(1, 5))
+    (record,) = restored.history[len(first.outer[0].history) :]
     assert "restored with other candidates, without" in record.reason
-    assert ran not in map(str, now.candidates)
+    assert "nothing measured is left: start at" in record.reason
+    assert ran not in map(str, restored.state.candidates)
     assert record.changed
-    assert again.outer[1].history == again.outer[0].history
+    assert restored == other
+    assert equal(again.anchors)
 
 
 def test_a_state_from_before_candidates_were_kept_loads_and_tells_what_it_lacks() -> None:
@@ -121,9 +151,9 @@ def test_a_state_from_before_candidates_were_kept_loads_and_tells_what_it_lacks(
     states = [saved(outer.state_dict()) for outer in first.outer]
     for state in states:
         del state["outer"]["candidates"], state["outer"]["rounds"]["compute_s"]
-    again = taken_up(states)
-    assert {one.delay for one in decisions(again.outer[0]).candidates} == {0}
-    (record,) = again.outer[0].history[len(first.outer[0].history) :]
+    again, (restored, _) = taken_up(states)
+    assert {one.delay for one in restored.state.candidates} == {0}
+    (record,) = restored.history[len(first.outer[0].history) :]
     assert "restored with other candidates, without" in record.reason
     assert equal(again.train(5).anchors)
 
@@ -174,10 +204,10 @@ def goes_on(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
     outer, module = made(SLOW)
     checkpoint.load(folder, outer)
     rounds = outer.rounds
-    while outer.rounds < rounds + 3:
-        paused(outer, module, rank, 0, 1)
-    outer.synchronize()
-    state, history = decisions(outer), outer.history
+    with watching() as restored:
+        while outer.rounds < rounds + 2:
+            paused(outer, module, rank, 0, 1)
+    ((state, history),) = restored
     outer.close()
     return state, history, outer._rounds._behind
 
@@ -190,6 +220,5 @@ def test_over_a_network_a_run_holds_what_it_held_before_as_late_as_before(tmp_pa
     for now, told, late in processes(goes_on, 2, tmp_path):
         assert identify(now.candidates) == identify(then.candidates)
         assert (now.phase, now.running, late) == ("hold", then.running, behind)
-        assert (now.windows, now.entries) == (then.windows, then.entries)
-        assert now.window.steps > then.window.steps
+        assert (now.windows, now.window, now.entries) == (then.windows, then.window, then.entries)
         assert told == history
