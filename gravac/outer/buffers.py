@@ -54,6 +54,15 @@ class Buffers:
         self._own = 0.0
 
     @property
+    def own(self) -> dict[str, torch.Tensor]:
+        """What the rank has now, by name: buffers that are averaged, and those that are not."""
+        return {name: buffer.detach() for name, buffer in self._module.named_buffers()}
+
+    @property
+    def _live(self) -> dict[str, torch.Tensor]:
+        return self._fitting()
+
+    @property
     def parameters(self) -> dict[str, torch.Tensor]:
         """What travels, by the name it travels by: flat, so that it is sent dense."""
         return {PREFIX + name: _real(anchor).reshape(-1) for name, anchor in self.anchors.items()}
@@ -64,7 +73,7 @@ class Buffers:
         Raises:
             ValueError: one is gone, new, of another shape, or cannot be averaged as it is.
         """
-        self._live()
+        self._fitting()
 
     @torch.no_grad()
     def leave(self, weight: float = 1.0, own: float = 0.0) -> tuple[Piece, ...]:
@@ -79,7 +88,7 @@ class Buffers:
         """
         self._own = own
         pieces = []
-        for name, live in self._live().items():
+        for name, live in self._live.items():
             anchor = self.anchors[name]
             flat = _real((anchor - live.to(anchor)).mul_(weight)).reshape(-1)
             pieces.append(Piece(PREFIX + name, flat, (flat.numel(),)))
@@ -97,7 +106,7 @@ class Buffers:
     def take_up(self) -> None:
         """Have the anchors take the place of each, but for the share that the rank keeps."""
         fresh = {}
-        for name, live in self._live().items():
+        for name, live in self._live.items():
             anchor = self.anchors[name]
             fresh[name] = live.lerp(anchor.to(live), 1 - self._own) if self._own else anchor
         self.put_back(fresh)
@@ -105,30 +114,29 @@ class Buffers:
     @torch.no_grad()
     def hold(self) -> dict[str, torch.Tensor]:
         """Have the module hold the anchors, and return what it held, by name; ``put_back`` takes that."""
-        held = {name: live.clone() for name, live in self._live().items()}
+        held = {name: live.clone() for name, live in self._live.items()}
         self.put_back(self.anchors)
         return held
 
     @torch.no_grad()
     def put_back(self, values: Mapping[str, torch.Tensor]) -> None:
         """Have the module hold these values, by name; all are known before the first is written, as two may be one."""
-        for name, live in self._live().items():
+        for name, live in self._live.items():
             live.copy_(values[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors and what the rank has."""
-        own = {name: buffer.detach() for name, buffer in self._module.named_buffers()}
-        return {"anchors": dict(self.anchors), "own": own, "keeps": self._own}
+        return {"anchors": dict(self.anchors), "own": self.own, "keeps": self._own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
-        for name, buffer in self._module.named_buffers():
-            buffer.detach().copy_(state["own"][name])
+        for name, buffer in self.own.items():
+            buffer.copy_(state["own"][name])
         self._own = state.get("keeps", 0.0)
 
-    def _live(self) -> dict[str, torch.Tensor]:
+    def _fitting(self) -> dict[str, torch.Tensor]:
         """Return the buffers that are averaged, in the order of their anchors, as the module has them now."""
         named = dict(self._module.named_buffers())
         for name, buffer in named.items():
