@@ -47,14 +47,14 @@ def pack(
     averager, feedback = steps.averager, steps.averager.feedback
     if not steps.ready and averager.world == 1:
         averager.rank, averager.world = Ranks(group).place
-    kept = averager.memory.kept
+    kept, decided = averager.memory.kept, steps.state.controller
     return {
         "version": VERSION,
         "world": averager.world,
         "rank": averager.rank,
         "base": policy.base.name,
         "controller": policy.controller.name,
-        "controller_state": None if steps.state.controller is None else policy.controller.dump(steps.state.controller),
+        "controller_state": steps.restored if decided is None else policy.controller.dump(decided),
         **steps.state.dump(),
         "groups": [list(names) for names in layout.fixed],
         "residual": dict(feedback.residual),

@@ -177,6 +177,7 @@ class Controller(Protocol[StateT]):
         """Return the state that ``dump`` made plain, and the decision that was in force.
 
         The candidates may be others than at the dump (another number of ranks): the decision is one of those present.
+        A reason says what of the state could not be restored, and becomes a record; there is none if all was.
         """
 
 

@@ -22,7 +22,7 @@ time, besides the first few. Efficiency is corrected by the gain that is measure
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ from pydantic import Field
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import HOLD, SEARCH, GoodputEntry, GoodputState
-from gravac.controllers.plain import identify, state_from_plain, to_plain
+from gravac.controllers.plain import identify, named, state_from_plain, to_plain
 from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -171,10 +171,23 @@ class Goodput(Settings):
         return {"candidates": identify(state.candidates), **to_plain(state)}
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[GoodputState, Decision]:
-        """Return the state that ``dump`` made plain, and the decision in force; start anew with other candidates."""
-        if plain["candidates"] != identify(candidates):
-            fresh, decision = self.start(candidates)
-            return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
+        """Return the state that ``dump`` made plain, and the decision in force.
+
+        With other candidates than at the dump, what was measured stays of those that there are still; the reason names
+        the others. If the candidate that ran is none of them, the best that was measured is held; if none was measured,
+        the search starts anew.
+        """
+        before, now = plain["candidates"], identify(candidates)
+        if before != now:
+            gone = [named(one) for one in before if one not in now]
+            moved = _moved(plain, {at: now.index(one) for at, one in enumerate(before) if one in now})
+            if moved is None:
+                fresh, decision = self.start(candidates)
+                return fresh, replace(decision, reason=f"{_without(gone)}; nothing measured is left: {decision.reason}")
+            state = state_from_plain(GoodputState, moved, candidates, moved["position"])
+            runs = before[plain["position"]] in now
+            reason = "" if runs else f"; {state.running} is the best of those measured"
+            return state, Decision(state.running, reason=_without(gone) + reason if gone else "")
         state = state_from_plain(GoodputState, plain, candidates, plain["position"])
         return state, Decision(state.running)
 
@@ -288,6 +301,37 @@ class Goodput(Settings):
         if state.candidates[position].behind is not None:
             margin = max(margin, UNSURE)
         return state.goodput(held) * (1 + margin)
+
+
+def _moved(plain: dict[str, Any], places: Mapping[int, int]) -> dict[str, Any] | None:
+    """Return a dumped state with what it says of candidates that there are still, at their places now.
+
+    Args:
+        plain: what was dumped.
+        places: places of candidates now by their places then, of those that there are still.
+
+    Returns:
+        The state; ``None`` if neither what ran nor anything measured is among them.
+    """
+    entries = [
+        {**entry, "position": places[entry["position"]]} for entry in plain["entries"] if entry["position"] in places
+    ]
+    floors = [(places[at], seconds) for at, seconds in plain["floors"] if at in places]
+    moved = {**plain, "entries": entries, "floors": floors}
+    measured = max(entries, key=lambda one: one["efficiency"] / one["seconds"], default={"position": None})["position"]
+    best = places.get(plain["best"], measured)
+    if best is None:
+        return None
+    if plain["position"] in places:
+        return {**moved, "best": best, "position": places[plain["position"]]}
+    return {**moved, "best": best, "position": best, "phase": HOLD, "window": {}, "off": 0}
+
+
+def _without(gone: Sequence[str]) -> str:
+    """Return in words that candidates of a checkpoint cannot be chosen now; at most three are named."""
+    others = len(gone) - 3
+    names = ", ".join(gone[:3]) + (f" and {others} more" if others > 0 else "")
+    return f"restored with other candidates, without {names or 'none of its own'}"
 
 
 def _broken(state: GoodputState) -> bool:

@@ -32,6 +32,17 @@ def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
     ]
 
 
+def named(identity: Sequence[Any]) -> str:
+    """Return one of ``identify``'s in words.
+
+    Example:
+        >>> named(["topk", 10.0, 50, 25])
+        'topk 10x every 50 steps behind 25'
+    """
+    compressor, cf, *when = identity
+    return str(Candidate(compressor, cf, 1.0, every=when[0] if when else 1, delay=when[1] if when[1:] else 0))
+
+
 def to_plain(state: Any) -> dict[str, Any]:
     """Return a dataclass's fields as plain values, tuples as lists, without candidates."""
     kind: Any = type(state)

@@ -57,5 +57,5 @@ class Static(Settings):
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force: the candidate, whatever ran then."""
-        state, decision = self.start(candidates)
-        return Window.restore(state.candidate, plain["window"]), decision
+        chosen = self.start(candidates)[0].candidate
+        return Window.restore(chosen, plain["window"]), Decision(chosen)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is in a module and no parameter, such as BatchNorm's running statistics: its mean over the ranks, each round.
 
-Buffers travel beside the pseudo-gradient, dense, as their distance from what all ranks had after the round before.
+Buffers travel beside the pseudo-gradient, dense, as their distance from what all ranks had after the round before. They
+are found by name each time, since a forward may bind another tensor to a name, and ``module.to()`` does.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,20 +13,29 @@ import torch
 
 from gravac.averaging.plan import Piece
 from gravac.exchange.executor import Verdict, choose
+from gravac.outer.starting import refuse_overlap
 
 PREFIX = "buffer:"
 """Beginning of the names that buffers travel by, so that none is taken for a parameter."""
 
+AVERAGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+"""Number formats of buffers that are averaged; of other floating-point and complex ones there is no mean to be had."""
+
+APART = "leave it to each rank: local_buffers=[{name!r}]"
+
 
 class Buffers:
-    """The floating-point buffers of a module; others, such as counters, are each rank's own.
+    """The floating-point and complex buffers of a module; others, such as counters, are each rank's own.
 
     Args:
         module: has them.
         left_alone: names of buffers, or of modules whose buffers, are each rank's own.
 
+    Attributes:
+        anchors: what all ranks have had since the last round, by name.
+
     Raises:
-        ValueError: a name is of no buffer and of no module that has one.
+        ValueError: a name is of no buffer and of no module that has one, or a buffer cannot be averaged.
     """
 
     def __init__(self, module: torch.nn.Module, left_alone: Collection[str] = ()) -> None:
@@ -35,64 +45,96 @@ class Buffers:
                 raise ValueError(
                     f"local_buffers: {name!r} is no buffer of the module; it has {', '.join(named) or 'none'}"
                 )
-        self._live = {
-            name: buffer
-            for name, buffer in named.items()
-            if buffer.is_floating_point() and not any(_within(name, one) for one in left_alone)
-        }
-        self.anchors = {name: buffer.detach().clone() for name, buffer in self._live.items()}
+        self._module, self._left_alone = module, tuple(left_alone)
+        self.anchors: dict[str, torch.Tensor] = {}
+        for name, buffer in named.items():
+            if self._is_averaged(name, buffer):
+                self._refuse(name, buffer)
+                self.anchors[name] = buffer.detach().resolve_conj().clone()
         self._pieces: tuple[Piece, ...] = ()
         self._own = 0.0
-        self._local = {name: buffer for name, buffer in named.items() if name not in self._live}
+
+    @property
+    def own(self) -> dict[str, torch.Tensor]:
+        """What the rank has now, by name: buffers that are averaged, and those that are not."""
+        return {name: buffer.detach() for name, buffer in self._module.named_buffers()}
+
+    @property
+    def _live(self) -> dict[str, torch.Tensor]:
+        return self._fitting()
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
         """What travels, by the name it travels by: flat, so that it is sent dense."""
-        return {PREFIX + name: anchor.reshape(-1) for name, anchor in self.anchors.items()}
+        return {PREFIX + name: _real(anchor).reshape(-1) for name, anchor in self.anchors.items()}
 
+    def check(self) -> None:
+        """Refuse buffers of the module that do not fit the anchors any more.
+
+        Raises:
+            ValueError: one is gone, new, of another shape, or cannot be averaged as it is.
+        """
+        self._fitting()
+
+    @torch.no_grad()
     def leave(self, weight: float = 1.0, own: float = 0.0) -> tuple[Piece, ...]:
         """Return how far each is from its anchor, times a weight, as flat pieces.
 
         Args:
             weight: factor.
             own: share of each that the rank keeps where it takes up the anchors.
+
+        Raises:
+            ValueError: see ``check``.
         """
         self._own = own
-        self._pieces = tuple(
-            Piece(PREFIX + name, (self.anchors[name] - live).mul_(weight).reshape(-1), (live.numel(),))
-            for name, live in self._live.items()
-        )
+        pieces = []
+        for name, live in self._live.items():
+            anchor = self.anchors[name]
+            flat = _real((anchor - live.to(anchor)).mul_(weight)).reshape(-1)
+            pieces.append(Piece(PREFIX + name, flat, (flat.numel(),)))
+        self._pieces = tuple(pieces)
         return self._pieces
 
     def arrive(self) -> None:
         """Move the anchors to the mean that came, once."""
         for piece, anchor in zip(self._pieces, self.anchors.values(), strict=False):
-            anchor.sub_(piece.flat.view_as(anchor))
+            real = _real(anchor)
+            real.sub_(piece.flat.view_as(real))
         self._pieces = ()
 
+    @torch.no_grad()
     def take_up(self) -> None:
         """Have the anchors take the place of each, but for the share that the rank keeps."""
+        fresh = {}
         for name, live in self._live.items():
-            live.lerp_(self.anchors[name], 1 - self._own) if self._own else live.copy_(self.anchors[name])
+            anchor = self.anchors[name]
+            fresh[name] = live.lerp(anchor.to(live), 1 - self._own) if self._own else anchor
+        self.put_back(fresh)
 
-    def swap(self) -> None:
-        """Have the module hold the anchors, and the anchors what it held; twice changes nothing."""
+    @torch.no_grad()
+    def hold(self) -> dict[str, torch.Tensor]:
+        """Have the module hold the anchors, and return what it held, by name; ``put_back`` takes that."""
+        held = {name: live.clone() for name, live in self._live.items()}
+        self.put_back(self.anchors)
+        return held
+
+    @torch.no_grad()
+    def put_back(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Have the module hold these values, by name; all are known before the first is written, as two may be one."""
         for name, live in self._live.items():
-            held = live.clone()
-            live.copy_(self.anchors[name])
-            self.anchors[name].copy_(held)
+            live.copy_(values[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors and what the rank has."""
-        own = {name: buffer.detach() for name, buffer in {**self._live, **self._local}.items()}
-        return {"anchors": dict(self.anchors), "own": own, "keeps": self._own}
+        return {"anchors": dict(self.anchors), "own": self.own, "keeps": self._own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
-        for name, live in {**self._live, **self._local}.items():
-            live.copy_(state["own"][name])
+        for name, buffer in self.own.items():
+            buffer.copy_(state["own"][name])
         self._own = state.get("keeps", 0.0)
 
     # where a mean is not finite
@@ -120,6 +162,50 @@ class Buffers:
         for name in spoilt:
             self._live[name].copy_(self.anchors[name])
         return spoilt
+
+    def _fitting(self) -> dict[str, torch.Tensor]:
+        """Return the buffers that are averaged, in the order of their anchors, as the module has them now."""
+        named = dict(self._module.named_buffers())
+        for name, buffer in named.items():
+            if name not in self.anchors and self._is_averaged(name, buffer):
+                raise ValueError(
+                    f"module: buffer {name} was not there, or no floating-point one, when this OuterOptimizer was "
+                    "made, and is not averaged; register it before, then average it or " + APART.format(name=name)
+                )
+        for name, anchor in self.anchors.items():
+            if name not in named:
+                raise ValueError(
+                    f"module: buffer {name} is gone, which ranks average in each round; keep it, or when this "
+                    "OuterOptimizer is made, " + APART.format(name=name)
+                )
+            buffer = named[name]
+            if buffer.shape != anchor.shape:
+                raise ValueError(
+                    f"module: buffer {name} has shape {tuple(buffer.shape)}, and had {tuple(anchor.shape)} when this "
+                    "OuterOptimizer was made; keep its shape, or " + APART.format(name=name)
+                )
+            self._refuse(name, buffer)
+        return {name: named[name].detach() for name in self.anchors}
+
+    def _refuse(self, name: str, buffer: torch.Tensor) -> None:
+        """Refuse a buffer that cannot be averaged."""
+        refuse_overlap(f"buffer {name}", buffer)
+        anchor = self.anchors.get(name, buffer)
+        if buffer.dtype not in AVERAGED or buffer.is_complex() != anchor.is_complex():
+            raise ValueError(
+                f"module: buffer {name} is in {buffer.dtype}, of which ranks cannot take a mean; use torch.float32, or "
+                + APART.format(name=name)
+            )
+
+    def _is_averaged(self, name: str, buffer: torch.Tensor) -> bool:
+        """Whether a buffer is to be averaged."""
+        numbers = buffer.is_floating_point() or buffer.is_complex()
+        return numbers and not any(_within(name, one) for one in self._left_alone)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor itself, or real and imaginary parts of a complex one, ``[..., 2]``, as a view."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _within(name: str, whole: str) -> bool:

@@ -3,8 +3,9 @@
 """What a controller chooses from where ranks exchange every so many steps: (how often, compressor, CF)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from gravac.candidate import Candidate
@@ -25,6 +26,12 @@ MOST = 0.5
 
 Delay = int | Literal["auto"]
 """Number of steps behind which an exchange travels; ``"auto"``: none, or as many as it takes."""
+
+
+Offered = Mapping[tuple[str, float, int], tuple[int, ...]]
+"""Numbers of steps behind which a candidate may travel, ascending, by its compressor, CF and ``every``."""
+
+NOTHING: Offered = MappingProxyType({})
 
 
 def choices(least: int, most: int) -> tuple[int, ...]:
@@ -63,6 +70,7 @@ def widened(
     fragments: int = 1,
     chooses: bool = True,
     world: int = MEASURED_WORLD,
+    before: Offered = NOTHING,
 ) -> Admission:
     """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
 
@@ -76,14 +84,31 @@ def widened(
         chooses: whether the controller chooses between candidates that differ in when they are exchanged alone; where
             not, it gets the one that promises more.
         world: number of ranks.
+        before: delays of candidates of the run that is continued, which stay as they are: others would be other
+            candidates, since times are never measured alike twice.
     """
     found: list[Candidate] = []
+    known = before if delay == "auto" else NOTHING
     for number in every:
         for one in admission.candidates:
-            behind = delays(one, number, compute_s, delay, fragments)
+            behind = known.get((one.compressor, one.cf, number)) or delays(one, number, compute_s, delay, fragments)
             ways = [at_every(one, number, compute_s, it, world) for it in behind]
             found += ways if chooses else [most_promising(ways)]
     return Admission(screened(found, lambda one: keep_all), admission.dropped)
+
+
+def offered(identities: Iterable[Sequence[Any]]) -> Offered:
+    """Return the delays of candidates that are given as compressor, CF, ``every`` and delay.
+
+    Example:
+        >>> offered([["topk", 10.0, 50, 25], ["topk", 10.0, 50, 0]])
+        {('topk', 10.0, 50): (0, 25)}
+    """
+    delays: dict[tuple[str, float, int], tuple[int, ...]] = {}
+    for compressor, cf, every, delay in identities:
+        candidate = compressor, cf, every
+        delays[candidate] = tuple(sorted({*delays.get(candidate, ()), delay}))
+    return delays
 
 
 def delays(

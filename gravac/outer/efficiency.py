@@ -16,7 +16,8 @@ DENSE: Mapping[int, EfficiencyPoints] = {
 """Efficiency by number of steps from one exchange to the next, by number of ranks, of dense exchanges, with
 ``OuterSGD``. Geometric means: of two ranks over three tasks and seeds (``docs/measurements/outer_efficiency.json``), of
 more over the two tasks on text, one seed (``outer_ranks.json`` there). The more ranks, the less noise gradient
-averaging has, and the more is lost apart."""
+averaging has, and the more is lost apart. Those of two ranks and H <= 20 were measured at another outer rate than
+``OuterSGD``'s 1: at 0.7 up to H = 10, at 0.85 at H = 20."""
 
 BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.78))
 """Efficiency by one more than the number of steps behind which an exchange travels, relative to waiting for it: put

@@ -20,7 +20,6 @@ from gravac.averaging.norms import all_fit
 from gravac.averaging.plan import Piece
 from gravac.exchange.executor import Mark, Verdict
 from gravac.outer.anchors import Keeping, State, travels_in
-from gravac.outer.sgd import OuterSGD
 from gravac.stepping.door import Door, flat, memory_shape
 
 IN_PLACE = Keeping()
@@ -34,13 +33,11 @@ class Journey:
         fragment: whose anchors less weights it is.
         weight: factor on them.
         number: number of the round.
-        every: number of its steps, on average over the ranks.
 
     Attributes:
         pieces: pseudo-gradients of its parameters, flat; their means over the ranks, once it is ``here``.
         whole: flat tensor that the pieces are views of, one after the other.
         number: number of the round.
-        every: number of its steps.
         own: squared norm of what this rank sends, 0-d, float64.
         mean: squared norm of the mean that came, 0-d, float64.
         sound: whether this rank sends finite numbers, buffers that leave with them included.
@@ -50,8 +47,8 @@ class Journey:
         awaited: moment since which training stands still for it; ``None``: it does not.
     """
 
-    def __init__(self, fragment: "Fragment", weight: float, number: int, every: int) -> None:
-        self.number, self.every = number, every
+    def __init__(self, fragment: "Fragment", weight: float, number: int) -> None:
+        self.number = number
         sizes = [parameter.numel() for parameter in fragment.parameters.values()]
         like = next(iter(fragment.parameters.values()))
         self.whole = torch.empty(sum(sizes), dtype=fragment.travels_in, device=like.device)
@@ -161,7 +158,7 @@ class Fragment:
             for name, p in self.parameters.items()
         }
 
-    def leave(self, due: int, weight: float = 1.0, number: int = 0, own: float | None = 0.0, every: int = 1) -> Journey:
+    def leave(self, due: int, weight: float = 1.0, number: int = 0, own: float | None = 0.0) -> Journey:
         """Set out with anchors less weights.
 
         Args:
@@ -169,14 +166,13 @@ class Fragment:
             weight: factor on what sets out.
             number: number of the round.
             own: the attribute; ``None``: the rank trains on before it takes up the anchors, and keeps what it learns.
-            every: number of the round's steps, on average over the ranks.
         """
-        self.journey, self.due, self.own = Journey(self, weight, number, every), due, own or 0.0
+        self.journey, self.due, self.own = Journey(self, weight, number), due, own or 0.0
         self.left = {name: p.detach().clone() for name, p in self.parameters.items()} if own is None else {}
         return self.journey
 
-    def arrive(self, outer: torch.optim.Optimizer, world: int) -> None:
-        """Have the outer optimizer make its step on the anchors with the means over so many ranks; they are here.
+    def arrive(self, outer: torch.optim.Optimizer) -> None:
+        """Have the outer optimizer make its step on the anchors with the means over the ranks; they are here.
 
         Means that are not finite leave anchors and the outer optimizer's state as they were.
         """
@@ -190,18 +186,16 @@ class Fragment:
             self.journey.whole.masked_fill_(~applied, 0.0)
             stays = _stays(outer)
             with nullcontext() if stays else undone_unless(applied, [*self.anchors.values()], outer.state):
-                self._step(self.journey, outer, world)
+                self._step(self.journey, outer)
         elif applied:
-            self._step(self.journey, outer, world)
+            self._step(self.journey, outer)
         self.journey.ends()
         self.journey = None
 
-    def _step(self, journey: Journey, outer: torch.optim.Optimizer, world: int) -> None:
+    def _step(self, journey: Journey, outer: torch.optim.Optimizer) -> None:
         with self.keeping.in_full(self.anchors, journey.number, outer.state):
             for piece, anchor in zip(journey.pieces, self.anchors.values(), strict=True):
                 anchor.grad = piece.flat.as_strided(anchor.shape, anchor.stride()).to(anchor)
-            if isinstance(outer, OuterSGD):
-                outer.every, outer.world = journey.every, world
             outer.step()
             for anchor in self.anchors.values():
                 anchor.grad = None

@@ -20,7 +20,7 @@ from gravac.integrations.ddp import learning_rate
 from gravac.live import Live
 from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
-from gravac.outer.candidates import check_chosen, choices, widened
+from gravac.outer.candidates import check_chosen, choices, offered, widened
 from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.refusing import Refusals
 from gravac.outer.rounds import Rounds
@@ -28,6 +28,8 @@ from gravac.outer.settings import MIXING, OuterSettings
 from gravac.outer.sgd import OuterSGD
 from gravac.outer.shares import Shares
 from gravac.outer.starting import (
+    Watch,
+    check_memory,
     described_optimizer,
     device_of,
     refuse_wrapped,
@@ -57,8 +59,8 @@ class OuterOptimizer(Live):
         cf_range: lowest and highest compression factor to choose from.
         every: number of steps from one exchange to the next, or the lowest and the highest to choose from.
         controller: decides: ``"goodput"``, or a controller object such as ``Static(cf=16)``.
-        outer: makes the optimizer of the anchors, given their parameters. ``OuterSGD`` moves them most of the way to
-            the mean of the ranks' weights, and all of it where exchanges are far apart or ranks four or more.
+        outer: makes the optimizer of the anchors, given their parameters. ``OuterSGD`` moves them to the mean of
+            the ranks' weights.
         fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
             arXiv:2501.18512).
         delay: number of steps behind which an exchange travels before it is taken up, or more, where it takes longer; 0
@@ -83,7 +85,8 @@ class OuterOptimizer(Live):
     Raises:
         SettingsError: a setting is wrong; the message names it, its value and what is allowed.
         TypeError: ``module`` is wrapped in DistributedDataParallel.
-        ValueError: ``module`` has nothing to train, fewer parameters than ``fragments``, or no such buffer.
+        ValueError: ``module`` has nothing to train, fewer parameters than ``fragments``, no such buffer, or a tensor
+            that cannot be exchanged as it lies in memory; or ``inner`` trains what ``module`` does not have.
 
     Example:
         >>> import torch
@@ -140,6 +143,9 @@ class OuterOptimizer(Live):
             check_alike(texts, device_of(module), process_group)
         check_chosen(self._controller, *self.settings.every)
         parameters = trained(module, fragments)
+        check_memory(module)
+        watch = Watch(module, inner, parameters)
+        watch.check()
         if executor is None:
             share(module, process_group)
         self.inner = inner
@@ -156,8 +162,19 @@ class OuterOptimizer(Live):
         self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told, same=same)
         shares = Shares(self._door, by_speed, samples)
         self._refusals = Refusals(self._fragments, self._buffers, inner)
-        between = (self.settings.every, self.settings.behind, mixing)
-        self._rounds = Rounds(self._door, self._fragments, self._buffers, self.outer, shares, *between, self._refusals)
+        self._rounds = Rounds(
+            self._door,
+            self._fragments,
+            self._buffers,
+            self.outer,
+            shares,
+            every=self.settings.every,
+            delay=self.settings.behind,
+            own=mixing,
+            refusals=self._refusals,
+            check_fits=watch.check,
+        )
+        self._offered: list[list[Any]] = []  # compressor, CF, every and delay of each candidate, for checkpoints
         self._closed = False
 
     def step(self) -> None:
@@ -168,6 +185,8 @@ class OuterOptimizer(Live):
             NotFiniteError: the mean over the ranks was not finite in any of three rounds on end (``outer.refusing``); a
                 ``RuntimeError``, on all ranks, and the anchor is good.
             RuntimeError: this is closed.
+            ValueError: a parameter that is trained now is not exchanged, or one that is, or a buffer, has changed its
+                shape, number format or device, so that it does not fit; before anything leaves.
         """
         self.leave()
         self.arrive()
@@ -209,14 +228,14 @@ class OuterOptimizer(Live):
         with torch.no_grad():
             for name, parameter in live.items():
                 parameter.copy_(self._anchors[name])
-            self._buffers.swap()
+        buffers = self._buffers.hold()
         try:
             yield
         finally:
             with torch.no_grad():
                 for parameter, own in held:
                     parameter.copy_(own)
-                self._buffers.swap()
+            self._buffers.put_back(buffers)
 
     # what runs, and what came of it
 
@@ -301,8 +320,10 @@ class OuterOptimizer(Live):
         """
         self._rounds.leave_now(learning_rate(self.inner))
         self._rounds.settle()
+        shared = self._compressor.state_dict()  # waits for what is on its way to the controller
         self._rounds.read_verdicts()
         mine = {
+            "candidates": self._offered,
             "rounds": self._rounds.state_dict(),
             "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._buffers.state_dict(),
@@ -310,7 +331,7 @@ class OuterOptimizer(Live):
             "inner": self.inner.state_dict(),
             "refusals": self._refusals.state_dict(),
         }
-        return {**self._compressor.state_dict(), "outer": mine}
+        return {**shared, "outer": mine}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first step.
@@ -342,6 +363,7 @@ class OuterOptimizer(Live):
         self._refusals.load_state_dict(mine.get("refusals", {}))
         reset = {"in_round": 0, "shares": None} if of_others else {}
         self._rounds.load_state_dict({**mine["rounds"], **reset})
+        self._offered = mine.get("candidates", [])
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
@@ -353,7 +375,10 @@ class OuterOptimizer(Live):
         numbers, one = choices(*self.settings.every), self.settings
         chooses = bool(getattr(self._controller, "chooses_every", False))
         keeps_all, world = self._controller.keeps_all, self._door.world
-        return widened(admission, numbers, compute_s, one.behind, keeps_all, one.fragments, chooses, world)
+        how = (one.behind, keeps_all, one.fragments, chooses, world, offered(self._offered))
+        admission = widened(admission, numbers, compute_s, *how)
+        self._offered = [[it.compressor, it.cf, it.every, it.delay] for it in admission.candidates]
+        return admission
 
 
 def _anchored(fragments: Iterable[Any]) -> list[Iterable[str]]:

@@ -12,7 +12,7 @@ import functools
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,6 +51,7 @@ class Rounds:
         own: share of its own weights that a rank keeps where it takes up anchors that travelled behind steps; ``None``:
             what it learned meanwhile.
         refusals: what becomes of means that are not finite.
+        check_fits: called before a fragment leaves; raises where what ranks train does not fit what they exchange.
 
     Attributes:
         ended: number of rounds whose last fragment has left.
@@ -69,6 +70,7 @@ class Rounds:
         delay: Delay,
         own: float | None,
         refusals: Refusals,
+        check_fits: Callable[[], None] = lambda: None,
     ) -> None:
         self.ended = self.late = 0
         self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
@@ -76,6 +78,7 @@ class Rounds:
         self._refusals = refusals
         self._unread: list[tuple[int, Journey]] = []  # by place of the fragment; the host has not read the verdicts
         self._every, self._delay, self._own = every, delay, own
+        self._check_fits = check_fits
         self._in_time = delay in (0, "auto")  # what is due is waited for
         self._whole = self._in_time and len(fragments) == 1
         self._steps = self._in_round = 0
@@ -97,6 +100,7 @@ class Rounds:
         Raises:
             ExchangeError: a rank did not answer.
             NotFiniteError: the means of some rounds on end were not finite.
+            ValueError: what is to leave does not fit; see ``OuterOptimizer.step``.
         """
         self.shares.made()
         self._steps += 1
@@ -165,13 +169,15 @@ class Rounds:
         """Return the counters, and how many steps the round has; nothing is under way."""
         self._length = self._length or (self._decided() if self.ended else None)
         known = {"ended": self.ended, "steps": self._steps, "in_round": self._in_round, "length": self._length}
-        return {**known, "behind": self._behind, "shares": self.shares.state_dict()}
+        compute_s = self._door.compute_s
+        return {**known, "behind": self._behind, "compute_s": compute_s, "shares": self.shares.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from counters."""
         self.ended, self._steps, self._in_round = state["ended"], state["steps"], state["in_round"]
         self._length = state["length"]
         self._behind = state.get("behind", self._behind)
+        self._door.compute_s = state.get("compute_s")  # earlier states do not have it
         self.shares.load_state_dict(state.get("shares"))
 
     @property
@@ -226,6 +232,9 @@ class Rounds:
             behind = min(length, -(-behind * length // every))
         own = self._own if behind else 0.0
         ready = sum(step <= self._in_round for step in leaves_at(length, number))
+        if ready > len(self._journeys):
+            self._check_fits()
+            self._buffers.check()
         for at in range(len(self._journeys), ready):
             fragment, last = self._fragments[at], at == number - 1
             self._finish(fragment)
@@ -238,7 +247,7 @@ class Rounds:
                 )
                 self._read(self.ended - BEHIND)  # which the executor has caught up with
             weight = self.shares.weight
-            journey = fragment.leave(self._steps + behind, weight, self.ended, own, every)
+            journey = fragment.leave(self._steps + behind, weight, self.ended, own)
             self._journeys.append(journey)
             buffers = self._buffers.leave(weight, own or 0.0) if last else ()
             whole = None if buffers else journey.whole
@@ -293,7 +302,7 @@ class Rounds:
             self._waited += time.perf_counter() - since
         self._door.join()
         journey = fragment.journey
-        fragment.arrive(self._outer, self._door.world)
+        fragment.arrive(self._outer)
         if fragment is self._fragments[-1]:
             self._buffers.refuse(fragment.applied)
             self._buffers.arrive()

@@ -9,6 +9,7 @@ from typing import Any
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
+from gravac.controllers.plain import identify
 from gravac.stepping.admission import Admission
 from gravac.stepping.agreement import gain
 from gravac.stepping.clock import StepCosts
@@ -36,6 +37,7 @@ class Deciding:
         decision: decision in force; ``None`` before the first step.
         candidates: candidates admitted; none before the first step.
         settings: told in the run's record, when the first step begins.
+        restored: state of the controller, dumped, that the next ``start`` restores; ``None``: there is none.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Deciding:
         self._steps_per_epoch = steps_per_epoch
         self._records = records
         self.settings = dict(settings)
-        self._restored: dict[str, Any] | None = None
+        self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
         self._latency = 0
 
@@ -71,17 +73,20 @@ class Deciding:
 
         Of the steps' state, which may be of a run that kept more, the oldest decisions' records are dropped.
         """
-        self._restored, self.decision = controller_state, None
+        self.restored, self.decision = controller_state, None
         self._shorten(state)
 
     def start(self, state: StepState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
         self.candidates, dropped = self._admit(forms)
-        if self._restored is not None:
-            state.controller, self.decision = self._controller.restore(self._restored, self.candidates)
+        if self.restored is not None:
+            state.controller, self.decision = self._controller.restore(self.restored, self.candidates)
         else:
             state.controller, self.decision = self._controller.start(self.candidates)
         self._emit(RunRecord(self.settings, world, self.candidates, dropped, self._timed))
+        if self.restored is not None and self.decision.reason:
+            ran = [] if state.ran is None else [state.ran]
+            self._record(state, state.step, identify(ran) != identify([self.decision.candidate]))
         return self.decision
 
     def samples(self, ranks: int) -> float:
@@ -107,7 +112,11 @@ class Deciding:
         if self.decision.summary is None and not changed:
             return
         # a decision holds from the first step that has not begun
-        first = measured.step + self._latency
+        self._record(state, measured.step + self._latency, changed)
+
+    def _record(self, state: StepState, first: int, changed: bool) -> None:
+        """Tell of the decision in force, which holds from a step on, and keep that record."""
+        assert self.decision is not None
         record = decided(first, self.decision, changed, state.gain, self._steps_per_epoch)
         state.history.append(record)
         self._shorten(state)

@@ -255,6 +255,18 @@ class Door:
         """Return what the steps so far leave behind, to be read; ``wait`` as for ``decided``."""
         return self._steps.settled if wait else self._steps.state
 
+    @property
+    def compute_s(self) -> float | None:
+        """Seconds that a step takes without exchange, mean over ranks, see ``prepare``; ``None``: not known.
+
+        May be set before the first step, alike on all ranks, to what an earlier run measured.
+        """
+        return self._steps.compute_s
+
+    @compute_s.setter
+    def compute_s(self, seconds: float | None) -> None:
+        self._steps.compute_s = seconds
+
     def mark(self) -> Mark | None:
         """Return the present moment, for ``Timestamps``; ``None`` where nothing runs the steps yet."""
         return self._steps.executor.mark() if self._steps.ready else None

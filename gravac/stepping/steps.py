@@ -89,6 +89,11 @@ class Steps:
         return self._deciding.candidates
 
     @property
+    def restored(self) -> dict[str, Any] | None:
+        """The controller's dumped state, to be restored when the first step begins; ``None``: there is none."""
+        return self._deciding.restored
+
+    @property
     def ready(self) -> bool:
         """Whether an executor was given."""
         return self._executor is not None

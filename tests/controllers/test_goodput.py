@@ -474,3 +474,41 @@ def test_a_held_candidate_rests_between_searches() -> None:
     steps = played(Cluster(0.08, lambda step: 0.6, CODING, jitter=0.03), 2000)
     changes = [s for s, following in itertools.pairwise(steps) if s.ran.candidate != following.ran.candidate]
     assert len(changes) <= 40
+
+
+def entries(state: GoodputState) -> dict[Candidate, GoodputEntry]:
+    """What was measured, by candidate."""
+    return {state.candidates[one.position]: replace(one, position=0) for one in state.entries}
+
+
+@given(
+    at=st.integers(0, 300),
+    left=st.sets(st.integers(1, len(LADDER) - 1)),
+    more=st.booleans(),
+    dense=st.sampled_from([0.05, 0.6, 3.0]),
+)
+def test_a_state_restored_with_other_candidates_keeps_what_was_measured_of_those_there_are_still(
+    at: int, left: set[int], more: bool, dense: float
+) -> None:
+    cluster, controller = Cluster(0.08, lambda step: dense, CODING, jitter=0.02), Goodput()
+    state: GoodputState = [*drive(controller, LADDER, cluster.measure, at + 1)][-1].state
+    others = (Candidate("ladder", 9.0, 9.0, 0.97, "quantize"),) if more else ()
+    candidates = (LADDER[0], *others, *(LADDER[position] for position in sorted(left)))
+    now, decision = controller.restore(controller.dump(state), candidates)
+    known = {one: measured for one, measured in entries(state).items() if one in candidates}
+    gone = [one for one in LADDER if one not in candidates]
+    assert bool(decision.reason) == bool(gone)
+    assert decision.candidate == now.running
+    if "nothing measured is left" in decision.reason:
+        assert not known
+        return
+    assert entries(now) == known
+    assert now.windows == state.windows
+    if state.running in candidates:
+        assert (now.running, now.phase, now.window) == (state.running, state.phase, state.window)
+    else:
+        assert now.phase == "hold"
+        assert now.running in known or now.running == state.candidates[state.best]
+        assert f"{now.running} is the best of those measured" in decision.reason
+    if gone:
+        assert str(gone[0]) in decision.reason

@@ -25,8 +25,9 @@ from gravac import OuterOptimizer, Static
 from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
+from gravac.outer.sgd import OuterSGD
 from tests.measure import outer_efficiency
-from tests.measure.outer_efficiency import SENT, SETUPS, at_share, crossing, most_steps
+from tests.measure.outer_efficiency import SENT, SETUPS, at_share, crossing, most_steps, rate_of_record
 from tests.measure.results import keep, read, todays
 
 EVERY = 10
@@ -87,6 +88,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
             anchor_dtype=case.anchors,
             delay=case.delay,
             mixing=case.mixing,
+            outer=partial(OuterSGD, rate=rate_of_record(case.every, case.ranks)),
             executor=executor,
         )
         for model, optimizer, executor in zip(models, inner, lockstep.executors, strict=True)

@@ -5,11 +5,11 @@
 Ranks are stepped in one process, with the outer steps as they run over a network. The target is the metric that dense
 gradient averaging has after 80 % of the task's budget; efficiency is its steps over those needed, both read off between
 evaluations. The outer optimizer is tuned with dense exchanges on charlm and lstm (momentum at H = 10, and the rate
-there and further apart); denoise is held out. All else runs with what ``OuterOptimizer`` has. An interrupted run goes
-on where it was.
+there and further apart); denoise is held out. All else runs with what ``OuterOptimizer`` has, but for the outer rate:
+that is ``rate_of_record``'s unless ``--rate`` gives another. An interrupted run goes on where it was.
 
     python -m tests.measure.outer_efficiency [--json FILE] [--minutes N] [--seeds N] [--tasks ...] [--sent ...]
-        [--every H ...] [--ranks N ...] [--tune] [--workers N]
+        [--every H ...] [--ranks N ...] [--rate R] [--tune] [--workers N]
 """
 
 import argparse
@@ -30,7 +30,7 @@ from gravac import OuterOptimizer, Static
 from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
-from gravac.outer.sgd import OuterSGD, rate_at
+from gravac.outer.sgd import OuterSGD
 from tests.measure.results import keep, read, todays
 
 SETUPS = {"charlm": (0.4, 200), "lstm": (1.0, 200), "denoise": (1.0, 300)}
@@ -66,6 +66,10 @@ TUNED_ON = ("charlm", "lstm")
 EVERY = (10, 20, 5, 50, 100, 2, 1)
 """Numbers of steps from one exchange to the next that are tried."""
 
+RATES_OF_RECORD = {1: 0.7, 2: 0.7, 5: 0.7, 10: 0.7, 20: 0.85, 50: 1.0, 100: 1.0}
+"""Learning rate of the outer optimizer that the recorded runs of two ranks had, by number of steps from one exchange to
+the next: the best of ``TRIED``, as ``OuterSGD`` had it then by itself."""
+
 LIMIT = 1.8
 """Steps after which a run that did not reach its target ends, in times of those that gradient averaging needs; a round
 that has begun is finished."""
@@ -93,6 +97,11 @@ class Case(NamedTuple):
     momentum: float = 0.0
     ranks: int = 2
     seed: int = 0
+
+
+def rate_of_record(every: int, ranks: int = 2) -> float:
+    """Return the learning rate of the outer optimizer that recorded runs had: 1 among more ranks than two."""
+    return RATES_OF_RECORD.get(every, 1.0) if ranks == 2 else 1.0
 
 
 def train(work: tuple[Case, float | None]) -> dict[str, Any]:
@@ -182,10 +191,12 @@ def grid(
     seeds: Iterable[int],
     numbers: Sequence[int] = EVERY,
     ranks: Sequence[int] = (2,),
+    rate: float | None = None,
 ) -> Iterable[Case]:
-    """What is run, most telling first."""
+    """What is run, most telling first; a ``rate`` of ``None`` is that of the recorded runs."""
     for seed, number, every, label, name in itertools.product(seeds, ranks, numbers, sent, names):
-        yield Case(name, every, label, SENT[label], rate_at(every, number), ranks=number, seed=seed)
+        chosen = rate_of_record(every, number) if rate is None else rate
+        yield Case(name, every, label, SENT[label], chosen, ranks=number, seed=seed)
 
 
 def tuning(numbers: Sequence[int] = EVERY, ranks: Sequence[int] = (2,)) -> Iterable[Case]:
@@ -206,6 +217,7 @@ def main() -> None:
     parser.add_argument("--sent", nargs="+", default=[*SENT], choices=[*SENT])
     parser.add_argument("--every", type=int, nargs="+", default=EVERY)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--rate", type=float, help="of the outer optimizer; if not given, that of the recorded runs")
     parser.add_argument("--tune", action="store_true", help="tune the outer optimizer, too")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
@@ -233,7 +245,8 @@ def main() -> None:
             return [ran[case] for case, _ in wanted if case in ran]
 
         cases = [*tuning(arguments.every, arguments.ranks)] if arguments.tune else []
-        cases += grid(arguments.tasks, arguments.sent, range(arguments.seeds), arguments.every, arguments.ranks)
+        seeds, between = range(arguments.seeds), (arguments.every, arguments.ranks, arguments.rate)
+        cases += grid(arguments.tasks, arguments.sent, seeds, *between)
         references = run((Case(case.task, 0, ranks=case.ranks, seed=case.seed), None) for case in cases)
         targets = {(row["task"], row["seed"], row["ranks"]): at_share(row) for row in references}
         run((case, targets[case.task, case.seed, case.ranks]) for case in cases)
@@ -290,10 +303,10 @@ def mean(of: Sequence[Worth]) -> Worth:
 def by_case(
     rows: Sequence[dict[str, Any]], label: str = "dense", ranks: int = 2
 ) -> dict[tuple[str, int], dict[int, Worth]]:
-    """Return efficiency by task and H, of each seed."""
+    """Return efficiency by task and H, of each seed, of runs at the rate of record."""
     found: dict[tuple[str, int], dict[int, Worth]] = {}
     for row in rows:
-        ours = row["every"] and (row["rate"], row["momentum"]) == (rate_at(row["every"], ranks), 0.0)
+        ours = row["every"] and (row["rate"], row["momentum"]) == (rate_of_record(row["every"], ranks), 0.0)
         if ours and (row["label"], row["ranks"]) == (label, ranks):
             found.setdefault((row["task"], row["every"]), {})[row["seed"]] = worth(row)
     return found

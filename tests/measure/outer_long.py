@@ -4,7 +4,7 @@
 
 All have seen the same samples. An interrupted run goes on where it was.
 
-    python -m tests.measure.outer_long [--json FILE] [--draw FILE] [--seeds N] [--ranks N ...] [--workers N]
+    python -m tests.measure.outer_long [--json FILE] [--draw FILE] [--seeds N] [--ranks N ...] [--rate R] [--workers N]
 """
 
 import argparse
@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gravac.outer.sgd import rate_at
-from tests.measure.outer_efficiency import SENT, SETUPS, Case, key, trained
+from tests.measure.outer_efficiency import SENT, SETUPS, Case, key, rate_of_record, trained
 from tests.measure.results import keep, read, todays
 
 STEPS, BETWEEN = 2000, 100
@@ -57,11 +56,11 @@ def pairs(
     return found
 
 
-def cases(seeds: Iterable[int], ranks: Sequence[int]) -> Iterable[Case]:
-    """What is run, most telling first."""
+def cases(seeds: Iterable[int], ranks: Sequence[int], rate: float | None = None) -> Iterable[Case]:
+    """What is run, most telling first; a ``rate`` of ``None`` is that of the recorded runs."""
     for seed, number, (every, label), name in itertools.product(seeds, ranks, CHOICES, SETUPS):
-        rate = rate_at(every, number) if every else 1.0
-        yield Case(name, every, label, SENT[label], rate, ranks=number, seed=seed)
+        outer = rate_of_record(every, number) if rate is None else rate
+        yield Case(name, every, label, SENT[label], outer if every else 1.0, ranks=number, seed=seed)
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -98,13 +97,14 @@ def main() -> None:
     parser.add_argument("--draw", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--rate", type=float, help="of the outer optimizer; if not given, that of the recorded runs")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     file = Path(arguments.json)
     rows: list[dict[str, Any]] = read(file) if file.exists() else []
     todays()  # the machine's speed, before workers take it
     known = {key(row) for row in rows}
-    wanted = [case for case in cases(range(arguments.seeds), arguments.ranks) if case not in known]
+    wanted = [case for case in cases(range(arguments.seeds), arguments.ranks, arguments.rate) if case not in known]
     if wanted:
         with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
             for position, row in enumerate(pool.imap(train, wanted), 1):

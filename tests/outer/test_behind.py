@@ -19,7 +19,7 @@ from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.window import Window
 from gravac.exchange.executor import Mark
-from gravac.outer.candidates import delays, widened
+from gravac.outer.candidates import delays, offered, widened
 from gravac.stepping.admission import Admission
 from gravac.stepping.clock import Boundary, ClockedStep, Timestamps
 from tests.outer.ranks import Ranks, averaged, equal
@@ -175,6 +175,19 @@ def test_who_does_not_choose_gets_what_promises_more() -> None:
         one = widened(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).candidates
     assert [(it.cf, it.delay) for it in both] == [(8, 0), (8, 5), (64, 0), (64, 1)]
     assert [(it.cf, it.delay) for it in one] == [(8, 5), (64, 0)]
+
+
+@pytest.mark.parametrize("chooses", [True, False])
+def test_delays_that_a_continued_run_had_stay_whatever_the_link_promises_now(chooses: bool) -> None:
+    bases = tuple(Candidate("topk", cf, cf / 2, 0.9, "topk", coding_s=0.0, exchange_s=1.0) for cf in (8.0, 64.0))
+    before = offered([["topk", 8.0, 10, 3]] + [["topk", 8.0, 10, 0]] * chooses)
+    with mock.patch("gravac.outer.candidates.delays", delays):
+        how: tuple[Any, ...] = (0.2, "auto", True, 1, chooses, 2, before)
+        found = widened(Admission(bases), (10,), *how).candidates
+        given = widened(Admission(bases), (10,), 0.2, 7, True, before=before).candidates
+    assert [one.delay for one in found if one.cf == 8] == ([0, 3] if chooses else [3])
+    assert max(one.delay for one in found if one.cf == 64) == 5
+    assert {one.delay for one in given} == {7}
 
 
 MOMENTS = st.lists(

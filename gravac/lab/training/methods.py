@@ -65,11 +65,11 @@ class Between(Exchanging):
         fragments: number of parts that the model is exchanged in.
         delay: number of steps behind which an exchange travels.
         mixing: share of its own weights that a rank keeps.
-        rate: learning rate of the outer SGD; ``None``: by how far apart exchanges are.
+        rate: learning rate of the outer SGD; ``OuterSGD``'s unless given.
         momentum: its momentum, Nesterov's where it is not 0.
     """
 
-    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     momentum: float = Field(default=0.0, ge=0, lt=1)
 
     @property

@@ -1,0 +1,224 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions of outer steps after a checkpoint: what is held, how late, what was measured of it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+
+from gravac import Goodput, OuterOptimizer, checkpoint, merge_states, quantize
+from gravac.candidate import Candidate
+from gravac.controllers.goodput_state import GoodputState
+from gravac.controllers.plain import identify
+from gravac.stepping.deciding import Deciding
+from gravac.stepping.state import StepState
+from gravac.telemetry.records import DecisionRecord
+from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
+from tests.outer.test_outer import saved
+from tests.ranks import processes
+
+DECIDES: dict[str, Any] = {"base": "ladder", "cf_range": (2, 1000), "every": (1, 20), "delay": "auto", "clock": 0.01}
+
+
+def offering(steps: int) -> Any:
+    """Have exchanges travel behind none, or so many steps: in memory no link is probed."""
+
+    def delays(one: Candidate, every: int, compute_s: float | None, delay: Any, fragments: int = 1) -> tuple[int, ...]:
+        assert delay == "auto"
+        return (0, min(steps, every // 2)) if compute_s and every > 1 else (0,)
+
+    return mock.patch("gravac.outer.candidates.delays", delays)
+
+
+def decisions(outer: OuterOptimizer) -> GoodputState:
+    state: GoodputState = outer._door.state().controller
+    return state
+
+
+def measured(state: GoodputState) -> dict[Any, Any]:
+    """What was measured, by what identifies a candidate."""
+    return {tuple(identify([state.candidates[one.position]])[0]): (one.seconds, one.window) for one in state.entries}
+
+
+def before(ranks: int = 2, **settings: Any) -> Ranks:
+    with offering(4):
+        return Ranks(ranks, controller=Goodput(), **{**DECIDES, **settings}).train(90)
+
+
+class Restored(NamedTuple):
+    """Decisions of a rank as its first step after a load began."""
+
+    state: GoodputState
+    history: list[DecisionRecord]
+
+
+@contextmanager
+def watching() -> Iterator[list[Restored]]:
+    """Take down decisions as they are restored, before anything else is measured."""
+    restored: list[Restored] = []
+    start = Deciding.start
+
+    def watched(self: Deciding, state: StepState, *arguments: Any) -> Any:
+        decision = start(self, state, *arguments)
+        restored.append(Restored(state.controller, [*state.history]))
+        return decision
+
+    with mock.patch.object(Deciding, "start", watched):
+        yield restored
+
+
+def taken_up(states: list[Any], ranks: int = 2, delay: int = 3, **settings: Any) -> tuple[Ranks, list[Restored]]:
+    """A run that is restored, after its first round, and what its ranks began with; its link promises other delays."""
+    with offering(delay), watching() as restored:
+        again = Ranks(ranks, controller=Goodput(), **{**DECIDES, **settings})
+        for outer, state in zip(again.outer, states, strict=True):
+            outer.load_state_dict(state)
+        rounds = again.outer[0].rounds
+        while again.outer[0].rounds == rounds:
+            again.train(1)
+    return again, restored
+
+
+def test_decisions_after_a_load_are_those_of_before_though_other_delays_are_measured() -> None:
+    first = before()
+    states = [saved(outer.state_dict()) for outer in first.outer]
+    then, history = decisions(first.outer[0]), first.outer[0].history
+    again, (restored, other) = taken_up(states)
+    now = restored.state
+    assert max(one.delay for one in then.candidates) == 4
+    assert identify(now.candidates) == identify(then.candidates)
+    assert [one.compute_s for one in now.candidates] == [one.compute_s for one in then.candidates]
+    assert None not in [one.compute_s for one in now.candidates]
+    assert (now.position, now.best, now.phase, now.windows) == (then.position, then.best, then.phase, then.windows)
+    assert now.entries == then.entries
+    assert restored == other
+    assert restored.history == history
+    assert equal(again.anchors)
+
+
+def test_what_is_saved_before_the_first_step_after_a_load_is_what_was_loaded() -> None:
+    states = [saved(outer.state_dict()) for outer in before().outer]
+    again = Ranks(2, controller=Goodput(), **DECIDES)
+    for outer, state in zip(again.outer, states, strict=True):
+        outer.load_state_dict(state)
+        twice = saved(outer.state_dict())
+        assert state["controller_state"] is not None
+        assert twice["controller_state"] == state["controller_state"]
+        assert twice["outer"]["candidates"] == state["outer"]["candidates"]
+        assert twice["outer"]["rounds"] == state["outer"]["rounds"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_at_another_number_of_ranks_what_was_measured_stays_of_candidates_that_there_are_still(ranks: int) -> None:
+    first = before()
+    merged = merge_states([saved(outer.state_dict()) for outer in first.outer])
+    then, history = decisions(first.outer[0]), first.outer[0].history
+    again, restored = taken_up([merged] * ranks, ranks)
+    now = restored[0].state
+    there = {tuple(one) for one in identify(now.candidates)}
+    assert measured(now).keys() == measured(then).keys() & there
+    assert all(measured(then)[one] == known for one, known in measured(now).items())
+    gone = [one for one in then.candidates if tuple(identify([one])[0]) not in there]
+    told = restored[0].history[len(history) :]
+    assert len(told) == bool(gone)
+    assert all("restored with other candidates, without" in record.reason for record in told)
+    assert all(one == restored[0] for one in restored)
+    assert equal(again.train(10).anchors)
+
+
+def test_a_search_that_starts_anew_as_nothing_measured_can_be_chosen_any_more_says_so_in_a_record() -> None:
+    first = before(every=(10, 20))
+    then = decisions(first.outer[0])
+    states = [saved(outer.state_dict()) for outer in first.outer]
+    ran = str(then.running)
+    again, (restored, other) = taken_up(states, every=(1, 5))
+    (record,) = restored.history[len(first.outer[0].history) :]
+    assert "restored with other candidates, without" in record.reason
+    assert "nothing measured is left: start at" in record.reason
+    assert ran not in map(str, restored.state.candidates)
+    assert record.changed
+    assert restored == other
+    assert equal(again.anchors)
+
+
+def test_a_state_from_before_candidates_were_kept_loads_and_tells_what_it_lacks() -> None:
+    first = before()
+    states = [saved(outer.state_dict()) for outer in first.outer]
+    for state in states:
+        del state["outer"]["candidates"], state["outer"]["rounds"]["compute_s"]
+    again, (restored, _) = taken_up(states)
+    assert {one.delay for one in restored.state.candidates} == {0}
+    (record,) = restored.history[len(first.outer[0].history) :]
+    assert "restored with other candidates, without" in record.reason
+    assert equal(again.train(5).anchors)
+
+
+# over gloo
+
+SLOW: dict[str, Any] = {
+    "base": quantize(bits=4),
+    "cf_range": (8, 8),
+    "every": 4,
+    "delay": "auto",
+    "pace": 3.5e5,
+    "dense_below": 0,
+}
+"""A link on which an exchange of 4 bits takes about as long as two steps, of ``PAUSE`` seconds each."""
+
+PAUSE = 0.02
+
+
+def paused(outer: OuterOptimizer, module: Any, rank: int, first: int, steps: int) -> None:
+    for step in range(first, first + steps):
+        inner_step(module, outer.inner, step, rank)
+        time.sleep(PAUSE)
+        outer.step()
+
+
+def made(settings: dict[str, Any]) -> tuple[OuterOptimizer, Any]:
+    module = network()
+    controller = Goodput(window=400)  # what is held once is held for longer than this test takes
+    return OuterOptimizer(module, SGD(module.parameters()), controller=controller, **settings), module
+
+
+def holds(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
+    """Train until something is held that travels behind steps; save."""
+    outer, module = made(SLOW)
+    for block in range(40):
+        paused(outer, module, rank, 20 * block, 20)
+        outer.synchronize()
+        if decisions(outer).phase == "hold":
+            break
+    checkpoint.save(folder, outer)
+    state, history = decisions(outer), outer.history
+    outer.close()
+    return state, history, outer._rounds._behind
+
+
+def goes_on(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
+    outer, module = made(SLOW)
+    checkpoint.load(folder, outer)
+    rounds = outer.rounds
+    with watching() as restored:
+        while outer.rounds < rounds + 2:
+            paused(outer, module, rank, 0, 1)
+    ((state, history),) = restored
+    outer.close()
+    return state, history, outer._rounds._behind
+
+
+def test_over_a_network_a_run_holds_what_it_held_before_as_late_as_before(tmp_path: Path) -> None:
+    (then, history, behind), (other, *_) = processes(holds, 2, tmp_path)
+    assert then == other
+    assert then.phase == "hold"
+    assert behind == then.running.delay > 0
+    for now, told, late in processes(goes_on, 2, tmp_path):
+        assert identify(now.candidates) == identify(then.candidates)
+        assert (now.phase, now.running, late) == ("hold", then.running, behind)
+        assert (now.windows, now.window, now.entries) == (then.windows, then.window, then.entries)
+        assert told == history
