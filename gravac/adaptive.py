@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.averaging.allocation import Curve
 from gravac.averaging.plan import Form
-from gravac.checkpoint.state import check_place, pack, unpack
+from gravac.checkpoint.state import check_kept, check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
@@ -180,6 +180,7 @@ class AdaptiveCompressor(Live):
             grad_scaler: residuals follow its scale, and overflow safety is on.
 
         Raises:
+            SettingsError: what was loaded is of another model.
             TypeError: ``ddp`` is not a DistributedDataParallel module.
             RuntimeError: this compressor is attached already, or ``ddp`` has a hook.
             ValueError: base and optimizer both do momentum.
@@ -216,8 +217,9 @@ class AdaptiveCompressor(Live):
         Without names, parameters are numbered as they come, and a checkpoint fits only the same model and layout.
         """
         self._check_free()
-        self._attached = True
         self._adapter.bind(module)
+        self._check_kept()
+        self._attached = True
 
     def door(
         self,
@@ -240,11 +242,12 @@ class AdaptiveCompressor(Live):
             told: settings that the run's record tells besides this compressor's.
         """
         self._check_free()
+        self._door.know(parameters)
+        self._check_kept()
         self._widen = widen or self._widen
         self._deciding.settings |= told
         self._attached = True
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
-        self._door.know(parameters)
         self._open()
         return self._door
 
@@ -253,6 +256,16 @@ class AdaptiveCompressor(Live):
         if self._closed:
             return failed(RuntimeError("gravac: the compressor is closed; detach() it to train on without"))
         return self._adapter.hook(bucket)
+
+    def _check_kept(self) -> None:
+        """Forget the model again if what was loaded does not fit it."""
+        if self._restored is not None and self._steps.decision is None:
+            try:
+                check_kept(self._steps, self.policy, self._door.form_by_name)
+            except Exception:
+                self._adapter.names.clear()
+                self._door.know({})
+                raise
 
     def _check_free(self) -> None:
         if self._closed:
@@ -313,13 +326,21 @@ class AdaptiveCompressor(Live):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first backward.
 
-        ``gravac.checkpoint.load`` loads the states of all ranks, at another number of ranks too.
+        ``gravac.checkpoint.load`` loads the states of all ranks, at another number of ranks too. Tensors are copied.
+        Where the model is not known yet, ``attach`` checks that residuals fit it. If it raises, nothing was changed.
 
         Raises:
-            SettingsError: the state is of another version, rank, world size or compressor.
+            SettingsError: the state is of another version, rank, world size, compressor or model, or a part of it is
+                missing or wrong; the message has its path.
+            RuntimeError: this compressor has made steps already.
         """
         self._steps.drain()
-        self._adapter.layout = unpack(state, self.policy, self._steps, self._door.shapes)
+        if self._steps.decision is not None:
+            raise RuntimeError(
+                f"load_state_dict: this compressor has made {self._steps.state.step} steps, and goes on from them; "
+                "load into a new AdaptiveCompressor, before its first backward"
+            )
+        self._adapter.layout = unpack(state, self.policy, self._steps, self._door.form_by_name)
         self._restored = {key: state[key] for key in ("rank", "world")}
 
     def close(self) -> None:

@@ -45,6 +45,11 @@ class Buffers:
         self._local = {name: buffer for name, buffer in named.items() if name not in self._live}
 
     @property
+    def own(self) -> dict[str, torch.Tensor]:
+        """What the rank has, by name: buffers that are averaged, and those that are not."""
+        return {**self._live, **self._local}
+
+    @property
     def parameters(self) -> dict[str, torch.Tensor]:
         """What travels, by the name it travels by: flat, so that it is sent dense."""
         return {PREFIX + name: anchor.reshape(-1) for name, anchor in self.anchors.items()}
@@ -83,14 +88,14 @@ class Buffers:
 
     def state_dict(self) -> dict[str, Any]:
         """Return anchors and what the rank has."""
-        own = {name: buffer.detach() for name, buffer in {**self._live, **self._local}.items()}
+        own = {name: buffer.detach() for name, buffer in self.own.items()}
         return {"anchors": dict(self.anchors), "own": own, "keeps": self._own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
-        for name, live in {**self._live, **self._local}.items():
+        for name, live in self.own.items():
             live.copy_(state["own"][name])
         self._own = state.get("keeps", 0.0)
 

@@ -47,6 +47,7 @@ class Rounds:
     Attributes:
         ended: number of rounds whose last fragment has left.
         late: number of fragments that had not come when they were due; each was taken up later.
+        begun: whether a step was made, since this was made.
         shares: those given.
     """
 
@@ -62,6 +63,7 @@ class Rounds:
         own: float | None,
     ) -> None:
         self.ended = self.late = 0
+        self.begun = False
         self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
         self.shares = shares
         self._every, self._delay, self._own = every, delay, own
@@ -86,6 +88,7 @@ class Rounds:
         Raises:
             ExchangeError: a rank did not answer.
         """
+        self.begun = True
         self.shares.made()
         self._steps += 1
         self._in_round += 1
