@@ -272,7 +272,9 @@ def rank_state(state: Mapping[str, Any]) -> RankState:
     """
     fields = fitted(RankState, state)
     if (fields.world is None) != (fields.rank is None) or (fields.world and (fields.rank or 0) >= fields.world):
-        raise SettingsError(f"rank: {fields.rank} of {fields.world} ranks; a number from 0, below that of ranks expected")
+        raise SettingsError(
+            f"rank: {fields.rank} of {fields.world} ranks; a number from 0, below that of ranks expected"
+        )
     names = [name for group in fields.groups for name in group]
     if len(names) > len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
@@ -424,7 +426,9 @@ def check_optimizer(path: str, plain: Mapping[str, Any], optimizer: torch.optim.
             _check_remembered(f"{where}/{name}", name, remembered, parameter)
         always = next((names for kind, names in ALWAYS if isinstance(optimizer, kind)), ())
         if its:
-            check_names(where, its.keys() & {*keys.setdefault(group_number, {*its}), *always}, {*keys[group_number], *always})
+            check_names(
+                where, its.keys() & {*keys.setdefault(group_number, {*its}), *always}, {*keys[group_number], *always}
+            )
             check_names(where, its, keys[group_number])
 
 

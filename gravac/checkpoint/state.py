@@ -132,6 +132,7 @@ def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
         raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
     now = {key: _renamed(value) for key, value in state.items()} if version == 1 else dict(state)
     known = {"older_reports": now.get("older_reports", []), "report": with_named_numbers(now.get("report"))}
+    known["aside"] = now.get("aside", {})
     return {**now, **known, "version": VERSION}
 
 

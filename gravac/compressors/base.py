@@ -233,7 +233,7 @@ class Compressor(Settings):
         return False
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Say what is expected of a tensor in ``Context.state`` that does not fit; nothing where it does, or is not its.
+        """Say what is expected of a tensor in ``Context.state`` that does not fit; ``""`` if it does, or is not known.
 
         Args:
             key: name in the state.

@@ -104,7 +104,7 @@ class GraVAC(Settings):
         position = state.lowest if state.compresses else state.home
         running = candidates[position]
         reason = f"warm-up at {running}" if state.compresses else f"no candidate sends less than {running}: it stays"
-        phase = WARM_UP if state.compresses else EXPLOIT
+        phase: Literal["warm-up", "exploit"] = WARM_UP if state.compresses else EXPLOIT
         state = replace(state, phase=phase, position=position, floor=position, window=Window(running))
         return state, Decision(running, reason=reason)
 

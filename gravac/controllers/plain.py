@@ -79,16 +79,8 @@ def check_names(kind: Any, plain: Mapping[str, Any], besides: Collection[str], w
     Raises:
         SettingsError: a name is missing or unknown, or the state or its window is no dict.
     """
-    parts = (("controller_state", plain, kind, {*besides, "window"}), ("controller_state/window", None, window, set()))
-    for path, part, its_kind, more in parts:
-        names = set(more) if its_kind is None else {field.name for field in fields(its_kind)} - {*CANDIDATES} | set(more)
-        given = plain["window"] if part is None else part
-        if not isinstance(given, Mapping):
-            raise SettingsError(f"{path}: {given!r:.80}, its fields {', '.join(sorted(names))} expected")
-        for name in sorted(names - {*given}):
-            raise SettingsError(f"{path}/{name}: it is missing")
-        for name in sorted(map(str, {*given} - names)):
-            raise SettingsError(f"{path}/{name}: it is unknown here")
+    _check_named("controller_state", plain, {"window", *besides, *_names(kind)})
+    _check_named("controller_state/window", plain["window"], _names(window))
 
 
 def identified(plain: Any, path: str = "controller_state/candidates") -> tuple[Candidate, ...]:
@@ -133,6 +125,19 @@ def state_from_plain(
     """
     window = {**plain["window"], "candidate": candidates[running]}
     return from_plain(kind, {**plain, "candidates": candidates, "window": window})
+
+
+def _check_named(path: str, plain: Any, names: set[str]) -> None:
+    if not isinstance(plain, Mapping):
+        raise SettingsError(f"{path}: {plain!r:.80}, its fields {', '.join(sorted(names))} expected")
+    for name in sorted(names - {*plain}):
+        raise SettingsError(f"{path}/{name}: it is missing")
+    for name in sorted(map(str, {*plain} - names)):
+        raise SettingsError(f"{path}/{name}: it is unknown here")
+
+
+def _names(kind: Any) -> set[str]:
+    return set() if kind is None else {field.name for field in fields(kind)} - {*CANDIDATES}
 
 
 @functools.cache

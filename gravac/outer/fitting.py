@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a state of outer steps fits the model and the optimizers that are to load it; its fields are told in
-``gravac.checkpoint.fitting``.
+"""Whether a state of outer steps fits the model and the optimizers that are to load it.
+
+Its fields are told in ``gravac.checkpoint.fitting``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -142,7 +142,9 @@ def test_a_slot_that_a_saved_report_lacks_is_nan() -> None:
     numbers = {slot: 1.0 for slot in Layout((10.0,)).slots if slot != "exchanged"}
     candidate = asdict(Candidate("topk", 10.0, 5.0))
     compressor = AdaptiveCompressor(topk)
-    compressor.load_state_dict(state(step=4, report={"step": 3, "candidate": candidate, "shadow": [10.0], "numbers": numbers}))
+    compressor.load_state_dict(
+        state(step=4, report={"step": 3, "candidate": candidate, "shadow": [10.0], "numbers": numbers})
+    )
     (one,) = compressor._steps.state.unobserved
     named = zip(Layout((10.0,)).slots, one.report.vector(), strict=True)
     assert [slot for slot, number in named if math.isnan(number)] == ["exchanged"]
