@@ -72,6 +72,13 @@ def _flat(*dtypes: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return check
 
 
+def _factor(number: Any) -> Any:
+    """Check a finite number above 0, and leave it the int or float that it is: slots are named by shadow CFs."""
+    if not (_number(number) and number > 0):
+        raise ValueError("a finite number above 0 expected")
+    return number
+
+
 def _square(number: float) -> float:
     if number < 0 or LARGEST_SQUARE < number < math.inf:
         raise ValueError("a sum of squares expected")
@@ -84,10 +91,11 @@ Sum = Annotated[torch.Tensor, AfterValidator(_flat(torch.float32, torch.float64)
 Residual = Annotated[torch.Tensor, AfterValidator(_flat(torch.float32, torch.bfloat16, torch.float64))]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
-Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Factor = Annotated[Any, AfterValidator(_factor)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+LossScale = Annotated[float, Field(ge=2**-100, le=2**100)]
 Square = Annotated[float, AfterValidator(_square)]
 
 
@@ -161,7 +169,7 @@ class RankState(Fields):
     controller: str
     controller_state: dict[str, Any] | None
     step: Count
-    loss_scale: Factor | None
+    loss_scale: LossScale | None
     gain: Finite | None
     wire_bytes: Count
     dense_wire_bytes: Count
@@ -259,7 +267,7 @@ def fitted(kind: type[FieldsT], plain: object, path: str = "") -> FieldsT:
         SettingsError: a field is missing, unknown, of another type, or out of range; the message has its path.
     """
     try:
-        return kind.model_validate(_tuples(plain))
+        return kind.model_validate(as_tuples(plain))
     except ValidationError as error:
         raise SettingsError(_explained(error, path)) from None
 
@@ -458,7 +466,7 @@ def _check_alike(path: str, given: Any, own: Any) -> None:
     """Check that an optimizer's setting is of its own's type, finite, and not negative where its own is not."""
     fits = True
     if _number(own) and not isinstance(given, torch.Tensor):
-        fits = _number(given) and (given >= 0 or own < 0)
+        fits = _number(given) and (given >= 0 or own < 0) and (isinstance(given, float) or abs(given) <= LARGEST)
     elif isinstance(own, (bool, str)):
         fits = type(given) is type(own) or given is None
     elif isinstance(own, (tuple, list)):
@@ -487,6 +495,13 @@ def check_plain(value: Any, path: str) -> None:
             check_plain(part, f"{path}/{at}")
     elif not (value is None or isinstance(value, (str, bool)) or _number(value)):
         raise SettingsError(f"{path}: {described(value)}, a plain and finite value expected")
+
+
+def as_tuples(value: Any) -> Any:
+    """Return a state with a tuple in place of each list."""
+    if isinstance(value, dict):
+        return {key: as_tuples(part) for key, part in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def copied(plain: Any) -> Any:
@@ -541,12 +556,6 @@ def _explained(error: ValidationError, path: str) -> str:
         return f"{where}: it is unknown here{more}"
     expected = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return f"{where}: {described(fault['input'])}, {expected}{more}"
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _tuples(part) for key, part in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gravac.checkpoint.fitting import FormByName, check_fits, rank_state
+from gravac.checkpoint.fitting import FormByName, as_tuples, check_fits, rank_state
 from gravac.checkpoint.ranks import Ranks
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
@@ -51,14 +51,14 @@ def pack(
     averager, feedback = steps.averager, steps.averager.feedback
     if not steps.ready and averager.world == 1:
         averager.rank, averager.world = Ranks(group).place
-    kept = averager.memory.kept
+    kept, decides = averager.memory.kept, steps.state.controller
     return {
         "version": VERSION,
         "world": averager.world,
         "rank": averager.rank,
         "base": policy.base.name,
         "controller": policy.controller.name,
-        "controller_state": None if steps.state.controller is None else policy.controller.dump(steps.state.controller),
+        "controller_state": steps.restored if decides is None else policy.controller.dump(decides),
         **steps.state.dump(),
         "groups": [list(names) for names in layout.fixed],
         "residual": dict(feedback.residual),
@@ -118,7 +118,8 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         raise SettingsError(f"state: {state!r:.80} is no state; give what state_dict() gave")
     now = upgraded(state)
     plain = {key: part for key, part in now.items() if key not in TAKEN_FOR_ONE or TAKEN_FOR_ONE[key] != part}
-    return rank_state(plain).model_dump()
+    rank_state(plain)
+    return {"outer": None, **{key: part if key == "outer" else as_tuples(part) for key, part in plain.items()}}
 
 
 def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,9 +132,9 @@ def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
     if type(version) is not int or version not in range(1, VERSION + 1):
         raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
     now = {key: _renamed(value) for key, value in state.items()} if version == 1 else dict(state)
-    known = {"older_reports": now.get("older_reports", []), "report": with_named_numbers(now.get("report"))}
-    known["aside"] = now.get("aside", {})
-    return {**now, **known, "version": VERSION}
+    later: dict[str, Any] = {"older_reports": [], "aside": {}}
+    report = {"report": with_named_numbers(now["report"])} if "report" in now else {}
+    return {**later, **now, **report, "version": VERSION}
 
 
 def _renamed(value: Any) -> Any:

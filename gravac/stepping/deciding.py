@@ -68,6 +68,11 @@ class Deciding:
         """Start from a dumped state, if there is one, at the next ``start``."""
         self._restored, self.decision = controller_state, None
 
+    @property
+    def restored(self) -> dict[str, Any] | None:
+        """The dumped state that it starts from, or started from; ``None``: there is none."""
+        return self._restored
+
     def start(self, state: StepState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
         self.candidates, dropped = self._admit(forms)

@@ -197,6 +197,11 @@ class Steps:
         self._planner.forget()
 
     @property
+    def restored(self) -> dict[str, Any] | None:
+        """The dumped controller state that was given to ``restore`` last; ``None``: none was."""
+        return self._deciding.restored
+
+    @property
     def settled(self) -> StepState:
         """The state, once all that was handed over is done."""
         self.drain()
