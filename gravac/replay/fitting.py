@@ -42,12 +42,14 @@ STEP: Mapping[str, Range] = {
     "delay": COUNT,
     "wire_bytes": COUNT,
     "dense_wire_bytes": COUNT,
+    "seconds": (lambda value: not (value < 0 or value > 1e12), "seconds"),
+    "t_system": (lambda value: not (value < 0 or value > 1e18), "samples per second"),
     "energy": (lambda value: value is None or not value < 0, "0 or more"),
     "shadow": (lambda pairs: all(FACTOR[0](cf) for cf, _ in pairs), "compression factors and their gains"),
 }
 DECISION: Mapping[str, Range] = {"step": COUNT, "cf": FACTOR, "every": POSITIVE, "delay": COUNT}
 SETTINGS: Mapping[str, Range] = {
-    "samples_per_step": (lambda value: isinstance(value, str) or 0 < value < math.inf, "samples, or a word"),
+    "samples_per_step": (lambda value: isinstance(value, str) or 1e-6 <= value <= 1e18, "samples, or a word"),
     "steps_per_epoch": (lambda value: isinstance(value, str) or 1 <= value < math.inf, "steps, or a word"),
     "outer.delay": (lambda value: value == "auto" or (type(value) is int and value >= 0), "a number of steps, or auto"),
     "outer.fragments": (lambda value: type(value) is int and value >= 1, "1 or more"),
