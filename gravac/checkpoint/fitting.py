@@ -136,7 +136,7 @@ class ReportFields(Fields):
     numbers: dict[str, float]
 
 
-class Unobserved(Fields):
+class UnobservedFields(Fields):
     """What a rank measured in a step that the ranks have not agreed on yet."""
 
     report: ReportFields
@@ -178,7 +178,7 @@ class RankState(Fields):
     plan: PlanFields
     report: ReportFields | None
     survey: SurveyFields | None
-    older_reports: tuple[Unobserved, ...] = ()
+    older_reports: tuple[UnobservedFields, ...] = ()
     curves: dict[str, Annotated[tuple[Any, ...], AfterValidator(_curve)]]
     history: tuple[DecisionFields, ...]
     groups: tuple[tuple[str, ...], ...]

@@ -174,7 +174,7 @@ class Quantize(Compressor):
         return not self.rotate and folds(gradient, self.block)
 
     def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
-        """Say what is expected: the second coding's error is blocks of numbers, ``[blocks, block]``."""
+        """Say what is expected: ``second``, the second coding's error, has shape ``[blocks, block]``."""
         fits = key != "second" or (memory.dim() == 2 and memory.shape[1] == self.block and memory.is_contiguous())
         return "" if fits else f"blocks of {self.block} numbers"
 

@@ -46,7 +46,7 @@ class Buffers:
 
     @property
     def own(self) -> dict[str, torch.Tensor]:
-        """What the rank has, by name: buffers that are averaged, and those that are not."""
+        """What the rank has, by name, of any shapes: buffers that are averaged, and those that are not."""
         return {**self._live, **self._local}
 
     @property
