@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gravac
 from gravac.averaging.allocation import Curve
 from gravac.averaging.plan import Form
-from gravac.checkpoint.state import check_place, pack, unpack
+from gravac.checkpoint.state import check_kept, check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
@@ -199,7 +199,8 @@ class AdaptiveCompressor(Live):
             grad_scaler: residuals follow its scale, and overflow safety is on.
 
         Raises:
-            SettingsError: a setting differs between ranks; the message names it, its values, and whose they are.
+            SettingsError: a setting differs between ranks, with its name, values and whose they are in the message; or
+                what was loaded is of another model.
             TypeError: ``ddp`` is not a DistributedDataParallel module, or a parameter is complex.
             RuntimeError: this compressor is attached already, or ``ddp`` has a hook.
             ValueError: base and optimizer both do momentum.
@@ -239,6 +240,7 @@ class AdaptiveCompressor(Live):
         """
         self._check_free()
         self._adapter.bind(module)
+        self._check_kept()
         self._attached = True
 
     def refuse_by_group(self) -> None:
@@ -273,6 +275,7 @@ class AdaptiveCompressor(Live):
         """
         self._check_free()
         self._door.know(parameters)
+        self._check_kept()
         self._widen = widen or self._widen
         self._deciding.settings |= told
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
@@ -285,6 +288,16 @@ class AdaptiveCompressor(Live):
         if self._closed:
             return failed(RuntimeError("gravac: the compressor is closed; detach() it to train on without"))
         return self._adapter.hook(bucket)
+
+    def _check_kept(self) -> None:
+        """Forget the model again if what was loaded does not fit it."""
+        if self._restored is not None and self._steps.decision is None:
+            try:
+                check_kept(self._steps, self.policy, self._door.form_by_name)
+            except Exception:
+                self._adapter.names.clear()
+                self._door.know({})
+                raise
 
     def _check_free(self) -> None:
         if self._closed:
@@ -353,13 +366,21 @@ class AdaptiveCompressor(Live):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first backward.
 
-        ``gravac.checkpoint.load`` loads the states of all ranks, at another number of ranks too.
+        ``gravac.checkpoint.load`` loads the states of all ranks, at another number of ranks too. Tensors are copied.
+        Where the model is not known yet, ``attach`` checks that residuals fit it. If it raises, nothing was changed.
 
         Raises:
-            SettingsError: the state is of another version, rank, world size or compressor.
+            SettingsError: the state is of another version, rank, world size, compressor or model, or a part of it is
+                missing or wrong; the message has its path.
+            RuntimeError: this compressor has made steps already.
         """
         self._steps.drain()
-        self._adapter.layout = unpack(state, self.policy, self._steps, self._door.shapes)
+        if self._steps.decision is not None:
+            raise RuntimeError(
+                f"load_state_dict: this compressor has made {self._steps.state.step} steps, and goes on from them; "
+                "load into a new AdaptiveCompressor, before its first backward"
+            )
+        self._adapter.layout = unpack(state, self.policy, self._steps, self._door.form_by_name)
         self._restored = {key: state[key] for key in ("rank", "world")}
 
     def close(self) -> None:

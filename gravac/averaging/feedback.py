@@ -258,8 +258,8 @@ class Feedback:
 
     def load(self, residual: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
         """Replace all that is kept by copies of what is given."""
-        self.residual = {name: tensor.to(self._format(tensor), copy=True) for name, tensor in residual.items()}
-        self.held = {name: tensor.clone() for name, tensor in held.items()}
+        copies = {name: tensor.to(self._format(tensor), copy=True) for name, tensor in residual.items()}
+        self.residual, self.held = copies, {name: tensor.clone() for name, tensor in held.items()}
         self._pending.clear()
         self._pending_held.clear()
         self._spare.clear()

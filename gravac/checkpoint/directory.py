@@ -4,7 +4,12 @@
 
 A folder is written once, under a new name, and nobody reads it until a manifest names it; a manifest is replaced whole,
 when every rank's file is there; what was there before is removed last. So a kill at any moment leaves the last complete
-checkpoint. Where each machine has a directory of its own, each has a manifest.
+checkpoint. Where each machine has a directory of its own, each has a manifest, written by the lowest rank of those that
+share the directory.
+
+Ranks find out who shares theirs by opening each other's new files by name, since a file system over a network may list
+a folder as it was a minute ago. Should one rank not see a file that is there, two write the same manifest, each under a
+temporary name of its own.
 """
 
 import json
@@ -18,14 +23,15 @@ from typing import Any, BinaryIO
 
 import torch
 
+from gravac.checkpoint.fitting import Manifest, fitted
 from gravac.checkpoint.ranks import Checkpointed, Ranks
 from gravac.checkpoint.resize import OnResize, check_on_resize, taken_over
 from gravac.checkpoint.serial import FORMAT, check_format, state_on_host
 from gravac.settings import SettingsError
 
 MANIFEST = "gravac.json"
-FOLDER = re.compile(r"gravac-step\d+-[0-9a-f]{8}")
-FILE = re.compile(r"rank(\d+)\.pt")
+FOLDER = re.compile(r"gravac-step[0-9]+-[0-9a-f]{8}")
+FILE = re.compile(r"rank[0-9]+\.pt")
 
 
 def save(directory: str | Path, compressor: Checkpointed) -> None:
@@ -44,22 +50,24 @@ def save(directory: str | Path, compressor: Checkpointed) -> None:
         SettingsError: the ranks that averaged are not those of the compressor's process group.
     """
     root, ranks = Path(directory), Ranks(compressor.process_group)
-    # 1. every rank's work is done  2. one name for all  3. all files are there  4. manifests name them  5. tidy up
+    # 1. every rank's work is done  2. one name for all  3. all files are there  4. each knows the first rank that it
+    # shares its directory with  5. manifests name the files  6. tidy up
     state = ranks.together(lambda: state_on_host(compressor, ranks))
     name = ranks.tell(f"gravac-step{state['step']}-{secrets.token_hex(4)}")[0]
-    path = root / name / f"rank{ranks.rank}.pt"
+    path = _file(root / name, ranks.rank)
     try:
-        ranks.together(lambda: _write(path, lambda file: torch.save(state, file)))
+        ranks.together(lambda: _write(path, f"{path.name}.tmp", lambda file: torch.save(state, file)))
     except Exception:
         _remove(path.parent)
         raise
     manifest = {"version": FORMAT, "world": ranks.world, "step": state["step"], "folder": name}
-    first = ranks.rank == min(_ranks_in(path.parent))  # of those that share this directory
-    ranks.together(lambda: _write(root / MANIFEST, lambda file: _dump(manifest, file)) if first else None)
-    if first:
-        for folder in root.iterdir():
-            if FOLDER.fullmatch(folder.name) and folder.name != name:
-                _remove(folder)
+    writes = ranks.rank in ranks.tell(
+        next(r for r in range(ranks.world) if r == ranks.rank or _is_there(path.parent, r))
+    )
+    temporary = f"{MANIFEST}.rank{ranks.rank}.tmp"
+    ranks.together(lambda: _write(root / MANIFEST, temporary, lambda file: _dump(manifest, file)) if writes else None)
+    if writes:
+        _tidy(root, name)
 
 
 def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = "mean") -> None:
@@ -77,7 +85,9 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
 
     Raises:
         SettingsError: there is no checkpoint, a file of it is missing or cannot be read, it is of another version,
-            compressor or controller, or ``on_resize`` is not known; raised on all ranks, with the rank that found it.
+            compressor, controller or model, a part of it is missing or wrong, or ``on_resize`` is not known; raised on
+            all ranks, with the rank that found it.
+        RuntimeError: the compressor has made steps already; raised on all ranks.
     """
     check_on_resize(on_resize)
     root, ranks = Path(directory), Ranks(compressor.process_group)
@@ -87,16 +97,16 @@ def load(directory: str | Path, compressor: Checkpointed, on_resize: OnResize = 
 
     def take_over() -> None:
         def state_of(rank: int) -> dict[str, Any]:
-            return _read(root / manifest["folder"] / f"rank{rank}.pt", rank, world)
+            return _read(_file(root / manifest["folder"], rank), rank, world)
 
         compressor.load_state_dict(taken_over(world, ranks.world, ranks.rank, on_resize, state_of))
 
     ranks.together(take_over)
 
 
-def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write a file under another name, and give it its own once it is whole."""
-    temporary = path.with_name(f"{path.name}.tmp")
+def _write(path: Path, temporary_name: str, write: Callable[[BinaryIO], None]) -> None:
+    """Write a file under a temporary name, and give it its own once it is whole."""
+    temporary = path.with_name(temporary_name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -125,11 +135,14 @@ def _manifest(root: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as failure:
         raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
+    if not isinstance(manifest, dict):
+        raise SettingsError(f"directory: {path} holds {manifest!r:.80}, a manifest's fields expected")
     check_format(manifest, str(path))
-    return manifest
+    return fitted(Manifest, manifest, str(path)).model_dump()
 
 
 def _read(path: Path, rank: int, world: int) -> dict[str, Any]:
+    """Read a rank's state; its tensors are mapped to the file, and read when they are copied."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
@@ -139,12 +152,30 @@ def _read(path: Path, rank: int, world: int) -> dict[str, Any]:
         ) from None
     except Exception as failure:
         raise SettingsError(f"directory: {path} cannot be read: {failure}") from failure
+    if not isinstance(state, dict):
+        raise SettingsError(f"directory: {path} holds {state!r:.80}, and no state")
     return state
 
 
-def _ranks_in(folder: Path) -> list[int]:
-    found = (FILE.fullmatch(path.name) for path in folder.iterdir())
-    return [int(match[1]) for match in found if match]
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.pt"
+
+
+def _is_there(folder: Path, rank: int) -> bool:
+    """Whether a rank's file can be opened here; nobody has asked for its name before, so no answer is a stale one."""
+    try:
+        _file(folder, rank).open("rb").close()
+    except OSError:
+        return False
+    return True
+
+
+def _tidy(root: Path, name: str) -> None:
+    """Remove the folders of earlier checkpoints, as far as they are listed and can be removed."""
+    with suppress(OSError):
+        for folder in [*root.iterdir()]:
+            if FOLDER.fullmatch(folder.name) and folder.name != name:
+                _remove(folder)
 
 
 def _remove(folder: Path) -> None:

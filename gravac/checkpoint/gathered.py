@@ -5,6 +5,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gravac.checkpoint.fitting import GatheredStates, fitted
 from gravac.checkpoint.ranks import Checkpointed, Ranks
 from gravac.checkpoint.resize import OnResize, check_on_resize, taken_over
 from gravac.checkpoint.serial import FORMAT, check_format, from_bytes, state_on_host, to_bytes
@@ -39,13 +40,17 @@ def load_gathered(gathered: Mapping[str, Any], compressor: Checkpointed, on_resi
         on_resize: what becomes of residuals at another number of ranks; see ``load``.
 
     Raises:
-        SettingsError: this is not what ``gather`` gives on rank 0, it is of another version, compressor or controller,
-            or ``on_resize`` is not known.
+        SettingsError: this is not what ``gather`` gives on rank 0, it is of another version, compressor, controller or
+            model, a part of it is missing or wrong, or ``on_resize`` is not known.
+        RuntimeError: the compressor has made steps already.
     """
     check_on_resize(on_resize)
     if not isinstance(gathered, Mapping):
         raise SettingsError(f"gathered: {gathered!r} holds no states; every rank is given what gather() gave rank 0")
     check_format(gathered, "what was gathered")
     ranks = Ranks(compressor.process_group)
+    count = fitted(GatheredStates, dict(gathered), "gathered").world
     states = gathered["states"]
+    if len(states) != count:
+        raise SettingsError(f"gathered/states: {len(states)} states, and gathered/world says {count}")
     compressor.load_state_dict(taken_over(len(states), ranks.world, ranks.rank, on_resize, states.__getitem__))

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from gravac.checkpoint.state import checked, upgraded
 from gravac.settings import SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]
@@ -50,8 +51,8 @@ def taken_over(
     if world == ranks:
         return dict(state_of(rank))
     if on_resize == "drop":
-        return without_ranks(state_of(0))
-    states = [state_of(r) for r in range(world)]
+        return without_ranks(whole(state_of(0)))
+    states = [whole(state_of(r)) for r in range(world)]
     if states[0]["world"] != world:
         raise SettingsError(
             f"on_resize: {on_resize!r} needs residuals that all ranks averaged; of {world} ranks "
@@ -82,8 +83,9 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
         states: the states of every old rank, in any order.
 
     Raises:
-        SettingsError: ranks are missing, or their states are of different steps.
+        SettingsError: ranks are missing, their states are of different steps or models, or a state is wrong.
     """
+    states = [whole(state) for state in states]
     if not states:
         raise SettingsError("states: give the states of all ranks of the earlier run")
     world = states[0]["world"]
@@ -94,22 +96,45 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
     remembered = [name for name in states[0]["memory"] if name not in aside]
     return {
         **without_ranks(states[0]),
-        "sums": _mean([state["sums"] for state in states]),
-        "residual": _mean([_unsent(state) for state in states]),
-        "held": _mean([state["held"] for state in states]),
-        "memory": {name: _mean([state["memory"].get(name, {}) for state in states]) for name in remembered},
+        "sums": _mean("sums", [state["sums"] for state in states]),
+        "residual": _mean("residual", [_unsent(state) for state in states]),
+        "held": _mean("held", [state["held"] for state in states]),
+        "memory": {
+            name: _mean(f"memory/{name}", [state["memory"].get(name, {}) for state in states]) for name in remembered
+        },
     }
 
 
 def _unsent(state: State) -> dict[str, torch.Tensor]:
     """A rank's residuals, with what its compressor kept aside of them: shards that fit one number of ranks only."""
     aside = state["aside"]
+    for name in aside.keys() & state["residual"].keys():
+        _check_alike(f"aside/{name}", aside[name], state["residual"][name])
     return {name: one + aside[name] if name in aside else one for name, one in state["residual"].items()}
 
 
-def _mean(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def whole(state: State) -> State:
+    """Return a state of this version, if it is one.
+
+    Raises:
+        SettingsError: it is not; the message has the path of what is wrong.
+    """
+    checked(state)
+    return upgraded(state)
+
+
+def _check_alike(path: str, one: torch.Tensor, other: torch.Tensor) -> None:
+    if one.shape != other.shape:
+        raise SettingsError(f"{path}: shape {tuple(one.shape)}, {tuple(other.shape)} expected, as of another rank")
+
+
+def _mean(path: str, parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The mean over ranks by name, in float32 at least; a rank without one counts as zero."""
     names = {name: None for part in parts for name in part}
+    for name in names:
+        first, *others = (part[name] for part in parts if name in part)
+        for other in others:
+            _check_alike(f"{path}/{name}", other, first)
     return {
         name: functools.reduce(torch.add, (_wide(part[name]) for part in parts if name in part)) / len(parts)
         for name in names

@@ -39,7 +39,7 @@ def check_format(holder: Mapping[str, Any], what: str) -> None:
         SettingsError: the version is not known; ``what`` names the thing.
     """
     version = holder.get("version")
-    if version != FORMAT:
+    if type(version) is not int or version != FORMAT:
         raise SettingsError(
             f"version: {what} has {version!r}, this gravac reads {FORMAT}; a newer gravac wrote it, or it is not one"
         )
@@ -53,8 +53,15 @@ def to_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(payload: bytes) -> dict[str, Any]:
-    """Return what ``to_bytes`` was given; nothing else than tensors and plain values is loaded."""
-    state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    """Return what ``to_bytes`` was given; nothing else than tensors and plain values is loaded.
+
+    Raises:
+        SettingsError: these are not such bytes.
+    """
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except Exception as failure:
+        raise SettingsError(f"state: its bytes cannot be read: {failure}") from failure
     return state
 
 

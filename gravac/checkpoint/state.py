@@ -3,11 +3,12 @@
 """What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 
+from gravac.checkpoint.fitting import FormByName, as_tuples, check_fits, rank_state
 from gravac.checkpoint.ranks import Ranks
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
@@ -29,6 +30,9 @@ TAKEN_FOR_ONE: Mapping[str, Any] = {
 """Two entries of every state that torch.distributed.checkpoint, which joins keys by dots, finds to be one, so that it
 refuses a compressor or a state as it is, in these words: it would restore one rank's residuals on all ranks."""
 
+KEPT = ("residual", "sums", "held", "memory")
+"""Parts of a state that are of single parameters, by name."""
+
 LAST_OF_1 = ("waited", "coded", "learning_rate", "exchanged")
 """The slots after those of shadow CFs in version 1."""
 
@@ -47,14 +51,14 @@ def pack(
     averager, feedback = steps.averager, steps.averager.feedback
     if not steps.ready and averager.world == 1:
         averager.rank, averager.world = Ranks(group).place
-    kept, decided = averager.memory.kept, steps.state.controller
+    kept, decides = averager.memory.kept, steps.state.controller
     return {
         "version": VERSION,
         "world": averager.world,
         "rank": averager.rank,
         "base": policy.base.name,
         "controller": policy.controller.name,
-        "controller_state": steps.restored if decided is None else policy.controller.dump(decided),
+        "controller_state": steps.restored if decides is None else policy.controller.dump(decides),
         **steps.state.dump(),
         "groups": [list(names) for names in layout.fixed],
         "residual": dict(feedback.residual),
@@ -66,22 +70,56 @@ def pack(
     }
 
 
-def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, names: Collection[str]) -> ExchangeLayout:
-    """Put a rank's state back, and return its exchange groups. See ``AdaptiveCompressor.load_state_dict``."""
-    state = upgraded(state)
+def unpack(state: Mapping[str, Any], policy: Policy, steps: Steps, forms: FormByName) -> ExchangeLayout:
+    """Put a rank's state back, and return its exchange groups. See ``AdaptiveCompressor.load_state_dict``.
+
+    Raises:
+        SettingsError: it does not fit; nothing was changed.
+    """
+    fields = checked(state)
     for field, mine in (("base", policy.base.name), ("controller", policy.controller.name)):
-        if state[field] != mine:
-            raise SettingsError(f"{field}: the state was made with {state[field]!r}, this compressor has {mine!r}")
+        if fields[field] != mine:
+            raise SettingsError(f"{field}: the state was made with {fields[field]!r}, this compressor has {mine!r}")
+    if fields["outer"] is not None:
+        raise SettingsError("outer: the state is an OuterOptimizer's; load it with one")
     if steps.ready:
-        check_place(state, steps.averager.rank, steps.averager.world)
-    foreign = sorted(name for name in (*state["residual"], *state["held"]) if names and name not in names)
-    if foreign:
-        raise SettingsError(f"residual: the model has no parameter {foreign[0]!r} ({len(foreign)} such in the state)")
-    steps.restore(StepState.load(state), state["controller_state"])
-    steps.averager.feedback.load(state["residual"], state["held"])
-    steps.averager.diagnostics.sums = {name: total.clone() for name, total in state["sums"].items()}
-    steps.averager.memory.load(state["memory"])
-    return ExchangeLayout(tuple(tuple(names) for names in state["groups"]))
+        check_place(fields, steps.averager.rank, steps.averager.world)
+    check_fits({part: fields[part] for part in (*KEPT, "aside")}, forms, policy.base)
+    controller_state = state["controller_state"]
+    if controller_state is not None and (check := getattr(policy.controller, "check", None)) is not None:
+        check(controller_state)
+    restored, layout = StepState.load(fields), ExchangeLayout(fields["groups"])
+    sums = {name: total.clone() for name, total in fields["sums"].items()}
+    steps.restore(restored, controller_state)
+    steps.averager.feedback.load(fields["residual"], fields["held"])
+    steps.averager.diagnostics.sums = sums
+    steps.averager.memory.load(fields["memory"])
+    return layout
+
+
+def check_kept(steps: Steps, policy: Policy, forms: FormByName) -> None:
+    """Check that what was loaded before the model was known fits it.
+
+    Raises:
+        SettingsError: it does not.
+    """
+    averager = steps.averager
+    kept = (averager.feedback.residual, averager.diagnostics.sums, averager.feedback.held, averager.memory.kept)
+    check_fits(dict(zip(KEPT, kept, strict=True)), forms, policy.base)
+
+
+def checked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a rank's state, of this version or an earlier one, lists as tuples.
+
+    Raises:
+        SettingsError: it is no such state.
+    """
+    if not isinstance(state, Mapping):
+        raise SettingsError(f"state: {state!r:.80} is no state; give what state_dict() gave")
+    now = upgraded(state)
+    plain = {key: part for key, part in now.items() if key not in TAKEN_FOR_ONE or TAKEN_FOR_ONE[key] != part}
+    rank_state(plain)
+    return {"outer": None, **{key: part if key == "outer" else as_tuples(part) for key, part in plain.items()}}
 
 
 def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,11 +129,12 @@ def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
         SettingsError: the state is of a version that is not known.
     """
     version = state.get("version")
-    if version not in range(1, VERSION + 1):
+    if type(version) is not int or version not in range(1, VERSION + 1):
         raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
     now = {key: _renamed(value) for key, value in state.items()} if version == 1 else dict(state)
-    known = {"older_reports": now.get("older_reports", []), "report": with_named_numbers(now["report"])}
-    return {**now, **known, "version": VERSION}
+    later: dict[str, Any] = {"older_reports": [], "aside": {}}
+    report = {"report": with_named_numbers(now["report"])} if "report" in now else {}
+    return {**later, **now, **report, "version": VERSION}
 
 
 def _renamed(value: Any) -> Any:
@@ -106,7 +145,9 @@ def _renamed(value: Any) -> Any:
 
 def with_named_numbers(report: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Name the numbers of a report that has them in a row: the same slots, cut off after eight, which leaves nan."""
-    if report is None or isinstance(report["numbers"], Mapping):
+    if not isinstance(report, Mapping) or not isinstance(report.get("numbers"), (list, tuple)):
+        return report
+    if not isinstance(report.get("shadow"), (list, tuple)):
         return report
     slots = Layout(tuple(report["shadow"])).slots
     then = [slot for slot in slots if slot in LAST_OF_1 or slot not in (*LAST, LEFT)]

@@ -47,13 +47,17 @@ class Stateful:
         """Go on from what DCP read.
 
         Raises:
-            SettingsError: the state is of another version, compressor or controller.
+            SettingsError: the state is of another version, compressor, controller or model, or a part of it is missing
+                or wrong.
+            RuntimeError: the compressor has made steps already.
         """
         ranks = Ranks(self._compressor.process_group)
         keys = _keys(self._saved_world or ranks.world)
 
         def state_of(rank: int) -> dict[str, Any]:
-            return from_bytes(state_dict[keys[rank]])
+            if not isinstance(payload := state_dict.get(keys[rank]), bytes):
+                raise SettingsError(f"{keys[rank]}: the state of this rank is missing")
+            return from_bytes(payload)
 
         self._compressor.load_state_dict(taken_over(len(keys), ranks.world, ranks.rank, self._on_resize, state_of))
         self._saved_world = None

@@ -246,6 +246,16 @@ class Compressor(Settings):
         """
         return False
 
+    def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
+        """Say what is expected of a tensor in ``Context.state`` that does not fit; ``""`` if it does, or is not known.
+
+        Args:
+            key: name in the state.
+            memory: tensor of floating-point numbers, from a checkpoint.
+            elements: number of elements of the parameter.
+        """
+        return ""
+
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """What it keeps itself of what was not sent, see ``Reduced.aside``: flat, ``[elements]``; None for nothing."""
         return None

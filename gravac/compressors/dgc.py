@@ -115,6 +115,11 @@ class DGC(ThresholdK):
             return cf
         return float(4 * (cf / 4) ** ((step + 1) / (self.warmup_steps + 1)))
 
+    def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
+        """Say what is expected: momentum and velocity are flat, ``[elements]``."""
+        fits = key not in ("momentum", "velocity") or memory.shape == (elements,)
+        return "" if fits else f"{elements} elements in one dimension"
+
     def _moved(self, x: torch.Tensor, ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
         """Momentum and velocity with this step's gradient."""
         gradient = x

@@ -133,6 +133,10 @@ class Ladder(Compressor):
         """Squared errors of flat x, each by the member that serves the CF."""
         return [member.errors(x, [at], ctx)[0] for member, at in map(self.at, cfs)]
 
+    def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
+        """Say what a member expects of a tensor in its memory."""
+        return next(filter(None, (member.misfit(key, memory, elements) for member in self.members)), "")
+
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """What a member keeps of what was not sent: flat, ``[elements]``; ``None`` where none does."""
         kept = (member.kept_aside(ctx, elements) for member in self.members)

@@ -236,6 +236,10 @@ class PowerSGD(Compressor):
         """Half power iterations a step, each with one all-reduce."""
         return 1 if self.alternating else 2 * self.iterations
 
+    def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
+        """Say what is expected: factors are matrices, ``[rows, rank]``."""
+        return "" if key not in ("p", "q") or memory.dim() == 2 else "two dimensions"
+
     def _turn(self, plan: LowRank, ctx: Context) -> tuple[str, str, int]:
         """Whose turn it is: the factor to project on first, the other one, and the rows of the former.
 

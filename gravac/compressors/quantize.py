@@ -173,6 +173,11 @@ class Quantize(Compressor):
         """Whether kernels can take it, flat, and it need not be rotated before."""
         return not self.rotate and folds(gradient, self.block)
 
+    def misfit(self, key: str, memory: torch.Tensor, elements: int) -> str:
+        """Say what is expected: ``second``, the second coding's error, has shape ``[blocks, block]``."""
+        fits = key != "second" or (memory.dim() == 2 and memory.shape[1] == self.block and memory.is_contiguous())
+        return "" if fits else f"blocks of {self.block} numbers"
+
     def kept_aside(self, ctx: Context, elements: int) -> torch.Tensor | None:
         """The second coding's error times the ranks, so that its mean is the one kept: flat, ``[elements]``."""
         second = ctx.state.get("second")

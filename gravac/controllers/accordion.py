@@ -11,13 +11,13 @@ from its own gradients, here the mean over ranks of the squared norms decides.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement, Sums
-from gravac.controllers.plain import from_plain, identify, to_plain
+from gravac.controllers.plain import Finite, check_names, from_plain, identified, identify, to_plain
 from gravac.controllers.schedule import snap
 from gravac.controllers.window import SETTLING, Window
 from gravac.settings import Settings, SettingsError
@@ -43,10 +43,10 @@ class AccordionState:
     low: Candidate
     high: Candidate
     window: Window
-    step: int = -1
+    step: Annotated[int, Field(ge=-1, le=2**53, strict=True)] = -1
     calm: tuple[str, ...] = ()
-    norms: Mapping[str, float] = field(default_factory=dict)
-    learning_rate: float | None = None
+    norms: Mapping[str, Finite] = field(default_factory=dict)
+    learning_rate: Finite | None = None
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
@@ -143,6 +143,11 @@ class Accordion(Settings):
     def dump(self, state: AccordionState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
         return {"running": identify([state.window.candidate])[0], **to_plain(state)}
+
+    def check(self, plain: dict[str, Any]) -> None:
+        """Refuse what ``dump`` does not give."""
+        check_names(AccordionState, plain, ("running",), Window)
+        self.restore(plain, identified([plain["running"]], "controller_state/running"))
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AccordionState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.

@@ -137,6 +137,9 @@ class Controller(Protocol[StateT]):
 
     One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
     many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.
+
+    One that can tell a wrong state before it is restored may offer ``check(plain: dict[str, Any])``, which raises
+    ``SettingsError`` where ``plain`` is not what ``dump`` gives. It is called when a checkpoint is loaded.
     """
 
     @property

@@ -31,10 +31,18 @@ from pydantic import Field
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import HOLD, SEARCH, GoodputEntry, GoodputState
-from gravac.controllers.plain import identify, named, state_from_plain, to_plain
+from gravac.controllers.plain import (
+    check_names,
+    check_positions,
+    identified,
+    identify,
+    named,
+    state_from_plain,
+    to_plain,
+)
 from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.window import Window
-from gravac.settings import Settings
+from gravac.settings import Settings, SettingsError
 
 GRANT = 25.0
 """Cost of trials, in times of the best candidate's step, that is allowed at the start of a run and after a change of
@@ -169,6 +177,17 @@ class Goodput(Settings):
     def dump(self, state: GoodputState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
         return {"candidates": identify(state.candidates), **to_plain(state)}
+
+    def check(self, plain: dict[str, Any]) -> None:
+        """Refuse what ``dump`` does not give."""
+        check_names(GoodputState, plain, ("candidates",), Window)
+        candidates = identified(plain["candidates"])
+        state = state_from_plain(GoodputState, plain, candidates, 0)
+        entries, floors = [one.position for one in state.entries], [at for at, _ in state.floors]
+        positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
+        check_positions(positions, len(candidates))
+        if any(entry.window > state.windows for entry in state.entries):
+            raise SettingsError(f"controller_state/entries: measured after window {state.windows}, the last")
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[GoodputState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.

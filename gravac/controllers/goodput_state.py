@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
+from gravac.controllers.plain import Above0, Amount, Count, Finite
 from gravac.controllers.window import Window
 
-SEARCH, HOLD = "search", "hold"
+SEARCH: Final = "search"
+HOLD: Final = "hold"
 
 NOISE = 0.12
 """Relative difference of two step times below which they say nothing of the link: 1 bit and 2 bits differ in coding."""
@@ -53,13 +56,13 @@ class GoodputEntry:
         times: number of windows that ``seconds`` is a mean of.
     """
 
-    position: int
-    seconds: float
-    window: int
-    efficiency: float
-    saved: tuple[float, float, float] | None = None
-    doubt: float = 0.0
-    times: int = 1
+    position: Count
+    seconds: Above0
+    window: Count
+    efficiency: Finite
+    saved: tuple[Amount, Amount, Amount] | None = None
+    doubt: Amount = 0.0
+    times: Count = 1
 
     def pooled(self, before: GoodputEntry, share: float) -> GoodputEntry:
         """Return the mean of this entry and an earlier one of the same candidate.
@@ -111,17 +114,17 @@ class GoodputState:
     """
 
     candidates: tuple[Candidate, ...]
-    phase: str
-    position: int
-    best: int
+    phase: Literal["search", "hold"]
+    position: Count
+    best: Count
     window: Window
     entries: tuple[GoodputEntry, ...] = ()
-    windows: int = 0
-    steps: int = 0
-    elapsed: float = 0.0
-    spent: float = 0.0
-    floors: tuple[tuple[int, float], ...] = ()
-    off: int = 0
+    windows: Count = 0
+    steps: Count = 0
+    elapsed: Amount = 0.0
+    spent: Amount = 0.0
+    floors: tuple[tuple[Count, Amount], ...] = ()
+    off: Count = 0
     moved: bool = False
 
     @property

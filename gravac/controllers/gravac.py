@@ -27,10 +27,17 @@ from gravac.controllers import gravac_literal as literal
 from gravac.controllers.base import SHADOWS, Decision, Measurement
 from gravac.controllers.gravac_literal import LiteralState
 from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacEntry, GravacState
-from gravac.controllers.plain import identify, state_from_plain, to_plain
+from gravac.controllers.plain import (
+    check_names,
+    check_positions,
+    identified,
+    identify,
+    state_from_plain,
+    to_plain,
+)
 from gravac.controllers.schedule import exponential, geometric, snap
 from gravac.controllers.window import Window
-from gravac.settings import Settings
+from gravac.settings import Settings, SettingsError
 
 AnyState = GravacState | LiteralState
 """State of the repaired algorithm, or of the printed one."""
@@ -97,7 +104,7 @@ class GraVAC(Settings):
         position = state.lowest if state.compresses else state.home
         running = candidates[position]
         reason = f"warm-up at {running}" if state.compresses else f"no candidate sends less than {running}: it stays"
-        phase = WARM_UP if state.compresses else EXPLOIT
+        phase: Literal["warm-up", "exploit"] = WARM_UP if state.compresses else EXPLOIT
         state = replace(state, phase=phase, position=position, floor=position, window=Window(running))
         return state, Decision(running, reason=reason)
 
@@ -124,6 +131,21 @@ class GraVAC(Settings):
     def dump(self, state: AnyState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
         return {"algorithm": self._algorithm, "candidates": identify(state.candidates), **to_plain(state)}
+
+    def check(self, plain: dict[str, Any]) -> None:
+        """Refuse what ``dump`` does not give."""
+        if plain.get("algorithm") not in ("literal", "repaired"):
+            raise SettingsError(f"controller_state/algorithm: {plain.get('algorithm')!r}, literal or repaired expected")
+        kind: Any = LiteralState if plain["algorithm"] == "literal" else GravacState
+        check_names(kind, plain, ("algorithm", "candidates"), Window)
+        candidates = identified(plain["candidates"])
+        state: AnyState = state_from_plain(kind, plain, candidates, 0)
+        if isinstance(state, LiteralState):
+            check_positions({"running": [state.running]}, len(candidates))
+            return
+        entries = [entry.position for entry in state.entries]
+        positions = {"position": [state.position], "floor": [state.floor], "queue": state.queue, "entries": entries}
+        check_positions(positions, len(candidates))
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AnyState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.plain import Count, Factor, Finite
 from gravac.controllers.window import Window
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ class LiteralState:
     """
 
     candidates: tuple[Candidate, ...]
-    running: int
-    theta_min: float
-    theta_s: float
+    running: Count
+    theta_min: Factor
+    theta_s: Factor
     window: Window
-    delta_min: float | None = None
-    delta_c: float | None = None
-    throughput: tuple[tuple[float, float], ...] = ()
-    steps: int = 0
+    delta_min: Finite | None = None
+    delta_c: Finite | None = None
+    throughput: tuple[tuple[Factor, Finite], ...] = ()
+    steps: Count = 0
 
     def at(self, cf: float) -> int:
         """Return the position of the candidate nearest to a CF."""

@@ -4,12 +4,16 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
+from gravac.controllers.plain import Count, Finite
 from gravac.controllers.window import Window
 
-WARM_UP, EXPLORE, EXPLOIT = "warm-up", "explore", "exploit"
+WARM_UP: Final = "warm-up"
+EXPLORE: Final = "explore"
+EXPLOIT: Final = "exploit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,10 @@ class GravacEntry:
         window: number of the window it was measured in, to let it expire.
     """
 
-    position: int
-    gain: float
-    t_compression: float
-    window: int
+    position: Count
+    gain: Finite
+    t_compression: Finite
+    window: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +61,24 @@ class GravacState:
     """
 
     candidates: tuple[Candidate, ...]
-    phase: str
-    position: int
+    phase: Literal["warm-up", "explore", "exploit"]
+    position: Count
     window: Window
-    floor: int
-    dwell: int
-    threshold: float = 0.0
-    queue: tuple[int, ...] = ()
+    floor: Count
+    dwell: Count
+    threshold: Finite = 0.0
+    queue: tuple[Count, ...] = ()
     entries: tuple[GravacEntry, ...] = ()
-    reference: float | None = None
-    windows: int = 0
-    rest_until: int = 0
-    speed: float | None = None
-    off: int = 0
-    rate: float | None = None
-    learning_rate: float | None = None
-    steps: int = 0
-    dense_steps: int = 0
-    floor_steps: int = 0
+    reference: Finite | None = None
+    windows: Count = 0
+    rest_until: Count = 0
+    speed: Finite | None = None
+    off: Count = 0
+    rate: Finite | None = None
+    learning_rate: Finite | None = None
+    steps: Count = 0
+    dense_steps: Count = 0
+    floor_steps: Count = 0
 
     @property
     def running(self) -> Candidate:

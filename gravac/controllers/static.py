@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gravac.candidate import Candidate, Span
+from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.plain import check_names
 from gravac.controllers.schedule import snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -54,6 +55,11 @@ class Static(Settings):
     def dump(self, state: StaticState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
         return {"window": state.dump()}
+
+    def check(self, plain: dict[str, Any]) -> None:
+        """Refuse what ``dump`` does not give."""
+        check_names(None, plain, (), Window)
+        Window.restore(Candidate(DENSE, 1.0, 1.0), plain["window"])
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force: the candidate, whatever ran then."""

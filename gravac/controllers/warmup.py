@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gravac.candidate import Candidate, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement
-from gravac.controllers.plain import identify, to_plain
+from gravac.controllers.plain import Count, check_names, from_plain, identified, identify, to_plain
 from gravac.controllers.schedule import geometric, snap
 from gravac.controllers.window import Window
 from gravac.settings import Settings
@@ -27,7 +27,7 @@ class WarmupState:
 
     candidates: tuple[Candidate, ...]
     window: Window
-    steps: int = 0
+    steps: Count = 0
 
 
 class Warmup(Settings):
@@ -94,6 +94,12 @@ class Warmup(Settings):
     def dump(self, state: WarmupState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
         return {"running": identify([state.window.candidate])[0], **to_plain(state)}
+
+    def check(self, plain: dict[str, Any]) -> None:
+        """Refuse what ``dump`` does not give."""
+        check_names(WarmupState, plain, ("running",), Window)
+        ran = identified([plain["running"]], "controller_state/running")
+        from_plain(WarmupState, {**plain, "candidates": ran, "window": {**plain["window"], "candidate": ran[0]}})
 
     def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.

@@ -9,7 +9,7 @@ from typing import Any
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement, Summary
-from gravac.controllers.plain import from_plain, identify, to_plain
+from gravac.controllers.plain import Above0, Amount, Count, from_plain, identify, to_plain
 
 SETTLING = 3
 """Number of steps left out after a switch of candidate: caches, buffers and the residual have not settled yet."""
@@ -42,15 +42,15 @@ class Window:
     """
 
     candidate: Candidate
-    settling: int = SETTLING
-    seconds: tuple[float, ...] = ()
-    rough: tuple[float, ...] = ()
-    saved: tuple[tuple[float, float, float], ...] = ()
-    samples: float = 0.0
-    gains: tuple[tuple[float, float], ...] = ()
-    early: tuple[tuple[float, float], ...] = ()
-    shadow: tuple[tuple[float, float, float], ...] = ()
-    steps: int = 0
+    settling: Count = SETTLING
+    seconds: tuple[Above0, ...] = ()
+    rough: tuple[Above0, ...] = ()
+    saved: tuple[tuple[Amount, Amount, Amount], ...] = ()
+    samples: Amount = 0.0
+    gains: tuple[tuple[Amount, Amount], ...] = ()
+    early: tuple[tuple[Amount, Amount], ...] = ()
+    shadow: tuple[tuple[Above0, Amount, Amount], ...] = ()
+    steps: Count = 0
 
     def add(self, measured: Measurement) -> "Window":
         """Return this window with one more step."""

@@ -6,20 +6,26 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write the whole file or nothing: an interrupt leaves neither half a file nor a temporary one."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    """Write the whole file or nothing: an interrupt leaves neither half a file nor a temporary one.
+
+    A file that is there keeps its mode; a new one has what the process's umask leaves.
+    """
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "w") as file:
             json.dump(content, file, indent=2)
             file.write("\n")
-        os.chmod(temporary, 0o644)
+        with suppress(FileNotFoundError):
+            os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
         os.replace(temporary, path)
     except BaseException:
         with suppress(FileNotFoundError):

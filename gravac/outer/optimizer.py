@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OuterOptimizer: ranks train on their own, and exchange every so many steps how far they came."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from gravac.live import Live
 from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import check_chosen, choices, offered, widened
+from gravac.outer.fitting import check_outer, check_shares, loaded_or_as_before
 from gravac.outer.fragments import Fragment, in_fragments
 from gravac.outer.refusing import Refusals
 from gravac.outer.rounds import Rounds
@@ -338,28 +339,36 @@ class OuterOptimizer(Live):
 
         The module's weights and the inner optimizer's state are this rank's own, and part of it. At another number of
         ranks (``gravac.checkpoint.load``) all begin a round at the anchor, with the first rank's inner optimizer state.
+        Tensors are copied. If it raises, nothing was changed.
 
         Raises:
-            SettingsError: the state is of another model, rank, world size, compressor or number of fragments.
+            SettingsError: the state is of another model, rank, world size, compressor or number of fragments, or a part
+                of it is missing or wrong; the message has its path.
+            RuntimeError: a step was made already.
         """
-        mine = state.get("outer")
+        if self._rounds.begun:
+            raise RuntimeError(
+                "load_state_dict: this OuterOptimizer has made steps already, and goes on from them; load into a new "
+                "one, before its first step"
+            )
+        mine = state.get("outer") if isinstance(state, Mapping) else None
         if mine is None:
             raise SettingsError("outer: the state is an AdaptiveCompressor's, not an OuterOptimizer's")
-        then, now = ([[*one] for one in names] for names in (_anchored(mine["fragments"]), _anchored(self._fragments)))
-        if then != now:
-            raise SettingsError(
-                f"fragments: the state has {len(then)} with {sum(map(len, then))} parameters, and this one {len(now)} "
-                f"with {sum(map(len, now))}, or they have other names"
-            )
-        self._compressor.load_state_dict({key: value for key, value in state.items() if key != "outer"})
+        check_outer(mine, self._fragments, self._buffers, self.outer, self.inner)
+        shares = mine["rounds"].get("shares")
+        if shares is not None:
+            check_shares(shares, state.get("world"))
+        # the optimizers may refuse what they are given, and the compressor; all else was checked
+        with loaded_or_as_before(self.outer, self.inner) as load:
+            load("outer/optimizer", self.outer, mine["optimizer"])  # brings what it keeps to the anchors' format
+            load("outer/inner", self.inner, mine["inner"])
+            self._compressor.load_state_dict({key: value for key, value in state.items() if key != "outer"})
         of_others = state["world"] is None  # merged from another number of ranks: all begin a round at the anchor
         parts: tuple[Fragment | Buffers, ...] = (*self._fragments, self._buffers)
         for part, one in zip(parts, (*mine["fragments"], mine["buffers"]), strict=True):
             part.load_state_dict(
                 {**one, "own": {**one["own"], **one["anchors"]}, "due": None, "left": {}} if of_others else one
             )
-        self.outer.load_state_dict(mine["optimizer"])  # what it keeps of anchors is brought to their format
-        self.inner.load_state_dict(mine["inner"])
         self._refusals.load_state_dict(mine.get("refusals", {}))
         reset = {"in_round": 0, "shares": None} if of_others else {}
         self._rounds.load_state_dict({**mine["rounds"], **reset})
@@ -379,7 +388,3 @@ class OuterOptimizer(Live):
         admission = widened(admission, numbers, compute_s, *how)
         self._offered = [[it.compressor, it.cf, it.every, it.delay] for it in admission.candidates]
         return admission
-
-
-def _anchored(fragments: Iterable[Any]) -> list[Iterable[str]]:
-    return [one["anchors"] if isinstance(one, dict) else one.anchors for one in fragments]

@@ -56,6 +56,7 @@ class Rounds:
     Attributes:
         ended: number of rounds whose last fragment has left.
         late: number of fragments that had not come when they were due; each was taken up later.
+        begun: whether a step was made, since this was made.
         shares: those given.
     """
 
@@ -73,6 +74,7 @@ class Rounds:
         check_fits: Callable[[], None] = lambda: None,
     ) -> None:
         self.ended = self.late = 0
+        self.begun = False
         self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
         self.shares = shares
         self._refusals = refusals
@@ -102,6 +104,7 @@ class Rounds:
             NotFiniteError: the means of some rounds on end were not finite.
             ValueError: what is to leave does not fit; see ``OuterOptimizer.step``.
         """
+        self.begun = True
         self.shares.made()
         self._steps += 1
         self._in_round += 1

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from gravac.replay.fitting import check_record
 from gravac.replay.old_records import run_of_words
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import read_jsonl
@@ -51,11 +52,12 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
         run: number of the run among those with steps, counted from 0; negative from the end.
 
     Raises:
-        SettingsError: there is no such file or run, or a line is not a record; the message names it.
+        SettingsError: there is no such file or run, or a line is not a record or holds what it may not hold; the
+            message names file, line, field and value.
     """
     path = Path(path)
     try:
-        records = read_jsonl(path, run_of_words)
+        records = read_jsonl(path, run_of_words, check_record)
     except OSError as error:
         raise SettingsError(f"trace: cannot read {str(path)!r} ({error.strerror}); give a gravac.jsonl") from None
     except ValueError as error:

@@ -10,6 +10,7 @@ from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
 from gravac.controllers.plain import identify
+from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
 from gravac.stepping.agreement import gain
 from gravac.stepping.clock import StepCosts
@@ -80,7 +81,7 @@ class Deciding:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
         self.candidates, dropped = self._admit(forms)
         if self.restored is not None:
-            state.controller, self.decision = self._controller.restore(self.restored, self.candidates)
+            state.controller, self.decision = self._restored_state(self.restored)
         else:
             state.controller, self.decision = self._controller.start(self.candidates)
         self._emit(RunRecord(self.settings, world, self.candidates, dropped, self._timed))
@@ -88,6 +89,14 @@ class Deciding:
             ran = [] if state.ran is None else [state.ran]
             self._record(state, state.step, identify(ran) != identify([self.decision.candidate]))
         return self.decision
+
+    def _restored_state(self, plain: dict[str, Any]) -> tuple[Any, Decision]:
+        try:
+            return self._controller.restore(plain, self.candidates)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise SettingsError(
+                f"controller_state: {self._controller.name} cannot restore it ({error!r}); load what its dump() gave"
+            ) from error
 
     def samples(self, ranks: int) -> float:
         """Return the number of samples of a step over all ranks."""

@@ -137,6 +137,11 @@ class Door:
         self.forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
         self.device = next((parameter.device for parameter in parameters.values()), self.device)
 
+    @property
+    def form_by_name(self) -> dict[str, Form]:
+        """Shapes and dtypes of the gradients, by name; empty where none were told."""
+        return dict(zip(self.shapes, self.forms, strict=True))
+
     def open(self) -> None:
         """Make what runs the steps, if there is nothing yet. Called on every rank; ``begin`` does it by itself.
 

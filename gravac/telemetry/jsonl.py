@@ -8,7 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,12 @@ RUN_VERSION = 2
 
 OldRun = Callable[[dict[str, Any]], RunRecord]
 """A function that makes a run's record from the values in its line of version 1."""
+
+Check = Callable[[Record], None]
+"""A function that raises ``ValueError``, naming field and value, where a record holds what it may not hold."""
+
+LARGEST_COUNT, LARGEST_NUMBER = 2**63, 1e100
+"""Largest integer and largest finite number that a record holds: with larger ones sums overflow."""
 
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
@@ -100,7 +106,7 @@ def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
     }
 
 
-def read_jsonl(path: str | Path, old_run: OldRun | None = None) -> list[Record]:
+def read_jsonl(path: str | Path, old_run: OldRun | None = None, check: Check = lambda record: None) -> list[Record]:
     """Read the records of a file that ``JSONLSink`` wrote, of all its runs, in order.
 
     A line cut short by a crash is left out: the last one, or one before a run's first record. A ``null`` where a
@@ -109,19 +115,20 @@ def read_jsonl(path: str | Path, old_run: OldRun | None = None) -> list[Record]:
     Args:
         path: file to read.
         old_run: reads the runs of version 1, whose candidates are words; ``gravac.replay.old_records.run_of_words``.
+        check: called with each record.
 
     Raises:
-        ValueError: any other line is not a record, or a run is of a version that is not read; the message names file
-            and line.
+        ValueError: any other line is not a record, or holds what it may not hold, or a run is of a version that is not
+            read; the message names file, line, field and value.
     """
-    return list(_records(Path(path), old_run))
+    return list(_records(Path(path), old_run, check))
 
 
 class _VersionError(Exception):
     """A run's line is whole, and of a version that is not read."""
 
 
-def _records(path: Path, old_run: OldRun | None) -> Iterator[Record]:
+def _records(path: Path, old_run: OldRun | None, check: Check) -> Iterator[Record]:
     torn: tuple[int, Exception] | None = None
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -129,11 +136,17 @@ def _records(path: Path, old_run: OldRun | None) -> Iterator[Record]:
                 continue
             record, fault = None, None
             try:
-                record = _from_json(line, old_run)
-            except _VersionError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-            except (ValueError, KeyError, TypeError) as error:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 fault = number, error
+            else:
+                try:
+                    record = _from_json(values, old_run)
+                    check(record)
+                except _VersionError as error:
+                    raise ValueError(f"{path}, line {number}: {error}") from None
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: not a record of gravac: {error}") from None
             if torn is not None and not isinstance(record, RunRecord):
                 raise ValueError(f"{path}, line {torn[0]}: not a record of gravac ({torn[1]!r})")
             if record is not None:
@@ -141,41 +154,103 @@ def _records(path: Path, old_run: OldRun | None) -> Iterator[Record]:
             torn = fault
 
 
-def _from_json(line: bytes, old_run: OldRun | None) -> Record:
-    values = json.loads(line)
-    kind = KINDS[values["kind"]]
+def _from_json(values: Any, old_run: OldRun | None) -> Record:
+    if not isinstance(values, dict) or not isinstance(told := values.get("kind"), str) or told not in KINDS:
+        kinds = ", ".join(KINDS)
+        raise ValueError(
+            f"kind: {values.get('kind') if isinstance(values, dict) else values!r:.80}, one of {kinds} expected"
+        )
+    kind = KINDS[told]
     version = values.get("version", 1) if kind is RunRecord else RUN_VERSION
     if version == 1 and old_run is not None:
-        return old_run(values)
+        return _read_old(values, old_run)
     if version != RUN_VERSION:
         raise _VersionError(
             f"a run of version {version!r}, this gravac reads {RUN_VERSION}; version 1 is read with "
             "old_run=gravac.replay.old_records.run_of_words"
         )
-    return _made(kind, values)
+    return _made(kind, values, "")
 
 
-def _made(kind: type[Made], values: dict[str, Any]) -> Made:
-    return kind(**{name: _typed(values[name], hint) for name, hint in _hints(kind).items() if name in values})
+def _read_old(values: dict[str, Any], old_run: OldRun) -> RunRecord:
+    """Read a run of version 1, and check what it holds as if its line were of this one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        record = old_run(values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a run of version 1 expected, and {error!r}") from None
+    for name in ("settings", "world_size"):
+        _typed(getattr(record, name), _hints(RunRecord)[name], name)
+    return record
 
 
-def _typed(value: Any, hint: Any) -> Any:
+def _made(kind: type[Made], values: Any, path: str) -> Made:
+    """Make a record, or a part of one, of a line's values.
+
+    Raises:
+        ValueError: a value is missing, or none that the record may hold; names its path.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: {values!r:.80}, an object expected")
+    prefix = f"{path}/" if path else ""
+    given: Any = kind
+    for field in fields(given):
+        required = field.default is MISSING and field.default_factory is MISSING
+        if required and field.name not in values:
+            raise ValueError(f"{prefix}{field.name}: it is missing")
+    hints = _hints(kind).items()
+    return kind(**{name: _typed(values[name], hint, prefix + name) for name, hint in hints if name in values})
+
+
+def _typed(value: Any, hint: Any, path: str) -> Any:
     """What JSON cannot say: tuples, dataclasses, and nan for a number that may not be missing.
 
     Raises:
-        ValueError: a word is none of those the record may hold.
+        ValueError: the value is of another type, or too large, or a word is none of those the record may hold.
     """
-    if value is None:
-        return None if isinstance(hint, types.UnionType) else math.nan
+    allowed = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return value if _is_one_of(value, allowed) else _refuse(value, path, " or ".join(map(_told, allowed)))
+    if hint is float and value is None:
+        return math.nan
     if isinstance(hint, type) and is_dataclass(hint):
-        return _made(hint, value)
-    if isinstance(value, list):
-        return tuple(_typed(item, typing.get_args(hint)[0]) for item in value)
-    if isinstance(value, dict):
-        return {name: math.nan if item is None else item for name, item in value.items()}
-    if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
-        raise ValueError(f"{value!r} is none of {', '.join(typing.get_args(hint))}")
-    return value
+        return _made(hint, value, path)
+    if typing.get_origin(hint) is Literal:
+        return value if value in allowed else _refuse(value, path, f"is none of {', '.join(allowed)}")
+    if typing.get_origin(hint) is tuple:
+        length = None if allowed[-1] is Ellipsis else len(allowed)
+        if not isinstance(value, list) or len(value) != (len(value) if length is None else length):
+            _refuse(value, path, "a list expected" if length is None else f"a list of {length} expected")
+        hints = (allowed[0],) * len(value) if length is None else allowed
+        return tuple(_typed(part, its, f"{path}/{at}") for at, (part, its) in enumerate(zip(value, hints, strict=True)))
+    if typing.get_origin(hint) is dict:
+        if not isinstance(value, dict):
+            _refuse(value, path, "an object expected")
+        numbers = {name: math.nan if part is None else part for name, part in value.items()}
+        return {name: _typed(part, allowed[1], f"{path}/{name}") for name, part in numbers.items()}
+    return value if _is_one_of(value, (hint,)) else _refuse(value, path, _told(hint))
+
+
+def _is_one_of(value: Any, kinds: tuple[Any, ...]) -> bool:
+    if type(value) is int and (int in kinds or float in kinds):
+        return abs(value) < LARGEST_COUNT
+    if type(value) is float and float in kinds:
+        return abs(value) <= LARGEST_NUMBER or not math.isfinite(value)
+    return type(value) in kinds
+
+
+def _told(kind: Any) -> str:
+    return {int: "an integer", float: "a number", str: "a word", bool: "true or false", type(None): "null"}[kind]
+
+
+def _refuse(value: Any, path: str, expected: str) -> typing.NoReturn:
+    shown = "an integer of many digits" if type(value) is int and value.bit_length() > 200 else f"{value!r:.80}"
+    if expected.startswith(("an ", "a ", "true", "null")) and not expected.endswith("expected"):
+        expected += " expected"
+    raise ValueError(f"{path}: {shown}{' ' if expected.startswith('is ') else ', '}{expected}")
 
 
 def _ends_inside_a_line(path: Path) -> bool:

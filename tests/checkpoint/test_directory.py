@@ -3,14 +3,20 @@
 """What a directory holds, what is left alone, and what is refused."""
 
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gravac import AdaptiveCompressor, SettingsError, checkpoint, randomk, topk
+from gravac import AdaptiveCompressor, SettingsError, checkpoint, merge_states, randomk, topk
+from gravac.checkpoint import directory
 from gravac.exchange.lockstep import Lockstep
+from tests.checkpoint.mutations import same, spoilt
 from tests.checkpoint.test_kill import holding
 
 
@@ -60,6 +66,14 @@ def spoil(directory: Path, how: str) -> None:
         manifest.write_text("{")
     elif how == "later version":
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 9}))
+    elif how == "folder elsewhere":
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "folder": "../gravac-step1-00000000"}))
+    elif how == "negative step":
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "step": -5}))
+    elif how == "unknown entry":
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "more": 1}))
+    elif how == "manifest of a list":
+        manifest.write_text("[]")
     elif how == "no file":
         file.unlink()
     elif how == "broken file":
@@ -72,6 +86,10 @@ def spoil(directory: Path, how: str) -> None:
         ("no manifest", r"directory: .* holds no checkpoint \(gravac.json is missing\); give the one that"),
         ("broken manifest", r"directory: .*gravac.json cannot be read"),
         ("later version", r"version: .*gravac.json has 9, this gravac reads 1"),
+        ("folder elsewhere", r"gravac\.json/folder: '\.\./gravac-step1-00000000',"),
+        ("negative step", r"gravac\.json/step: -5, it should be greater"),
+        ("unknown entry", r"gravac\.json/more: it is unknown here"),
+        ("manifest of a list", r"directory: .*gravac\.json holds \[\], a manifest's fields expected"),
         ("no file", r"directory: .*rank0.pt is missing, the state of rank 0 of 1"),
         ("broken file", r"directory: .*rank0.pt cannot be read"),
     ],
@@ -111,3 +129,87 @@ def test_ranks_in_memory_are_not_saved_as_if_they_were_one(tmp_path: Path) -> No
     for refused in (lambda: checkpoint.save(tmp_path, compressor), lambda: checkpoint.gather(compressor)):
         with pytest.raises(SettingsError, match="process_group: the compressor averages over 2 ranks, and its"):
             refused()
+
+
+@given(seed=st.integers(0, 2**48))
+@settings(max_examples=150)
+def test_spoilt_manifests_and_gathered_states_are_refused_in_words_or_loaded(
+    seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, compressor = tmp_path_factory.getbasetemp() / "spoilt", AdaptiveCompressor(topk)
+    manifest = folder / "gravac.json"
+    if not folder.exists():
+        checkpoint.save(folder, holding(1))
+        shutil.copy(manifest, folder / "good.json")
+    plain = json.loads((folder / "good.json").read_text())
+    manifest.write_text(json.dumps(spoilt(plain, seed), default=str))
+    before = compressor.state_dict()
+    gathered = checkpoint.gather(holding(1))
+    for load in (
+        lambda: checkpoint.load(folder, compressor),
+        lambda: checkpoint.load_gathered(spoilt(gathered, seed), AdaptiveCompressor(topk)),
+        lambda: checkpoint.load_gathered({**spoilt(gathered, seed), "world": 2}, AdaptiveCompressor(topk)),
+    ):
+        try:
+            load()
+        except SettingsError:
+            continue
+        except TypeError:
+            assert not isinstance(spoilt(gathered, seed), dict)
+        else:
+            before = compressor.state_dict()
+    assert same(before, compressor.state_dict())
+
+
+@given(seed=st.integers(0, 2**48))
+@settings(max_examples=150)
+def test_spoilt_states_are_refused_in_words_or_merged(seed: int) -> None:
+    made = AdaptiveCompressor(topk).state_dict()
+    states = [
+        {**made, "rank": rank, "world": 2, "residual": {"w": torch.ones(8)}, "memory": {"w": {"q": torch.ones(2, 2)}}}
+        for rank in range(2)
+    ]
+    with suppress(SettingsError):
+        AdaptiveCompressor(topk).load_state_dict(merge_states([states[0], spoilt(states[1], seed)]))
+
+
+class Machine:
+    """A rank of two that share a directory, or do not, whose listings of folders are a minute old: empty."""
+
+    def __init__(self, rank: int, said: list[int]) -> None:
+        self.rank, self.world, self.place = rank, len(said), (rank, len(said))
+        self._said = said
+
+    def tell(self, value: Any) -> list[Any]:
+        if isinstance(value, str):  # the folder's name
+            return ["gravac-step1-00000000"] * self.world
+        if isinstance(value, int):
+            self._said[self.rank] = value
+            return [*self._said]
+        return [value] * self.world
+
+    def together(self, action: Any) -> Any:
+        return action()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_no_rank_trusts_a_listing_of_the_directory(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [0, 0]
+    written: list[str] = []
+    write = directory._write
+
+    def noted(path: Path, temporary: str, how: Any) -> None:
+        written.append(temporary)
+        write(path, temporary, how)
+
+    monkeypatch.setattr(directory, "_write", noted)
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(()))
+    for rank in range(2):
+        monkeypatch.setattr(directory, "Ranks", lambda group, rank=rank: Machine(rank, said))
+        checkpoint.save(tmp_path if shared else tmp_path / f"machine{rank}", holding(1))
+    assert said == ([0, 0] if shared else [0, 1])
+    manifests = [name for name in written if name.startswith("gravac.json")]
+    assert manifests == ["gravac.json.rank0.tmp", *([] if shared else ["gravac.json.rank1.tmp"])]
+    assert len(set(written)) == len(written), "two ranks never write under one name"

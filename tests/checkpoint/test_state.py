@@ -109,7 +109,7 @@ def test_eight_numbers_of_a_state_of_version_1_are_the_slots_they_were(
     before = {"step": 3, "candidate": asdict(Candidate("topk", 10.0, 5.0)), "shadow": list(shadow), "numbers": eight}
     before["candidate"]["worth"] = before["candidate"].pop("efficiency")
     compressor = AdaptiveCompressor(topk)
-    compressor.load_state_dict(state(version=1, report=before))
+    compressor.load_state_dict(state(version=1, step=4, report=before))
     (one,) = compressor._steps.state.unobserved
     report = one.report
     assert (report.step, report.candidate, report.shadow) == (3, Candidate("topk", 10.0, 5.0), shadow)
@@ -134,7 +134,7 @@ def test_a_report_comes_back_as_it_was_saved() -> None:
         "numbers": numbers,
     }
     compressor = AdaptiveCompressor(topk)
-    compressor.load_state_dict(state(report=report))
+    compressor.load_state_dict(state(step=4, report=report))
     assert compressor.state_dict()["report"] == report
 
 
@@ -142,7 +142,9 @@ def test_a_slot_that_a_saved_report_lacks_is_nan() -> None:
     numbers = {slot: 1.0 for slot in Layout((10.0,)).slots if slot != "exchanged"}
     candidate = asdict(Candidate("topk", 10.0, 5.0))
     compressor = AdaptiveCompressor(topk)
-    compressor.load_state_dict(state(report={"step": 3, "candidate": candidate, "shadow": [10.0], "numbers": numbers}))
+    compressor.load_state_dict(
+        state(step=4, report={"step": 3, "candidate": candidate, "shadow": [10.0], "numbers": numbers})
+    )
     (one,) = compressor._steps.state.unobserved
     named = zip(Layout((10.0,)).slots, one.report.vector(), strict=True)
     assert [slot for slot, number in named if math.isnan(number)] == ["exchanged"]

@@ -18,7 +18,7 @@ from gravac.lab.links import network as links
 from gravac.lab.links.link import Phase, parse_link
 from gravac.lab.links.link_rate import Sample, stream, tcp_rate
 from gravac.lab.links.network import EmulatedNetwork, LinkError, available, netem_missing, remove_leftovers
-from gravac.lab.links.owner import mark, orphaned, started
+from gravac.lab.links.owner import mark, orphaned, place, started
 
 HUNG = 120.0
 """Seconds after which a test gives up on what should have happened; no test passes by waiting for so long."""
@@ -320,9 +320,21 @@ def test_reason_why_not_is_given_in_words(monkeypatch: pytest.MonkeyPatch) -> No
     assert "apt install iproute2" in str(available())
 
 
-def test_owner_is_told_by_pid_and_start_time() -> None:
+def test_owner_is_told_by_pid_start_time_and_place() -> None:
     living = f"{mark()}-0-hub"
     assert not orphaned(living)
-    _, pid, start, *_ = living.split("-")
-    assert orphaned(f"gravac-{pid}-{int(start) + 1}-0-hub")  # the pid is in use again
+    _, pid, start, here, *_ = living.split("-")
+    assert here == place()
+    assert orphaned(f"gravac-{pid}-{int(start) + 1}-{here}-0-hub")  # the pid is in use again
+    assert orphaned(f"gravac-{2**30}-{start}-{here}-0-hub")  # no such pid
     assert not orphaned("gravac-something-else")
+
+
+def test_what_belongs_to_another_machine_or_pid_namespace_is_left_alone() -> None:
+    """There the pid may be alive: it says nothing here."""
+    _, pid, start, here = mark().split("-")
+    other = f"{int(here, 16) ^ 1:08x}"
+    assert not orphaned(f"gravac-{pid}-{int(start) + 1}-{other}-0-hub")
+    assert not orphaned(f"gravac-{pid}-{int(start) + 1}-0-hub"), "of a version that did not tell the place"
+    assert not orphaned(f"gravac-{pid}-unknown-{here}-0-hub")
+    assert not orphaned(f"gravac-{pid}-{int(start) + 1}-unknown-0-hub")

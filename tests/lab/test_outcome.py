@@ -3,6 +3,7 @@
 """Runs are compared at equal time and at equal steps, and the verdict follows the numbers, losses included."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,18 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_json(file, {"a": object()})
     assert json.loads(file.read_text()) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_json_has_the_mode_that_the_umask_leaves_or_that_the_file_had(tmp_path: Path) -> None:
+    file, before = tmp_path / "result.json", os.umask(0o077)
+    try:
+        write_json(file, {})
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.chmod(0o640)
+        write_json(file, {"a": 1})
+        assert file.stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
 
 
 def test_json_has_exactly_the_documented_keys() -> None:

@@ -128,7 +128,7 @@ def test_a_wire_ratio_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> No
         (
             '{"kind":"run","version":2,"settings":{},"world_size":2,"dropped":[{"candidate":{"compressor":"topk",'
             '"cf":2,"wire_ratio":1},"cause":"dislike","other":{"compressor":"dense","cf":1,"wire_ratio":1},"ratio":1}]}',
-            "line 1: not a record of gravac .*'dislike' is none of same_bytes, not_fewer_bytes",
+            "line 1: not a record of gravac: .*'dislike' is none of same_bytes, not_fewer_bytes",
         ),
     ],
 )

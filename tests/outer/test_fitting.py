@@ -1,0 +1,169 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A state of outer steps that loads is one that fits; all others are refused in words, and change nothing."""
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gravac import OuterOptimizer, SettingsError, Static, checkpoint, quantize
+from gravac.outer.sgd import OuterSGD
+from tests.checkpoint.mutations import same, spoilt
+from tests.outer.ranks import SGD, Ranks, network
+
+FOUR_BITS: dict[str, Any] = {"base": quantize(bits=4), "cf_range": (8, 8), "controller": Static(cf=8)}
+
+
+def with_buffers() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(48, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 8))
+
+
+KINDS: dict[str, Callable[[], Ranks]] = {
+    "adamw": lambda: Ranks(1, inner=functools.partial(torch.optim.AdamW, lr=1e-3), every=2, **FOUR_BITS),
+    "momentum, delay": lambda: Ranks(
+        1,
+        inner=functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        make=with_buffers,
+        every=3,
+        delay=1,
+        mixing=None,
+        outer=functools.partial(OuterSGD, momentum=0.9),
+        **FOUR_BITS,
+    ),
+    "fragments": lambda: Ranks(1, every=4, fragments=2, samples=16, anchor_dtype="bfloat16", **FOUR_BITS),
+}
+
+
+@functools.cache
+def trained(kind: str) -> dict[str, Any]:
+    """A state of a rank that has trained some steps."""
+    return copy.deepcopy(KINDS[kind]().train(8).outer[0].state_dict())
+
+
+def whole(outer: OuterOptimizer) -> dict[str, Any]:
+    """Everything that a load may change."""
+    return copy.deepcopy(outer.state_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_is_loaded_bit_for_bit_and_goes_on(kind: str) -> None:
+    ranks, state = KINDS[kind](), trained(kind)
+    ranks.outer[0].load_state_dict(state)
+    assert same(whole(ranks.outer[0]), state)
+    ranks.train(4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seed=st.integers(0, 2**48))
+@settings(max_examples=150)
+def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) -> None:
+    ranks = KINDS[kind]()
+    (outer,) = ranks.outer
+    before, state = whole(outer), trained(kind)
+    # two of three are spoilt in what is the outer steps' own
+    wrong = {**state, "outer": spoilt(state["outer"], seed)} if seed % 3 else spoilt(state, seed)
+    refusal = ""
+    try:
+        outer.load_state_dict(wrong)
+    except SettingsError as error:
+        refusal = str(error)
+    if refusal:
+        assert same(before, whole(outer)), f"half loaded: {refusal}"
+    else:
+        ranks.train(4)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "said"),
+    [
+        (
+            ("fragments", 0, "anchors", "0.weight"),
+            torch.ones(1),
+            r"outer/fragments/0/anchors/0\.weight: shape \(1,\), ",
+        ),
+        (
+            ("fragments", 0, "own", "2.bias"),
+            torch.full((40,), torch.nan),
+            r"outer/fragments/0/own/2\.bias: .* not finite",
+        ),
+        (("rounds", "ended"), -5, "outer/rounds/ended: -5, it should be greater than or equal to 0"),
+        (("rounds", "compression"), 1, "outer/rounds/compression: it is unknown here"),
+        (
+            ("inner", "state", 0, "exp_avg"),
+            torch.ones(1),
+            r"outer/inner/state/0/exp_avg: shape \(1,\), \(32, 48\) expected",
+        ),
+        (("inner", "param_groups", 0, "lr"), torch.nan, "outer/inner/param_groups/0/lr: nan, one like 0.001 expected"),
+        (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*, 1 groups"),
+        (("buffers", "anchors"), {"x": torch.ones(2)}, "outer/buffers/anchors/x: it is unknown here"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_path(path: tuple[Any, ...], wrong: Any, said: str) -> None:
+    state = copy.deepcopy(trained("adamw"))
+    part = state["outer"]
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = wrong
+    (outer,) = KINDS["adamw"]().outer
+    before = whole(outer)
+    with pytest.raises(SettingsError, match=said):
+        outer.load_state_dict(state)
+    assert same(whole(outer), before)
+
+
+def test_an_optimizer_that_refuses_its_state_leaves_everything_as_it_was() -> None:
+    class Refusing(torch.optim.SGD):
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict(state_dict)
+            self.param_groups[0]["lr"] = 7.0
+            raise ValueError("not mine")
+
+    ranks = Ranks(1, inner=functools.partial(Refusing, lr=0.05), every=2, **FOUR_BITS)
+    state = copy.deepcopy(Ranks(1, every=2, **FOUR_BITS).train(4).outer[0].state_dict())
+    before = whole(ranks.outer[0])
+    with pytest.raises(SettingsError, match=r"outer/inner: Refusing refuses it: ValueError\('not mine'\)"):
+        ranks.outer[0].load_state_dict(state)
+    assert same(whole(ranks.outer[0]), before)
+    assert ranks.inner[0].param_groups[0]["lr"] == 0.05
+
+
+def test_a_late_load_is_refused_and_changes_nothing() -> None:
+    ranks, state = KINDS["adamw"](), trained("adamw")
+    ranks.outer[0].load_state_dict(state)
+    ranks.train(1)
+    before = whole(ranks.outer[0])
+    with pytest.raises(RuntimeError, match=r"has made steps already, .* load into a new one, before its first step"):
+        ranks.outer[0].load_state_dict(state)
+    assert same(whole(ranks.outer[0]), before)
+
+
+def test_nothing_that_was_loaded_stays_mapped_to_its_file(tmp_path: Path) -> None:
+    """A file that is cut off afterwards would end the process with SIGBUS at the first step."""
+    make = functools.partial(Ranks, 1, inner=functools.partial(torch.optim.AdamW, lr=1e-3), every=2)
+    settings_of = {**FOUR_BITS, "outer": functools.partial(torch.optim.AdamW, lr=1e-3)}
+    saved = make(**settings_of).train(6)
+    checkpoint.save(tmp_path, saved.outer[0])
+    again = make(**settings_of)
+    checkpoint.load(tmp_path, again.outer[0])
+    (file,) = tmp_path.glob("*/rank0.pt")
+    maps = Path("/proc/self/maps")
+    assert not maps.exists() or str(file) not in maps.read_text()
+    file.write_bytes(b"")
+    assert same(whole(again.outer[0]), whole(saved.outer[0]))
+    again.made = saved.made
+    assert torch.equal(again.train(4).weights[0], saved.train(4).weights[0])
+
+
+def test_sgd_without_state_is_loaded() -> None:
+    ranks = Ranks(1, inner=SGD, make=network, every=2, **FOUR_BITS)
+    ranks.outer[0].load_state_dict(
+        Ranks(1, inner=SGD, make=network, every=2, **FOUR_BITS).train(2).outer[0].state_dict()
+    )
