@@ -65,6 +65,11 @@ class TopKC(Compressor):
             return own
         return replace(own, efficiency=own.efficiency * self.values.profile(self.values.finest).efficiency)
 
+    def method_at(self, cf: float) -> str:
+        """The CF of the selection and, where the values are quantized, their number of bits."""
+        quantizer = self.values if isinstance(self.values, Quantize) else None
+        return super().method_at(cf) + (f" of {quantizer.method_at(quantizer.finest)}" if quantizer else "")
+
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """An energy per chunk, then the values kept, in bytes."""
         elements = torch.Size(shape).numel()

@@ -65,7 +65,7 @@ class TtaLive(Shown):
         elif event["event"] == "evaluation":
             self._metric = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
         elif event["event"] == "step":
-            cf = "" if event["cf"] is None else f"  CF {event['cf']:g}"
+            cf = "" if event["cf"] is None else f"  CF {event['cf']:.4g}"
             cf += f" every {event['every']} steps" if event.get("every") else ""
             self._state(f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{cf}")
 
