@@ -67,8 +67,9 @@ class TopKC(Compressor):
 
     def method_at(self, cf: float) -> str:
         """The CF of the selection and, where the values are quantized, their number of bits."""
-        quantizer = self.values if isinstance(self.values, Quantize) else None
-        return super().method_at(cf) + (f" of {quantizer.method_at(quantizer.finest)}" if quantizer else "")
+        if not isinstance(self.values, Quantize):
+            return super().method_at(cf)
+        return f"{self.name} {round(cf, 1):g}x of {self.values.method_at(self.values.finest)}"
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """An energy per chunk, then the values kept, in bytes."""
