@@ -104,8 +104,8 @@ def regret() -> str:
     assert within == 0
     fast = on(judged(), *FAST)
     return (
-        f"regret {geometric(judged()):.2f} on tasks it was tuned on, and {geometric(fast):.2f} on fast links; no single "
-        "cell shown within 5 %"
+        f"regret {geometric(judged()):.2f} on tasks it was tuned on, and {geometric(fast):.2f} on fast links; "
+        "no single cell shown within 5 %"
     )
 
 
@@ -192,7 +192,7 @@ def _matrix() -> list[str]:
         f"by up to {percent(max(max(v) for (_, link), v in hindsight_ratios().items() if link in FAST) - 1)} %.",
         f"Geometric mean of the medians {statistics.geometric_mean(ratios.values()):.2f}",
         f"{lowest:.1f} (`charlm`) to {max(limit.median for limit in limits if limit):.1f} times (`denoise`) "
-        f"that of a free",
+        f"that of an unthrottled link",
     ]
 
 
@@ -210,8 +210,8 @@ def _judgement() -> list[str]:
     return [
         f"**{regret().capitalize()}.**",
         f"Over seeds, the 12 cells being given, the 95 % intervals are {between(over_seeds(told))} for all and "
-        f"{between(over_seeds(fast))} for fast links; over cells {between(over_cells(told))}, and on the two slow links, "
-        f"whose mean is {geometric(slow):.2f}, {between(over_cells(slow))}.",
+        f"{between(over_seeds(fast))} for fast links; over cells {between(over_cells(told))}, and on the two slow "
+        f"links, whose mean is {geometric(slow):.2f}, {between(over_cells(slow))}.",
         f"Without `lstm` at 100 Mbit/s the mean is {geometric(rest):.2f}.",
         f"Seeds 13 and 14 had not been seen before: on these two it is {unseen(told):.2f}, on fast links "
         f"{unseen(fast):.2f}.",
@@ -326,7 +326,7 @@ def _again() -> list[str]:
         f"That {against('20mbit', half):.2f}x at 20 Mbit/s is more than the matrix's "
         f"{speedup('charlm', '20mbit', DEFAULT):.1f}x",
         f"the limit fell from {limit('tta'):.1f} to {limit('tta_charlm'):.1f} s",
-        f"the limit, dense on a free network, is {limit('tta_charlm'):.1f} s.",
+        f"the limit, dense on an unthrottled link, is {limit('tta_charlm'):.1f} s.",
         f"PowerSGD at rank 4 from {step('tta'):.0f} to {step('tta_charlm'):.0f} ms a step.",
         "Relative to the limit the default went from "
         + " and from ".join(

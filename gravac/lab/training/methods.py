@@ -271,6 +271,17 @@ def running(method: str, name: str, cf: float) -> str:
     return base.method_at(cf) if base is not None and base.name == name else f"{name} {cf:.4g}x"
 
 
+def running_at(method: str, cf: float) -> str:
+    """Return what a method runs at a CF, in words, if the compressor's name is not told: at 1 and 2 it is dense.
+
+    Example:
+        >>> running_at("goodput:ladder@2-1000", 32.0), running_at("fp32", 1.0)
+        ('low rank 16', 'dense float32')
+    """
+    base = Method.parse(method).base
+    return running(method, DENSE if cf in (1.0, 2.0) or base is None else base.name, cf)
+
+
 def _only_cf(base: Compressor) -> float:
     reach = base.candidates((1.0, math.inf))
     if isinstance(reach, Span):
