@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run and its decisions in words, Markdown for TensorBoard's text page; records hold data alone.
 
-A compression factor means something else for each compressor: at 32 the default ladder runs low rank 16, which sends 15
-times fewer bytes. So whatever shows a candidate to people shows ``described``: method, setting and bytes.
+A compression factor means something else for each compressor: at 32 the default ladder runs low rank 16, which on small
+matrices sends but 15 times fewer bytes. So whatever shows a candidate to people shows ``described``: method and bytes.
 """
 
 import math
