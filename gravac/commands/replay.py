@@ -57,8 +57,9 @@ def _run(options: argparse.Namespace) -> None:
         raise SettingsError(
             f"every: {options.every} is no range; give a number of steps, or the lowest and the highest"
         )
-    played = replay(read_trace(options.trace, options.which), load_policy(options.policy), every)
-    print(words(played, options.whole))
+    trace = read_trace(options.trace, options.which)
+    played = replay(trace, load_policy(options.policy), every)
+    print(words(played, options.whole, trace.run.candidates))
     if options.json is not None:
         from gravac.lab.json_file import write_json
 
@@ -67,17 +68,18 @@ def _run(options: argparse.Namespace) -> None:
         draw(played, options.plot, options.policy)
 
 
-def words(played: Replay, whole: bool = False) -> str:
+def words(played: Replay, whole: bool = False, recorded_candidates: Sequence[Candidate] = ()) -> str:
     """Return recorded and replayed decisions side by side, by step; then what the replay rests on.
 
     Args:
         played: replay of a recorded run.
         whole: whether to list decisions that change neither's candidate, too.
+        recorded_candidates: what the recorded run could choose from, by which its decisions are described.
     """
     from gravac.telemetry.words import dropped_words, reason_words
 
     recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
-    candidates = played.candidates
+    candidates = (*recorded_candidates, *played.candidates)
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
         (
