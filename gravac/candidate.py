@@ -37,6 +37,8 @@ class Candidate:
             ``None``: it overlaps with backward.
         apart: ``(number of steps, power of efficiency)``, ascending: what becomes of its efficiency where ranks
             exchange every so many; empty: nothing, but for what fewer exchanges cost.
+        method: name of what compresses, with its own setting: ``"low rank 16"``, ``"1 bit"``; empty: not known. Two
+            candidates that differ in nothing else are equal.
 
     Example:
         >>> str(Candidate("topk", 10.0, 6.4))
@@ -57,6 +59,7 @@ class Candidate:
     compute_s: float | None = field(default=None, compare=False)
     behind: float | None = field(default=None, compare=False)
     apart: tuple[tuple[float, float], ...] = field(default=(), compare=False)
+    method: str = field(default="", compare=False)
 
     @property
     def dense(self) -> bool:

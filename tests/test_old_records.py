@@ -23,7 +23,6 @@ from gravac.replay.old_records import run_of_words
 from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission, admit
 from gravac.telemetry import RunRecord
-from gravac.telemetry.words import candidate_words, dropped_words
 from tests.test_replay import record_run, topk_policy
 
 pytestmark = pytest.mark.timeout(60)
@@ -55,10 +54,26 @@ SHAPES = st.lists(
 )
 
 
+def candidate_then(candidate: Candidate) -> str:
+    """A candidate in the words of version 1."""
+    words = f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f}, worth {candidate.efficiency:g}"
+    if candidate.coding_s is not None and candidate.exchange_s is not None:
+        words += f", coding {1e3 * candidate.coding_s:.4g} ms, exchange {1e3 * candidate.exchange_s:.4g} ms"
+    return words + ")"
+
+
+def dropped_then(dropped: Dropped, world_size: int) -> str:
+    """A dropped candidate in the words of version 1."""
+    if dropped.cause == "same_bytes":
+        return f"{dropped.candidate}: would send what {dropped.other} does"
+    sent = f"{dropped.ratio:.2f} times the bytes of {dropped.other} over {world_size} ranks"
+    return f"{dropped.candidate}: would send {sent}"
+
+
 def words_of(run: RunRecord) -> dict[str, Any]:
-    """A run's line of version 1, whose words are those that people are told now, but for "worth"."""
-    candidates = [candidate_words(one).replace("efficiency", "worth") for one in run.candidates]
-    dropped = [dropped_words(one, run.world_size) for one in run.dropped]
+    """A run's line of version 1."""
+    candidates = [candidate_then(one) for one in run.candidates]
+    dropped = [dropped_then(one, run.world_size) for one in run.dropped]
     return {"settings": run.settings, "world_size": run.world_size, "candidates": candidates, "dropped": dropped}
 
 

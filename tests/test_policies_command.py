@@ -88,11 +88,12 @@ def test_no_policy_of_that_name(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("lan", 2, 8), ("wan", 4, 500), ("slow-link", 8, 1000)])
-def test_the_policies_for_links(name: str, low: float, high: float) -> None:
+def test_the_policies_for_links_stand_on_the_rule_of_the_default(name: str, low: float, high: float) -> None:
     with AdaptiveCompressor.from_policy(name) as compressor:
         policy = compressor.policy
     reach = policy.base.candidates(policy.cf_range)
     assert (policy.base.name, policy.dense_format.dtype, policy.cf_range) == ("ladder", "bfloat16", (low, high))
+    assert policy.controller.name == load_policy("goodput").controller.name == "goodput"
     assert len(policy.controller.propose(policy.cf_range, reach)) >= 3
 
 

@@ -277,7 +277,9 @@ def test_16_bit_that_a_run_did_not_have_is_admitted_unless_the_run_says_why_not(
     half = Candidate("dense", 2.0, 2.0)
     run = RunRecord({}, 4, (*ran, half), (more_than(half, Candidate("topk", 4.0, 1.0)),))
     known = admit_recorded(run, policy(cf_range=(4, 4)))
-    assert [dropped_words(one) for one in known.dropped] == ["topk 4x: would send 2.00 times the bytes of dense 2x"]
+    assert [dropped_words(one) for one in known.dropped] == [
+        "topk 4x: would send 2.00 times the bytes of dense bfloat16"
+    ]
 
 
 def test_a_trace_of_another_base_is_refused(trace: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from gravac.policy import load_policy
 from gravac.settings import SettingsError
 
 if TYPE_CHECKING:
+    from gravac.candidate import Candidate
     from gravac.replay import Replay
     from gravac.telemetry.records import DecisionRecord
 
@@ -55,8 +57,9 @@ def _run(options: argparse.Namespace) -> None:
         raise SettingsError(
             f"every: {options.every} is no range; give a number of steps, or the lowest and the highest"
         )
-    played = replay(read_trace(options.trace, options.which), load_policy(options.policy), every)
-    print(words(played, options.whole))
+    trace = read_trace(options.trace, options.which)
+    played = replay(trace, load_policy(options.policy), every)
+    print(words(played, options.whole, trace.run.candidates))
     if options.json is not None:
         from gravac.lab.json_file import write_json
 
@@ -65,22 +68,24 @@ def _run(options: argparse.Namespace) -> None:
         draw(played, options.plot, options.policy)
 
 
-def words(played: Replay, whole: bool = False) -> str:
+def words(played: Replay, whole: bool = False, recorded_candidates: Sequence[Candidate] = ()) -> str:
     """Return recorded and replayed decisions side by side, by step; then what the replay rests on.
 
     Args:
         played: replay of a recorded run.
         whole: whether to list decisions that change neither's candidate, too.
+        recorded_candidates: what the recorded run could choose from, by which its decisions are described.
     """
-    from gravac.telemetry.words import dropped_words
+    from gravac.telemetry.words import dropped_words, reason_words
 
     recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
+    candidates = (*recorded_candidates, *played.candidates)
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
         (
             str(played.steps[0]),
-            _often(f"{played.ran[0]:g}x", played.ran_every[0]),
-            _often(f"{played.would[0]:g}x", played.would_every[0]),
+            _ran(played.ran[0], played.ran_every[0], candidates),
+            _ran(played.would[0], played.would_every[0], candidates),
             "where it begins",
         ),
     ]
@@ -90,9 +95,9 @@ def words(played: Replay, whole: bool = False) -> str:
             if not whole and not any(one is not None and one.changed for one in (then, now)):
                 left_out += 1
                 continue
-            reasons = [one.reason if one else "-" for one in (then, now)]
+            reasons = [reason_words(one.reason, candidates) if one else "-" for one in (then, now)]
             reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
-            rows.append((str(step), _choice(then), _choice(now), reason))
+            rows.append((str(step), _choice(then, candidates), _choice(now, candidates), reason))
     ran, would = zip(played.ran, played.ran_every, strict=True), zip(played.would, played.would_every, strict=True)
     apart = sum(a != b for a, b in zip(ran, would, strict=True))
     counted, other = ("rounds", "CF or length") if max(played.ran_every + played.would_every) > 1 else ("steps", "CF")
@@ -145,11 +150,21 @@ def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionReco
     return {step: list(same) for step, same in itertools.groupby(records, key=lambda record: record.step)}
 
 
-def _choice(record: DecisionRecord | None) -> str:
+def _choice(record: DecisionRecord | None, candidates: Sequence[Candidate]) -> str:
+    from gravac.telemetry.words import candidate_of, described
+
     if record is None:
         return "-"
-    return _often(f"{record.compressor} {record.cf:g}x", record.every) + ("*" if record.changed else "")
+    return described(candidate_of(record, candidates)) + ("*" if record.changed else "")
 
 
-def _often(what: str, every: int) -> str:
-    return f"{what} every {every}" if every > 1 else what
+def _ran(cf: float, every: int, candidates: Sequence[Candidate]) -> str:
+    """What ran at a CF, of which the compressor is not recorded: the first candidate that has both numbers."""
+    from gravac.telemetry.words import described
+
+    alike = [one for one in candidates if one.cf == cf]
+    exact = [one for one in alike if one.every == every]
+    if exact and exact[0].delay == 0:
+        return described(exact[0])
+    method = alike[0].method if alike else ""
+    return (method or f"{cf:.4g}x") + f", every {every} steps" * (every > 1)

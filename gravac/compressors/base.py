@@ -203,6 +203,16 @@ class Compressor(Settings):
             error_feedback=self.error_feedback,
         )
 
+    def method_at(self, cf: float) -> str:
+        """The name of what compresses at a CF, with the setting that users know it by, such as ``"topk 10x"``.
+
+        Override this where the CF is not what a user sets: a number of bits, a rank.
+
+        Args:
+            cf: compression factor; 1 or more.
+        """
+        return f"{self.name} {cf:.4g}x"
+
     @property
     def cf(self) -> float | None:
         """The one compression factor that it has; ``None``: any, or what ``candidates`` says."""

@@ -68,6 +68,10 @@ class Dense(Compressor):
         coding = Coding(0.0, 0.0) if self.dtype == "float32" else SIXTEEN_BIT
         return Profile(family=self.dtype, coding=coding, one_round=True, pad_multiple=1)
 
+    def method_at(self, cf: float) -> str:
+        """The number format on the wire, named as dense."""
+        return f"dense {self.dtype}"
+
     def at(self, cf: float) -> "Dense":
         """The format of a CF, 1 or 2: itself where it has that, otherwise bfloat16 for 2 and float32 for 1."""
         return self if cf == self.cf else self(dtype="float32" if cf == 1 else "bfloat16")

@@ -95,6 +95,11 @@ class Ladder(Compressor):
         member, at = self.at(cf)
         return replace(member.profile(at, world=world, shapes=shapes), coding=coding_at(self.coding_costs, cf))
 
+    def method_at(self, cf: float) -> str:
+        """The name of the member that serves ``cf``, with the member's own setting."""
+        member, at = self.at(cf)
+        return member.method_at(at)
+
     def at(self, ratio: float) -> tuple[Compressor, float]:
         """The member that serves a wire ratio, and its CF: the one whose rung it is, or the first that reaches it."""
         own = next((rung for rung in _rungs(self.members) if math.isclose(rung.ratio, ratio, rel_tol=1e-6)), None)

@@ -128,6 +128,10 @@ class PowerSGD(Compressor):
             return None
         return LowRank(n, m, rank, n * m / (rank * columns))
 
+    def method_at(self, cf: float) -> str:
+        """The rank that is set, or the CF that sets each matrix's rank, in words."""
+        return f"low rank {self.rank}" if self.rank else f"low rank at {cf:.4g}x"
+
     def candidates(self, cf_range: tuple[float, float]) -> Span | tuple[float, ...]:
         """Any CF, each tensor coming as close as a whole rank can; of a rank that is set, its CF on a square matrix."""
         if self.rank is None:

@@ -46,6 +46,10 @@ class QSGD(Compressor):
         """The compression factor: 32 / bits."""
         return 32 / self.bits
 
+    def method_at(self, cf: float) -> str:
+        """Its name with the number of bits that are set."""
+        return f"{self.name} {self.bits} bits"
+
     @property
     def levels(self) -> int:
         """Number of levels above zero."""

@@ -82,6 +82,11 @@ class Quantize(Compressor):
         """The same settings but for ``bits`` and other changes."""
         return super().__call__(**({} if bits is None else {"bits": bits}), **changes)
 
+    def method_at(self, cf: float) -> str:
+        """The number of bits per coordinate at a CF, in words."""
+        bits = self.bits_at(cf)
+        return f"{bits} bit{'s' * (bits > 1)}"
+
     @property
     def finest(self) -> float:
         """The lowest compression factor that the settings allow."""

@@ -78,6 +78,12 @@ class TopKC(Compressor):
             least, largest = magnitudes_in(dtype_of(self.values, torch.float32))
         return max(2.0**-56, least), min(2.0**56, largest)
 
+    def method_at(self, cf: float) -> str:
+        """The CF of the selection and, where the values are quantized, their number of bits."""
+        if not isinstance(self.values, Quantize):
+            return super().method_at(cf)
+        return f"{self.name} {round(cf, 1):g}x of {self.values.method_at(self.values.finest)}"
+
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:
         """An energy per chunk, then the values kept, in bytes."""
         elements = torch.Size(shape).numel()

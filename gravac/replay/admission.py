@@ -54,7 +54,18 @@ def admit_recorded(run: RunRecord, policy: Policy, every: Sequence[int] = ()) ->
         known = efficiency if math.isfinite(efficiency) else profile.efficiency
         by_gain = profile.efficiency_by_gain
         family, apart = profile.family, profile.efficiency_apart
-        return Candidate(compressor.name, cf, ratio, known, family, by_gain, it.coding_s, it.exchange_s, apart=apart)
+        return Candidate(
+            compressor.name,
+            cf,
+            ratio,
+            known,
+            family,
+            by_gain,
+            it.coding_s,
+            it.exchange_s,
+            apart=apart,
+            method=it.method or compressor.method_at(cf),
+        )
 
     def stays(one: Candidate) -> bool:
         then = (it for it in run.candidates if it.compressor == one.compressor and not it.dense)

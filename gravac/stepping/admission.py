@@ -92,8 +92,18 @@ def admit(
         profile = compressor.profile(cf, world=world, shapes=compressed)
         efficiency, by_gain = round(profile.efficiency, 4), profile.efficiency_by_gain
         coding, exchange = expected(compressor, cf)
-        apart = profile.efficiency_apart
-        return Candidate(compressor.name, cf, ratio, efficiency, profile.family, by_gain, coding, exchange, apart=apart)
+        return Candidate(
+            compressor.name,
+            cf,
+            ratio,
+            efficiency,
+            profile.family,
+            by_gain,
+            coding,
+            exchange,
+            apart=profile.efficiency_apart,
+            method=compressor.method_at(cf),
+        )
 
     return admitted(policy, predicted)
 

@@ -71,7 +71,8 @@ def _lines(*tags: str) -> list[Any]:
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "gravac: compression factor and gain": {
-        "Compression factor (1 is dense)": _lines(CF),
+        "Wire ratio: how many times fewer bytes than dense float32": _lines(STEPS["wire_ratio"]),
+        "Compression factor, each method's own measure (1 is dense; names: see Text)": _lines(CF),
         "Compression factor, log10 (0 is dense)": _lines(CF_LOG10),
         "Gain (window, band)": ["Margin", list(GAIN)],
     },
@@ -79,7 +80,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "Throughput, samples/s": _lines(STEPS["t_system"], STEPS["t_compression"]),
         "Time of a step, seconds": _lines(*(tag for tag in STEPS.values() if "/seconds/" in tag)),
         "Gain (mean of steps)": _lines(STEPS["gain"]),
-        "Wire ratio (bytes), achieved CF (elements)": _lines(STEPS["wire_ratio"], STEPS["achieved_cf"]),
+        "Achieved CF (elements)": _lines(STEPS["achieved_cf"]),
         "Bytes a step, of one rank": _lines(STEPS["payload_bytes"], STEPS["wire_bytes"]),
         "Sent so far, GB, of one rank": _lines(WIRE_GIGABYTES, DENSE_WIRE_GIGABYTES),
     },

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gravac.candidate import Candidate
 from gravac.settings import SettingsError
 from gravac.telemetry import page, words
 from gravac.telemetry.jsonl import plain_settings
@@ -46,8 +47,8 @@ class TensorBoardSink:
         self._last: StepRecord | None = None
         self._run: RunRecord | None = None
         self._decisions = 0
-        self._changes: list[tuple[DecisionRecord, float | None]] = []
-        self._decided: float | None = None
+        self._changes: list[tuple[DecisionRecord, DecisionRecord | StepRecord | None]] = []
+        self._decided: DecisionRecord | StepRecord | None = None
 
     def __call__(self, record: Record) -> None:
         """Write one record. Never raises: the first failure warns, later records are then dropped."""
@@ -79,17 +80,18 @@ class TensorBoardSink:
     def _step(self, step: StepRecord) -> None:
         self._points.add(step)
         self._last = step
-        self._decided = step.cf if self._decided is None else self._decided
+        self._decided = step if self._decided is None else self._decided
 
     def _decision(self, decision: DecisionRecord) -> None:
         self._decisions += 1
         band = (decision.gain, decision.gain_low, decision.gain_high)
         if all(map(math.isfinite, band)):
             self._scalars(dict(zip(page.GAIN, band, strict=True)), decision.step)
-        self._writer.add_text(page.DECISION_TEXT, words.decision_words(decision, self._decided), decision.step)
+        text = words.decision_words(decision, self._decided, self._candidates)
+        self._writer.add_text(page.DECISION_TEXT, text, decision.step)
         if decision.changed:
             self._changes = [*self._changes[-CHANGES + 1 :], (decision, self._decided)]
-        self._decided = decision.cf
+        self._decided = decision
 
     def _end(self, end: EndRecord) -> None:
         self._finish()
@@ -101,9 +103,13 @@ class TensorBoardSink:
         """The last steps and the table of changes; again, nothing."""
         self._points.flush()
         if self._decisions and self._last is not None:
-            text = words.changes_words(self._changes, self._decisions)
+            text = words.changes_words(self._changes, self._decisions, self._candidates)
             self._writer.add_text(page.CHANGES_TEXT, text, self._last.step)
             self._decisions = 0
+
+    @property
+    def _candidates(self) -> tuple[Candidate, ...]:
+        return self._run.candidates if self._run else ()
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
         """All values, which are finite, in one event: one each, as add_scalar makes, costs several times as much."""

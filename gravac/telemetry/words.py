@@ -1,12 +1,82 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A run and its decisions as Markdown, for TensorBoard's text page; records hold data alone."""
+"""A run and its decisions in words, Markdown for TensorBoard's text page; records hold data alone.
+
+A compression factor means something else for each compressor: at 32 the default ladder runs low rank 16, which on small
+matrices sends but 15 times fewer bytes. So whatever shows a candidate to people shows ``described``: method and bytes.
+"""
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gravac.candidate import Candidate, Dropped
-from gravac.telemetry.records import DecisionRecord, RunRecord
+from gravac.telemetry.records import DecisionRecord, RunRecord, StepRecord
+
+AS_MANY = 0.05
+"""Largest relative difference of bytes that counts as none."""
+
+
+def described(candidate: Candidate) -> str:
+    """A candidate in words: its method with the method's own setting, how many times fewer bytes it sends, how often.
+
+    Example:
+        >>> described(Candidate("ladder", 32.0, 15.1, method="low rank 16"))
+        'low rank 16, 15x fewer bytes'
+        >>> described(Candidate("topk", 10.0, 0.5, every=5, delay=2))
+        'topk 10x, 2x more bytes, every 5 steps, behind 2'
+        >>> described(Candidate("dense", 1.0, 1.0, method="dense float32"))
+        'dense float32'
+    """
+    method = candidate.method or f"{candidate.compressor} {candidate.cf:.4g}x"
+    sent = bytes_words(candidate.wire_ratio)
+    often = f"every {candidate.every} steps" if candidate.every > 1 else ""
+    behind = f"behind {candidate.delay}" if candidate.delay else ""
+    return ", ".join(part for part in (method, sent, often, behind) if part)
+
+
+def bytes_words(wire_ratio: float) -> str:
+    """A wire ratio in words; empty where as many bytes are sent as by dense float32, or where that is not known.
+
+    Example:
+        >>> bytes_words(15.06), bytes_words(3.88), bytes_words(2.0), bytes_words(0.5)
+        ('15x fewer bytes', '3.9x fewer bytes', '2x fewer bytes', '2x more bytes')
+    """
+    if not (math.isfinite(wire_ratio) and wire_ratio > 0) or abs(wire_ratio - 1) <= AS_MANY:
+        return ""
+    times, what = (wire_ratio, "fewer") if wire_ratio > 1 else (1 / wire_ratio, "more")
+    return f"{times:.0f}x {what} bytes" if times >= 10 else f"{round(times, 1):g}x {what} bytes"
+
+
+def candidate_of(record: DecisionRecord | StepRecord, candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate that a record names by compressor, CF, ``every`` and ``delay``.
+
+    If the run has none at this ``every`` and ``delay``, what is known of the same compressor at the same CF is taken.
+    """
+    alike = [one for one in candidates if (one.compressor, one.cf) == (record.compressor, record.cf)]
+    often = (record.every, record.delay)
+    exact = next((one for one in alike if (one.every, one.delay) == often), None)
+    if exact is not None:
+        return exact
+    known = alike[0] if alike else Candidate(record.compressor, record.cf, math.nan)
+    ratio = known.wire_ratio / known.every * record.every
+    return replace(known, wire_ratio=ratio, every=record.every, delay=record.delay)
+
+
+def reason_words(reason: str, candidates: Iterable[Candidate]) -> str:
+    """A reason with each candidate ``described``, where the reason names candidates as ``str`` does.
+
+    Example:
+        >>> rank = Candidate("ladder", 32.0, 15.1, method="low rank 16")
+        >>> reason_words("try ladder 32x", [rank]), reason_words("try ladder 320x", [rank])
+        ('try low rank 16, 15x fewer bytes', 'try ladder 320x')
+    """
+    words = {str(one): described(one) for one in candidates}
+    if not words:
+        return reason
+    names = "|".join(re.escape(name) for name in sorted(words, key=len, reverse=True))
+    return re.sub(rf"(?<!\S)(?:{names})(?!\w)", lambda match: words[match.group()], reason)
 
 
 def run_words(run: RunRecord) -> str:
@@ -15,7 +85,9 @@ def run_words(run: RunRecord) -> str:
     if run.candidates:
         parts.append("**Candidates**\n\n" + "\n".join(f"- {candidate_words(one)}" for one in run.candidates))
     if run.timed:
-        parts.append(f"Coding was timed where the gradients lie at {', '.join(f'{cf:g}x' for cf in run.timed)}.")
+        methods = {one.cf: one.method for one in run.candidates if not one.dense}
+        timed = ", ".join(methods.get(cf) or f"{cf:g}x" for cf in run.timed)
+        parts.append(f"Coding was timed where the gradients lie, at {timed}.")
     if run.dropped:
         parts.append("**Dropped**\n\n" + "\n".join(f"- {dropped_words(one, run.world_size)}" for one in run.dropped))
     if run.settings:
@@ -24,8 +96,9 @@ def run_words(run: RunRecord) -> str:
 
 
 def candidate_words(candidate: Candidate) -> str:
-    """One candidate in words: its CF, what it is predicted to send and to take, and its efficiency."""
-    said = f"{candidate} (predicted wire ratio {candidate.wire_ratio:.2f}, efficiency {candidate.efficiency:g}"
+    """One candidate in words: what it is, what it is predicted to send and to take, its efficiency and its CF."""
+    said = f"{described(candidate)} (predicted wire ratio {candidate.wire_ratio:.2f}, "
+    said += f"efficiency {candidate.efficiency:g}, CF {candidate.cf:g}"
     if candidate.coding_s is not None and candidate.exchange_s is not None:
         said += f", coding {1e3 * candidate.coding_s:.4g} ms, exchange {1e3 * candidate.exchange_s:.4g} ms"
     return said + ")"
@@ -33,48 +106,66 @@ def candidate_words(candidate: Candidate) -> str:
 
 def dropped_words(dropped: Dropped, world_size: int | None = None) -> str:
     """One dropped candidate in words, and why it was dropped; with the number of ranks, where that is told."""
+    name, other = (_method(one) for one in (dropped.candidate, dropped.other))
     if dropped.cause == "same_bytes":
-        return f"{dropped.candidate}: would send what {dropped.other} does"
-    sent = f"{dropped.ratio:.2f} times the bytes of {dropped.other}"
+        return f"{name}: would send what {other} does"
     over = "" if world_size is None else f" over {world_size} ranks"
-    return f"{dropped.candidate}: would send {sent}{over}"
+    return f"{name}: would send {dropped.ratio:.2f} times the bytes of {other}{over}"
 
 
-def decision_words(decision: DecisionRecord, before: float | None) -> str:
+def decision_words(
+    decision: DecisionRecord, before: DecisionRecord | StepRecord | None, candidates: Sequence[Candidate] = ()
+) -> str:
     """One decision as one line: what runs, in which phase it was decided, why, and what was measured.
 
     Args:
         decision: the decision.
-        before: compression factor that ran until then; ``None`` when not known.
+        before: record of what ran until then; ``None`` when not known.
+        candidates: what the run may choose from.
     """
-    change = _change(decision, before)
-    phase = f", {decision.phase}" if decision.phase else ""
+    change = _change(decision, before, candidates)
+    phase = f" ({decision.phase})" if decision.phase else ""
     measured = _measured(decision)
     what = f"**{change}**" if decision.changed else change
-    return f"{what} ({decision.compressor}{phase}): {decision.reason}" + (f" — {measured}" if measured else "")
+    reason = reason_words(decision.reason, candidates)
+    return f"{what}{phase}: {reason}" + (f" — {measured}" if measured else "")
 
 
-def changes_words(changes: Iterable[tuple[DecisionRecord, float | None]], decisions: int) -> str:
+def changes_words(
+    changes: Iterable[tuple[DecisionRecord, DecisionRecord | StepRecord | None]],
+    decisions: int,
+    candidates: Sequence[Candidate] = (),
+) -> str:
     """All changes of what runs as a table, one row each.
 
     Args:
-        changes: decisions that changed what runs, each with the CF before.
+        changes: decisions that changed what runs, each with the record of what ran before.
         decisions: number of decisions in all.
+        candidates: what the run may choose from.
     """
     rows = [
-        (f"step {it.step}: {_change(it, before)} ({it.compressor})", it.reason, f"{it.phase}: {_measured(it)}")
+        (
+            f"step {it.step}: {_change(it, before, candidates)}",
+            reason_words(it.reason, candidates),
+            f"{it.phase}: {_measured(it)}",
+        )
         for it, before in changes
     ]
     title = f"{len(rows)} of {decisions} decisions changed what runs"
     return title + ("\n\n" + _table(("change", "reason", "measured in the window before"), rows) if rows else "")
 
 
-def _change(decision: DecisionRecord, before: float | None) -> str:
-    often = f", every {decision.every} steps" if decision.every > 1 else ""
-    often += f", behind {decision.delay}" if decision.delay else ""
-    if before is None or before == decision.cf:
-        return f"CF {decision.cf:g}{often}"
-    return f"CF {before:g} → {decision.cf:g}{often}"
+def _change(
+    decision: DecisionRecord, before: DecisionRecord | StepRecord | None, candidates: Sequence[Candidate]
+) -> str:
+    after = described(candidate_of(decision, candidates))
+    then = after if before is None else described(candidate_of(before, candidates))
+    return after if then == after else f"{then} → {after}"
+
+
+def _method(candidate: Candidate) -> str:
+    """A candidate's name, where its bytes are told beside it."""
+    return candidate.method or str(candidate)
 
 
 def _measured(decision: DecisionRecord) -> str:

@@ -19,10 +19,17 @@ MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version:
 """By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
 
 UNPAIRED: frozenset[str] = frozenset(
-    {"gravac.older_reports", "gravac.report.numbers.left", *(f"gravac.{key}" for key in TAKEN_FOR_ONE)}
+    {
+        "gravac.older_reports",
+        "gravac.report.numbers.left",
+        "gravac.ran.method",
+        "gravac.report.candidate.method",
+        *(f"gravac.{key}" for key in TAKEN_FOR_ONE),
+    }
 )
 """Paths of a checkpoint that stand on one side alone: reports of executors with a longer latency are new, what only a
-device knows of residuals, and what has torch.distributed.checkpoint refuse a state."""
+device knows of residuals, the name that people are shown of a candidate, and what has torch.distributed.checkpoint
+refuse a state."""
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -56,7 +56,7 @@ def test_the_command_shows_a_table_and_writes_json_and_a_plot(
     assert run("advise", "--model", "resnet50", "--batch-seconds", "0.15", "--link", "100mbit", *which, *where) == 0
     said = capsys.readouterr().out
     lines = said.splitlines()
-    assert lines[0].startswith("DDP's hook: try quantize 8x: ")
+    assert lines[0].startswith("DDP's hook: try 4 bits (7.7x fewer bytes): ")
     assert lines[1].startswith("outer steps: ") and " steps: " in lines[1]
     assert lines[2].startswith("take outer steps: ") and "assumed" in lines[2]
     assert "OuterOptimizer(" in lines[3] and "a step takes" in lines[4] and "not measured" in lines[5]
@@ -198,7 +198,8 @@ def test_the_code_that_is_advised_makes_what_it_says() -> None:
 def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quantize, "efficiency_points", ((1.0, 0.01),))
     advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"])
-    assert advice.hook.startswith("stay with bf16: no choice") and "quantize 32x makes steps" in advice.reason
+    assert advice.hook.startswith("stay with bf16: no choice")
+    assert "1 bit (28x fewer bytes) makes steps" in advice.reason
 
 
 def test_a_live_module_and_its_shapes_give_the_same() -> None:

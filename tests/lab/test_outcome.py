@@ -75,7 +75,8 @@ def test_result_says_paced_when_it_is_and_only_then(paced: bool) -> None:
         show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, logs="runs/x")
     shown = captured.get()
     assert ("paced, not a real link" in shown) == paced
-    for expected in ("dense-fp16", "LOST", "not reached", "tensorboard --logdir runs/x", "CF 10", "100 Mbit/s"):
+    assert "3 bits, 10x fewer bytes: start" in shown
+    for expected in ("dense-fp16", "LOST", "not reached", "tensorboard --logdir runs/x", "100 Mbit/s"):
         assert expected in shown
 
 

@@ -37,7 +37,6 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
         "demo": ("demo", tables_of_demo.demo_in_short),
         "speed": ("tta", tables_of_runs.speed),
-        "outer_in_short": ("outer_tta", tables_of_outer.outer_in_short),
     },
     RESULTS: {
         "hindsight": ("tta", tables_of_runs.hindsight),
@@ -80,6 +79,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "before_after": ("before_after", lambda: before_after.table(published.rows("before_after"))),
     },
     OUTER: {
+        "outer_in_short": ("outer_tta", tables_of_outer.outer_in_short),
         "outer_efficiency": ("outer_efficiency", tables_of_outer.outer_efficiency),
         "outer_rates": ("outer_efficiency", tables_of_outer.outer_rates),
         "outer_rates_more": ("outer_ranks", tables_of_outer.outer_rates_more),

@@ -184,11 +184,11 @@ AGAINST = (
     ("DDP's hook with goodput", DEFAULT, None),
 )
 """What outer steps that decide are held against: how the methods' words begin, and on which links: those that change,
-those that do not, or all. Of those that change there are but three cells, so their runs are taken one by one."""
+those that do not, or all."""
 
 
 def outer_in_short() -> str:
-    """The README's: outer steps that decide, over dense DDP on a network without a limit; short runs, then long."""
+    """Outer steps that decide, over dense DDP on a network without a limit; short runs, then long."""
     links = ("5mbit", "20mbit", "100mbit")
     lines = head("", *(LINKS[link] for link in links))
     for task, words in TASKS.items():
@@ -204,21 +204,29 @@ def outer_in_short() -> str:
 
 
 def outer_judged() -> str:
-    """Time to the target of outer steps that decide over that of others: mean with its 95 % interval.
+    """Time to the target of outer steps that decide over that of others: mean of cells with its 95 % interval.
 
-    Of two records, which have other seeds where they have the same cells: runs of a seed are of one hour.
+    Of two records, which have other seeds where they have the same cells. A cell in which the other was given up is
+    counted and left out: its ratio would be that of the limit.
     """
     limited = [run for name in ("outer_tta", "outer_tta_more") for run in runs(name) if run.link != UNTHROTTLED]
-    lines = head("over", "of", "geometric mean", "95 % interval", "lowest and highest")
+    lines = head(
+        "over", "cells", "geometric mean", "95 % interval", "lowest and highest", "cells where it was given up"
+    )
     for words, named, change in AGAINST:
         others = [run for run in limited if run.method.startswith(named) and change in (None, run.link == CHANGING)]
-        told = verdicts(limited, best_of(others), ADAPTIVE)
-        if told:
-            ratios = [ratio for one in told for ratio in (one.ratios if change else (one.ratio,))]
-            of = f"{len(ratios)} {'run' if change else 'cell'}{'s' * (len(ratios) > 1)}"
+        best = best_of(others)
+        missed = {
+            (run.task, run.link) for run in others if run.method == best[run.task, run.link] and run.tta_s is None
+        }
+        told = verdicts(limited, best, ADAPTIVE)
+        ratios = [one.ratio for one in told if one.cell not in missed]
+        given_up = str(len(told) - len(ratios) or "")
+        if ratios:
             mean, low, high = interval(ratios)
             between = f"{low:.2f}-{high:.2f}" if math.isfinite(low) and low > 0 else ""
-            lines.append(line(words, of, f"{mean:.2f}", between, f"{min(ratios):.2f}, {max(ratios):.2f}"))
+            bounds = f"{min(ratios):.2f}, {max(ratios):.2f}"
+            lines.append(line(words, str(len(ratios)), f"{mean:.2f}", between, bounds, given_up))
     return "\n".join(lines)
 
 

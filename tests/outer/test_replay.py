@@ -163,7 +163,8 @@ def test_the_command_tells_of_rounds(tmp_path: Path, capsys: pytest.CaptureFixtu
     drawn = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png")]
     assert run(*where, "--every", "10", *drawn) == 0
     said = capsys.readouterr().out
-    assert "8x every 10" in said
+    assert "topk 8x, 48x fewer bytes, every 10 steps" in said
+    assert "dense bfloat16, 10x fewer bytes, every 5 steps" in said, "the recorded run's, too"
     assert "rounds that rest on estimates: 100.0%" in said
     assert {step["would_every"] for step in json.loads((tmp_path / "out.json").read_text())["steps"]} == {10}
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

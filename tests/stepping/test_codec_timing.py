@@ -310,7 +310,7 @@ def test_a_run_off_the_cpu_times_its_candidates_when_it_is_attached() -> None:
     (candidates, ran, (run,)), (others, other_ran, none) = processes(trained, 2, 1.0)
     assert (candidates, ran, none) == (others, other_ran, [])
     assert run.timed == tuple(one.cf for one in run.candidates if not one.dense) != ()
-    assert f"Coding was timed where the gradients lie at {run.timed[0]:g}x" in run_words(run)
+    assert f"Coding was timed where the gradients lie, at topk {run.timed[0]:g}x" in run_words(run)
 
 
 def test_a_run_on_the_cpu_does_not() -> None:

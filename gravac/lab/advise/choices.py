@@ -21,6 +21,7 @@ from gravac.costmodel import Format, Machine, Network, Prediction, break_even, l
 from gravac.lab.advise.outer_steps import Exchanged, bandwidth_below, outer_steps
 from gravac.lab.advise.verdict import which, with_hook, with_outer_steps
 from gravac.lab.shapes import MODELS, Shape
+from gravac.telemetry.words import bytes_words
 
 REACH = (1.0, 1000.0)
 """Lowest and highest CF considered."""
@@ -78,7 +79,11 @@ class Option:
 
     def __str__(self) -> str:
         often = {None: "", 1: " every step"}.get(self.every, f" every {self.every} steps")
-        return f"{self.compressor} {self.cf:.4g}x{often}"
+        known = COMPRESSORS.get(self.compressor)
+        dense = {1.0: "dense float32", 2.0: "dense in 16 bit"}.get(self.cf) if self.compressor == DENSE else None
+        method = dense or (known.method_at(self.cf) if known else f"{self.compressor} {self.cf:.4g}x")
+        sent = bytes_words(self.wire_ratio)
+        return method + (f" ({sent})" if sent else "") + often
 
 
 @dataclass(frozen=True, slots=True)

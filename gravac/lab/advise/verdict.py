@@ -79,7 +79,10 @@ def which(hook: Sequence[Option], outer: Sequence[Option], dense: Format) -> tup
     apart = mildest(outer) if outer else best
     if apart.progress > MARGIN * best.progress:
         share = apart.progress / best.progress
-        known = "which was measured on two small tasks" if apart.compressor == DENSE else "which is partly assumed"
+        measured = apart.compressor == DENSE
+        known = (
+            "which was measured on small tasks at a constant learning rate" if measured else "which is partly assumed"
+        )
         return (
             f"take outer steps: {share:.2f} times the progress per second of DDP's hook, if a step is worth that, "
             f"{known} (docs/outer.md)",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -13,10 +14,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from gravac.candidate import DENSE, Candidate
+from gravac.compressors import ladder
 from gravac.lab.console import PLAIN_SECONDS, Shown
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
 from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
+from gravac.telemetry.words import described, reason_words
 
 MOST_TURNS = 24
 """Number of changes of the compression factor that are printed; more are cut in the middle."""
@@ -63,8 +67,9 @@ class DemoLive(Shown):
             gain = "-" if event["gain"] is None else f"{event['gain']:.3f}"
             left = max(0.0, self._seconds - event["seconds"])
             state = (
-                f"step {event['step']:>4}  loss {event['loss']:.3f}  validation {self._val_loss}  CF {event['cf']:g}  "
-                f"gain {gain}  {event['samples_per_s']:.1f} samples/s  {left:.0f} s left"
+                f"step {event['step']:>4}  loss {event['loss']:.3f}  validation {self._val_loss}  "
+                f"{described(_choice(event['cf']))}  gain {gain}  "
+                f"{event['samples_per_s']:.1f} samples/s  {left:.0f} s left"
             )
             self._show(method, event["seconds"], state)
 
@@ -119,7 +124,7 @@ def show_result(console: Console, comparison: Comparison, *, rate: float, worker
     console.print(comparison.verdict() + suffix, style="bold", highlight=False, soft_wrap=True)
     if comparison.equal_seconds < 30:
         console.print("Too short a run to judge by: compression pays off, or not, over minutes.", highlight=False)
-    console.print(f"\nCompression factor of adaptive{suffix}, one entry per change:", highlight=False)
+    console.print(f"\nWhat adaptive ran{suffix}, one entry per change; bytes as predicted:", highlight=False)
     path = comparison["adaptive"].cf_path
     cut = len(path) > MOST_TURNS
     for turn in path[: MOST_TURNS // 2] if cut else path:
@@ -133,4 +138,18 @@ def show_result(console: Console, comparison: Comparison, *, rate: float, worker
 
 
 def _turn(turn: dict[str, Any]) -> str:
-    return f"  step {turn['step']:>5}  CF {turn['cf']:<8g} {escape(turn['reason'])}"
+    reason = escape(reason_words(turn["reason"], _choices()))
+    return f"  step {turn['step']:>5}  {described(_choice(turn['cf']))}: {reason}"
+
+
+def _choice(cf: float) -> Candidate:
+    known = (one for one in _choices() if one.cf == cf)
+    return next(known, Candidate(ladder.name, cf, cf, method=ladder.method_at(cf)))
+
+
+@functools.cache
+def _choices() -> tuple[Candidate, ...]:
+    """What the adaptive run may choose: dense, and the ladder, whose CFs are wire ratios."""
+    formats = (Candidate(DENSE, 1.0, 1.0, method="dense float32"), Candidate(DENSE, 2.0, 2.0, method="dense in 16 bit"))
+    rungs = ladder.candidates((2.0, 1000.0))
+    return (*formats, *(Candidate(ladder.name, cf, cf, method=ladder.method_at(cf)) for cf in rungs))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from gravac.candidate import Candidate
 from gravac.lab.links.link import PACED
 from gravac.lab.report import curves, plots, style
 from gravac.lab.report.numbers import BASELINE, Amount, ReportRow, inside_spread
@@ -21,8 +23,10 @@ from gravac.lab.report.style import Looks
 from gravac.lab.report.summary import Section, link_order, methods, sections
 from gravac.lab.report.template import HOW_TO_READ, STYLE
 from gravac.lab.report.words import times
+from gravac.lab.training.methods import running
 from gravac.lab.tta.record import TrainingRecord
 from gravac.settings import SettingsError
+from gravac.telemetry.words import reason_words
 
 _NOTHING = "–"
 
@@ -316,11 +320,17 @@ def _reasons(run: TrainingRecord) -> str:
     turns = plots.changes(run)
     if not turns:
         return '<p class="pale">It changed nothing.</p>'
+    ran = [
+        Candidate(turn.compressor, turn.cf, math.nan, method=running(run.method, turn.compressor, turn.cf))
+        for turn in run.turns
+    ]
+    methods = {(one.compressor, one.cf): one.method for one in ran}
     rows = "".join(
         f'<tr><th scope="row">{number}</th><td>{turn.step:,}</td><td>{_maybe(turn.seconds, ",.1f")}</td>'
-        f'<td class="text">{escape(turn.compressor)}{_every(turn.every, turn.delay)}</td><td>{turn.cf:.4g}</td>'
+        f'<td class="text">{escape(methods[turn.compressor, turn.cf])}{_every(turn.every, turn.delay)}</td>'
+        f"<td>{turn.cf:.4g}</td>"
         f"<td>{_maybe(turn.gain, '.3f')}</td>"
-        f'<td class="text">{escape(turn.reason)}</td></tr>'
+        f'<td class="text">{escape(reason_words(turn.reason, ran))}</td></tr>'
         for number, turn in enumerate(turns, start=1)
     )
     table = f"""<div class="wide"><table><thead><tr><th scope="col">no.</th><th scope="col">step</th>

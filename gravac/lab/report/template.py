@@ -55,8 +55,9 @@ about which is faster: the difference lies inside the spread.</dd>
 nothing of how good the steps are.</dd>
 <dt>Wire ratio</dt><dd>Bytes that fp32 sends in a step (a dense ring all-reduce), divided by what the method sends. It
 counts what really travels, indices and scales included, and is therefore less than the CF for sparse methods.</dd>
-<dt>CF, compression factor</dt><dd>What the compressor was asked for: 1 is dense float32, 2 is 16 bit, 10 keeps a tenth
-of the values. An adaptive method changes it while training.</dd>
+<dt>CF, compression factor</dt><dd>What the compressor was asked for, in its own measure: 1 is dense float32, 2 is 16
+bit; for top-k 10 keeps a tenth of the values, for a quantizer it is 32 / bits, for a ladder the wire ratio of a large
+tensor. So it compares no two compressors: the wire ratio does. An adaptive method changes it while training.</dd>
 <dt>Gain</dt><dd>The share of the gradient's energy (its squared norm) that is sent: 1 - squared error / squared norm.
 1 means that nothing was lost. Methods that are not gravac's own do not report it.</dd>
 <dt>Adaptive</dt><dd>A controller decides from gain and speed how much to compress, and whether to; its decisions are

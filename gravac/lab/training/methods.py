@@ -32,7 +32,7 @@ from typing import Any
 from pydantic import Field
 
 from gravac import AdaptiveCompressor, Static
-from gravac.candidate import Span
+from gravac.candidate import DENSE, Span
 from gravac.compressors import Compressor, dense
 from gravac.lab.training.expression import compressor, controller, settings
 from gravac.outer.settings import Exchanging
@@ -248,6 +248,38 @@ class Method:
     def make(self, **run: Any) -> AdaptiveCompressor:
         """Make our compressor for it, not attached; ``run`` is what belongs to a run (``log_dir``, ``pace``, ...)."""
         return AdaptiveCompressor(**{**self.sends, **run})
+
+
+def running(method: str, name: str, cf: float) -> str:
+    """Return what a method runs at a CF, in words: the compressor's method with its own setting.
+
+    Args:
+        method: words of a method, see the module.
+        name: compressor that runs, as decisions name it.
+        cf: its compression factor.
+
+    Example:
+        >>> running("goodput:ladder@2-1000", "ladder", 32.0), running("goodput:ladder@2-1000", "dense", 2.0)
+        ('low rank 16', 'dense in 16 bit')
+    """
+    if name == DENSE:
+        return "dense in 16 bit" if cf == 2 else "dense float32"
+    try:
+        base = Method.parse(method).base
+    except ValueError:  # of another version of the lab
+        base = None
+    return base.method_at(cf) if base is not None and base.name == name else f"{name} {cf:.4g}x"
+
+
+def running_at(method: str, cf: float) -> str:
+    """Return what a method runs at a CF, in words, if the compressor's name is not told: at 1 and 2 it is dense.
+
+    Example:
+        >>> running_at("goodput:ladder@2-1000", 32.0), running_at("fp32", 1.0)
+        ('low rank 16', 'dense float32')
+    """
+    base = Method.parse(method).base
+    return running(method, DENSE if cf in (1.0, 2.0) or base is None else base.name, cf)
 
 
 def _only_cf(base: Compressor) -> float:

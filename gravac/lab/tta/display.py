@@ -16,6 +16,7 @@ from rich.table import Table
 from gravac.lab.console import PLAIN_SECONDS, Shown, wide
 from gravac.lab.links.link import PACED
 from gravac.lab.links.network import available
+from gravac.lab.training.methods import running_at
 from gravac.lab.training.run import Event, RunFailed
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.matrix import Matrix
@@ -65,9 +66,9 @@ class TtaLive(Shown):
         elif event["event"] == "evaluation":
             self._metric = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
         elif event["event"] == "step":
-            cf = "" if event["cf"] is None else f"  CF {event['cf']:g}"
-            cf += f" every {event['every']} steps" if event.get("every") else ""
-            self._state(f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{cf}")
+            runs = "" if event["cf"] is None else f"  {running_at(leg.method, event['cf'])}"
+            runs += f" every {event['every']} steps" if event.get("every") else ""
+            self._state(f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{runs}")
 
     def finished(self, run: TrainingRecord) -> None:
         """See ``Watcher``."""

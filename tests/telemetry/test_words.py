@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""A candidate is shown by its method, the method's own setting and the bytes it saves; never by a bare CF."""
+
+import math
+
+import pytest
+import torch
+
+from gravac import Policy, dense, ladder, powersgd, quantize, topk, topkc
+from gravac.averaging.average import Averager
+from gravac.averaging.feedback import Feedback
+from gravac.candidate import Candidate
+from gravac.controllers import Goodput
+from gravac.stepping.admission import admit
+from gravac.telemetry import DecisionRecord, RunRecord
+from gravac.telemetry.words import candidate_of, decision_words, described, reason_words, run_words
+
+RANK = Candidate("ladder", 32.0, 15.2, method="low rank 16")
+BIT = Candidate("ladder", 28.44, 23.4, method="1 bit")
+
+
+def decision(cf: float, every: int = 1, delay: int = 0) -> DecisionRecord:
+    """A decision for a CF of the ladder."""
+    reason = "start at ladder 32x: the best goodput"
+    return DecisionRecord(8, "ladder", cf, True, math.nan, math.nan, math.nan, None, None, "", reason, every, delay)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "cf", "words"),
+    [
+        (dense, 1.0, "dense float32"),
+        (dense(dtype="float16"), 2.0, "dense float16"),
+        (topk, 10.0, "topk 10x"),
+        (quantize, 32.0, "1 bit"),
+        (quantize(4), 8.0, "4 bits"),
+        (powersgd, 64.0, "low rank at 64x"),
+        (powersgd(4), 128.0, "low rank 4"),
+        (topkc(values=quantize(1)), 4.0, "topkc 4x of 1 bit"),
+        (ladder, 2.0, "dense bfloat16"),
+        (ladder, 32.0, "low rank 16"),
+        (ladder, 28.44444, "1 bit"),
+    ],
+)
+def test_a_method_is_named_with_the_setting_that_users_know_it_by(compressor: object, cf: float, words: str) -> None:
+    assert compressor.method_at(cf) == words  # type: ignore[attr-defined]
+
+
+def test_every_candidate_of_a_run_is_shown_by_method_and_bytes() -> None:
+    policy = Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000))
+    averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
+    averager.world = 2
+    candidates, dropped = admit(policy, averager, [((1024, 1024), torch.float32)])
+    shown = [described(one) for one in candidates]
+    assert shown[:3] == ["dense float32", "dense bfloat16, 2x fewer bytes", "8 bits, 3.9x fewer bytes"]
+    assert {"1 bit, 28x fewer bytes", "low rank 16, 32x fewer bytes"} <= set(shown)
+    assert not any("ladder" in words for words in shown)
+    assert "ladder" not in run_words(RunRecord({}, 2, candidates, dropped))
+
+
+def test_a_decision_and_its_reason_name_methods_and_bytes() -> None:
+    words = decision_words(decision(32.0), decision(28.44), [RANK, BIT])
+    assert words == (
+        "**1 bit, 23x fewer bytes → low rank 16, 15x fewer bytes**: "
+        "start at low rank 16, 15x fewer bytes: the best goodput"
+    )
+    assert decision(32.0).reason == "start at ladder 32x: the best goodput", "records stay data"
+
+
+def test_a_decision_of_outer_steps_counts_bytes_by_its_own_number_of_steps() -> None:
+    ran = candidate_of(decision(28.44, every=10, delay=5), [RANK, BIT])
+    assert described(ran) == "1 bit, 234x fewer bytes, every 10 steps, behind 5"
+
+
+def test_what_a_record_does_not_know_is_left_out() -> None:
+    assert described(candidate_of(decision(32.0), [])) == "ladder 32x"
+    assert reason_words("down to ladder 320x, from ladder 32x", [RANK]) == (
+        "down to ladder 320x, from low rank 16, 15x fewer bytes"
+    )
+    assert reason_words("hold", []) == "hold"
