@@ -408,9 +408,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=Configuration.max_iters)
     parser.add_argument("--defaults", action="store_true", help="also outer steps with what goodput chooses")
-    parser.add_argument(
-        "--show", help="print train.py with the edits for a method ('hook, 2 bits')"
-    )
+    parser.add_argument("--show", help="print train.py with the edits for a method ('hook, 2 bits')")
     options = parser.parse_args()
     if options.show:
         method = {one.name: one for one in (*METHODS, *DEFAULTS)}[options.show]
