@@ -114,7 +114,7 @@ class Configuration:
 
     n_layer: int = 4
     n_head: int = 4
-    n_embd: int = 160
+    n_embd: int = 144
     block_size: int = 64
     batch_size: int = 8
     dropout: float = 0.0
@@ -125,7 +125,7 @@ class Configuration:
     warmup_iters: int = 100
     max_iters: int = 1200
     eval_interval: int = 100
-    eval_iters: int = 100
+    eval_iters: int = 50
 
     def arguments(self, rate: float) -> list[str]:
         """Return the command line: AdamW with warm-up, then cosine to a tenth of the rate, in float32 on CPUs."""
@@ -396,8 +396,8 @@ def measure(clone: Path, path: str, options: argparse.Namespace) -> None:
         ensure(Case(METHODS[0], rate, 0))
     both = two_rates(rows)
     for seed in range(options.seeds):
-        for rate in both:
-            for method in (*METHODS, *(DEFAULTS if options.defaults else ())):
+        for method in (*METHODS, *(DEFAULTS if options.defaults else ())):
+            for rate in both:
                 ensure(Case(method, rate, seed))
 
 
