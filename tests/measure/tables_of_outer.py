@@ -315,8 +315,10 @@ def nanogpt() -> str:
     for rate in (*both, *tried):
         own = [row for row in found if row["learning_rate"] == rate]
         natives = {row["seed"]: row for row in own if row["method"] == of_nanogpt.NATIVE}
-        for method in dict.fromkeys(row["method"] for row in own):
+        for method in (method.name for method in (*of_nanogpt.METHODS, *of_nanogpt.DEFAULTS)):
             ran = sorted((row for row in own if row["method"] == method), key=lambda row: int(row["seed"]))
+            if not ran:
+                continue
             cells = [" ".join(f"{row[name]:.3f}" for row in ran) for name in ("validation_loss", "training_loss")]
             wire = statistics.fmean(row.get("wire_ratio", 1.0) for row in ran)
             worth = " ".join(_of_native(row, natives[row["seed"]]) for row in ran)

@@ -74,19 +74,19 @@ def test_the_table_has_losses_and_efficiency_by_seed(monkeypatch: pytest.MonkeyP
     rows = [made_up("native", rate, 0, loss) for rate, loss in ((3e-3, 1.0), (1e-3, 1.1), (9e-3, 1.2))]
     rows += [made_up("native", 3e-3, 1, 1.0)]
     call = {"call": "OuterOptimizer(...)", "wire_ratio": 10.0}
-    rows += [made_up("outer", 3e-3, seed, loss, **call) for seed, loss in ((1, 0.9), (0, 1.55))]
+    rows += [made_up(METHODS[3].name, 3e-3, seed, loss, **call) for seed, loss in ((1, 0.9), (0, 1.55))]
     monkeypatch.setattr(tables_of_outer, "rows", lambda name: rows)
     _, _, *lines = tables_of_outer.nanogpt().splitlines()
     assert lines == [
         "| 0.003 | native | 1 | 1.000 1.000 | 0.900 0.900 |  |",
-        "| 0.003 | outer | 10 | 1.550 0.900 | 1.450 0.800 | 0.88 over 1 |",
+        "| 0.003 | outer, every 10 steps, rate 1 | 10 | 1.550 0.900 | 1.450 0.800 | 0.88 over 1 |",
         "| 0.001 | native | 1 | 1.100 | 1.000 |  |",
         "| 0.009 | native | 1 | 1.200 | 1.100 |  |",
     ]
     configuration = tables_of_outer.nanogpt_configuration()
     assert "| model | 1,256,000 parameters, float32 |" in configuration
     assert "| seeds | 0, 1 |" in configuration
-    assert "| outer | `OuterOptimizer(...)` |" in configuration
+    assert "| outer, every 10 steps, rate 1 | `OuterOptimizer(...)` |" in configuration
 
 
 def test_the_rate_falls_to_a_tenth_and_ranks_make_one_micro_step_each() -> None:
