@@ -15,7 +15,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -160,6 +160,10 @@ measure-outer-ranks: $(VENV)/.lab $(VENV)/.test  ## what a step is worth among 4
 
 measure-outer-long: $(VENV)/.lab $(VENV)/.test  ## what outer steps come to after 2000 steps, beside averaged gradients, in memory; resumable (15 minutes a seed)
 	$(BIN)/python -m tests.measure.outer_long --draw docs/screenshots/outer_long.png $(ARGS)
+
+measure-nanogpt: $(VENV)/.lab $(VENV)/.test  ## nanoGPT's train.py in NANOGPT=<clone>: native, hook, outer steps; resumable (45 minutes)
+	@test -n "$(NANOGPT)" || { echo "measure-nanogpt: name a clone of github.com/karpathy/nanoGPT, such as NANOGPT=../nanoGPT"; exit 2; }
+	$(BIN)/python -m tests.measure.nanogpt $(NANOGPT) $(ARGS)
 
 measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json

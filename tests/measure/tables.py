@@ -96,6 +96,8 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "outer_compressed": ("outer_efficiency", tables_of_outer.outer_compressed),
         "outer_memory": ("outer_memory", tables_of_outer.outer_memory),
         "outer_traffic": ("outer_traffic", tables_of_outer.outer_traffic),
+        "nanogpt": ("nanogpt", tables_of_outer.nanogpt),
+        "nanogpt_configuration": ("nanogpt", tables_of_outer.nanogpt_configuration),
     },
     ADVISE: {
         "predictions": ("predictions", tables_of_rows.predictions),

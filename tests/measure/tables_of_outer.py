@@ -10,16 +10,19 @@ from typing import Any
 
 from gravac.compressors.profile import efficiency_at, power_at
 from gravac.lab.links.link import UNTHROTTLED
+from gravac.lab.provenance import Stamp
 from gravac.lab.tasks import make
 from gravac.lab.training.expression import compressor
 from gravac.lab.training.methods import MATCHED
 from gravac.lab.tta.matrix import REFERENCE
 from gravac.lab.tta.record import TrainingRecord
 from gravac.outer.efficiency import BEHIND
+from tests.measure import nanogpt as of_nanogpt
 from tests.measure import outer_efficiency as outer_steps
 from tests.measure import outer_long as outer_long_runs
 from tests.measure.judgement import best_of, interval, taken, verdicts
 from tests.measure.published import DEFAULT, rows, runs
+from tests.measure.results import STAMP
 from tests.measure.tables_of_runs import HEADINGS, TASKS, head, line
 
 CHANGING, UNEVEN = "20mbit,10s:100mbit,20s:5mbit", "20mbit/5mbit"
@@ -309,6 +312,57 @@ def outer_long() -> str:
 
 def _plain(row: dict[str, Any]) -> bool:
     return (row["faster"], row["anchors"], row["delay"]) == (1, "float32", 0)
+
+
+def nanogpt() -> str:
+    """NanoGPT by learning rate and method: losses after the last step, by seed, and efficiency relative to native."""
+    found = rows("nanogpt")
+    both = of_nanogpt.two_rates(found)
+    tried = [rate for rate in of_nanogpt.RATES if rate not in both]
+    lines = head("learning rate", "method", "wire ratio", "validation loss", "training loss", "efficiency")
+    for rate in (*both, *tried):
+        own = [row for row in found if row["learning_rate"] == rate]
+        natives = {row["seed"]: row for row in own if row["method"] == of_nanogpt.NATIVE}
+        for method in (method.name for method in (*of_nanogpt.METHODS, *of_nanogpt.DEFAULTS)):
+            ran = sorted((row for row in own if row["method"] == method), key=lambda row: int(row["seed"]))
+            if not ran:
+                continue
+            cells = [" ".join(f"{row[name]:.3f}" for row in ran) for name in ("validation_loss", "training_loss")]
+            wire = statistics.fmean(row.get("wire_ratio", 1.0) for row in ran)
+            worth = " ".join(_of_native(row, natives[row["seed"]]) for row in ran)
+            cells.append("" if method == of_nanogpt.NATIVE else worth)
+            lines.append(line(f"{rate:g}", method, f"{wire:.0f}", *cells))
+    return "\n".join(lines)
+
+
+def _of_native(row: dict[str, Any], native: dict[str, Any]) -> str:
+    value = of_nanogpt.efficiency(row, native)
+    return "over 1" if value is None else f"{value:.2f}"
+
+
+def nanogpt_configuration() -> str:
+    """What nanoGPT ran with: data, model, the command line but for the learning rate, and the methods' calls."""
+    found = rows("nanogpt")
+    first, best = found[0], of_nanogpt.two_rates(found)[0]
+    arguments = next(row["arguments"] for row in found if row["learning_rate"] == best)
+    stamped = first[STAMP]
+    assert isinstance(stamped, Stamp)
+    lines = head("what", "value")
+    lines += [
+        line(
+            "text",
+            f"{first['files']} files of the standard library of Python {stamped.python}, {first['vocabulary']} "
+            f"different characters; {first['training_characters']:,} to train on, {first['validation_characters']:,} "
+            f"of other files to validate with (SHA-256 {first['text_sha256']}...)",
+        ),
+        line("model", f"{first['parameters']:,} parameters, float32"),
+        line("ranks", f"{first['ranks']} processes over gloo, one thread each, on {stamped.cores} cores"),
+        line("seeds", ", ".join(map(str, sorted({row["seed"] for row in found})))),
+        line("software", f"torch {stamped.torch}, gravac {stamped.code}, nanoGPT {first['nanogpt'][:8]}"),
+        line(f"arguments, at {best:g}", f"`{arguments}`"),
+    ]
+    calls = {row["method"]: row["call"] for row in found if row["call"]}
+    return "\n".join([*lines, *(line(method, f"`{call}`") for method, call in calls.items())])
 
 
 def outer_traffic() -> str:
