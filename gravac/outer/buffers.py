@@ -91,7 +91,7 @@ class Buffers:
         pieces = []
         for name, live in self._live.items():
             anchor = self.anchors[name]
-            flat = _real((anchor - live.to(anchor)).mul_(weight)).reshape(-1)
+            flat = _real(_apart(anchor, live.to(anchor)).mul_(weight)).reshape(-1)
             pieces.append(Piece(PREFIX + name, flat, (flat.numel(),)))
         self._pieces = tuple(pieces)
         return self._pieces
@@ -109,7 +109,7 @@ class Buffers:
         fresh = {}
         for name, live in self._live.items():
             anchor = self.anchors[name]
-            fresh[name] = live.lerp(anchor.to(live), 1 - self._own) if self._own else anchor
+            fresh[name] = _nearer(live, anchor.to(live), 1 - self._own) if self._own else anchor
         self.put_back(fresh)
 
     @torch.no_grad()
@@ -158,10 +158,18 @@ class Buffers:
 
     def mend(self) -> list[str]:
         """Have the anchor take the place of each buffer that is not finite; return their names. The host looks."""
-        spoilt = [name for name, live in self._live.items() if not bool(torch.isfinite(live).all())]
+        spoilt = self.spoilt
         for name in spoilt:
             self._live[name].copy_(self.anchors[name])
         return spoilt
+
+    @property
+    def spoilt(self) -> list[str]:
+        """Names of buffers with numbers that are not finite, and finite in the anchor. The host looks."""
+        live = self._live.items()
+        return [
+            name for name, own in live if bool((~own.isfinite() & self.anchors[name].isfinite().to(own.device)).any())
+        ]
 
     def _fitting(self) -> dict[str, torch.Tensor]:
         """Return the buffers that are averaged, in the order of their anchors, as the module has them now."""
@@ -206,6 +214,16 @@ class Buffers:
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor itself, or real and imaginary parts of a complex one, ``[..., 2]``, as a view."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _apart(anchor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    """Return anchor less live; 0 where they are equal, also where both are infinite, as a mask of attention is."""
+    return torch.where(live == anchor, 0, anchor - live)
+
+
+def _nearer(live: torch.Tensor, anchor: torch.Tensor, share: float) -> torch.Tensor:
+    """Return what lies a share of the way from live to anchor; live where they are equal."""
+    return torch.where(live == anchor, live, live.lerp(anchor, share))
 
 
 def _within(name: str, whole: str) -> bool:

@@ -81,6 +81,17 @@ class Refusals:
         else:
             journey.mended = self._mend(now, far=True)
 
+    def mend_before_saving(self, now: int) -> None:
+        """Make this rank finite again if it is not: a state that is not finite could not be loaded. The host looks.
+
+        Args:
+            now: number of the present round.
+        """
+        own = [own for fragment in self._fragments for own in fragment.parameters.values()]
+        kept = [tensor for state in self._inner.state.values() for key, tensor in _tensors(state) if key != COUNT]
+        if any(map(_spoilt, (*own, *kept))) or self._buffers.spoilt:
+            self._warnings.append(f"gravac: round {now}, before it was saved, this rank is {self._mend(now)}")
+
     def _mend(self, now: int, far: bool = False) -> str:
         """Put anchors and zeros in place of what is not finite; return in words what that was.
 

@@ -164,9 +164,14 @@ class Rounds:
             self._arrive(fragment, trains=False)
 
     def read_verdicts(self) -> None:
-        """Have the host read all verdicts, and wait for them. Called on every rank; nothing is under way."""
+        """Have the host read all verdicts, and make this rank finite if it is not, before it is saved.
+
+        Called on every rank; nothing is under way.
+        """
         self._door.state()
         self._read(self.ended)
+        self._refusals.mend_before_saving(self.ended)
+        self._refusals.tell()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, and how many steps the round has; nothing is under way."""

@@ -364,3 +364,48 @@ def test_a_first_round_that_is_refused_leaves_nothing_behind() -> None:
         ranks.train(12)
         assert equal(ranks.anchors)
         assert all(map(finite, [*ranks.anchors, *ranks.weights]))
+
+
+class Masked(torch.nn.Module):
+    """A layer with a mask of minus infinities, as causal attention has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+        self.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("between", [{"delay": 0}, {"delay": 2, "mixing": 0.5}])
+def test_a_mask_of_infinities_stays_as_it_is_and_no_round_is_refused(between: dict[str, Any]) -> None:
+    ranks = Hurting(2, lambda *_: None, make=Masked, **{**DENSE, "every": 4, **between}).train(16)
+    assert [outer.skipped for outer in ranks.outer] == [0, 0]
+    assert not ranks.warned
+    assert all(torch.equal(module.mask, Masked().mask) for module in ranks.modules)
+
+
+def test_a_rank_that_is_not_finite_when_it_is_saved_is_saved_as_it_starts_again_and_loads() -> None:
+    settings = {**DENSE, "every": 10, "inner": ADAMW}
+    ranks = Hurting(2, nan_gradient(7), **settings).train(8)
+    with pytest.warns(RuntimeWarning, match="before it was saved, this rank is not finite"):
+        states = [outer.state_dict() for outer in ranks.outer]
+    again = Hurting(2, lambda *_: None, **settings)
+    for outer, state in zip(again.outer, states, strict=True):
+        outer.load_state_dict(state)
+    again.made = 8
+    again.train(12)
+    assert equal(again.anchors)
+    assert torch.isfinite(again.anchors[0]).all()
+
+
+def test_an_optimizer_that_keeps_other_things_of_other_parameters_is_loaded() -> None:
+    settings = {**DENSE, "every": 4, "inner": partial(torch.optim.Adafactor, lr=1e-2)}
+    ranks = Ranks(2, **settings).train(6)
+    states = [saved(outer.state_dict()) for outer in ranks.outer]
+    again = Ranks(2, **settings)
+    for outer, state in zip(again.outer, states, strict=True):
+        outer.load_state_dict(state)
+    again.made = 6
+    assert all(map(torch.equal, again.train(6).weights, ranks.train(6).weights))
