@@ -15,7 +15,7 @@ def warn_without_raising(message: str, stacklevel: int = 2, category: type[Warni
 
     Args:
         message: text of the warning.
-        stacklevel: as for ``warnings.warn``, counted from the caller.
+        stacklevel: number of frames up, counted from the caller, as ``warnings.warn`` has it.
         category: class of the warning.
     """
     try:

@@ -233,7 +233,7 @@ class RefusalsState(Fields):
     """What a rank knows of exchanges whose mean was not finite, as ``Refusals.state_dict`` gives it.
 
     Attributes:
-        verdicts: of rounds that are not over, whether each fragment that arrived was applied.
+        verdicts: numbers of the rounds that are not over, and whether each fragment that arrived was applied.
     """
 
     skipped: Count = 0
@@ -447,7 +447,8 @@ def check_optimizer(path: str, plain: Mapping[str, Any], optimizer: torch.optim.
             if name in own and name != "params":
                 _check_alike(f"{where}/{name}", setting, own[name])
     keys: dict[int, set[str]] = {}
-    of_torch = type(optimizer).__module__.startswith("torch.optim.")
+    kinds = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
+    of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)
     for number, its in kept.items():
         where = f"{path}/state/{number}"
         if number not in parameters or type(number) is not int or not isinstance(its, dict):

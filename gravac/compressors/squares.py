@@ -45,12 +45,12 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def checked(size: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A sum of squares of x, on a processor, as float64; taken again if it left the range of its own format."""
+    """Return a sum of squares of x, any shape, on a CPU, as float64 scalar; sum again if it left its format's range."""
     return size.double() if LEAST < float(size) < math.inf else _widened(x)
 
 
 def norms_of_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Norm of each row of ``[count, length]``, float32 or float64: ``[count]``, in the same dtype."""
+    """Return the norm of each row of a matrix ``[count, length]``, float32 or float64, as a vector in that dtype."""
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
     if not rows.numel():
         return norms

@@ -226,7 +226,7 @@ class Fifo:
         return bool(finite)
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor to the host, which waits: on the thread it may."""
+        """Copy a bool tensor, any shape, to the host, which waits: on the thread it may."""
         return verdicts.cpu()
 
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:

@@ -148,7 +148,7 @@ class LockstepExecutor:
         return finite if self.masked else bool(finite)
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, which is there."""
+        """Return the tensor, any shape: it is in host memory."""
         return verdicts
 
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:

@@ -178,7 +178,7 @@ class StreamExecutor:
         return finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
-        """Copy a bool tensor to pinned memory on the present stream; there after the next but one ``catch_up``."""
+        """Copy a bool tensor, any shape, to pinned memory; the host may read it after the next ``catch_up`` but one."""
         return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
 
     def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:

@@ -56,7 +56,7 @@ class Buffers:
 
     @property
     def own(self) -> dict[str, torch.Tensor]:
-        """What the rank has now, by name: buffers that are averaged, and those that are not."""
+        """What the rank has now, by name and of any shapes: buffers that are averaged, and those that are not."""
         return {name: buffer.detach() for name, buffer in self._module.named_buffers()}
 
     @property
@@ -114,14 +114,14 @@ class Buffers:
 
     @torch.no_grad()
     def hold(self) -> dict[str, torch.Tensor]:
-        """Have the module hold the anchors, and return what it held, by name; ``put_back`` takes that."""
+        """Put the anchors into the module, and return what it held, by name, of any shapes; ``put_back`` takes that."""
         held = {name: live.clone() for name, live in self._live.items()}
         self.put_back(self.anchors)
         return held
 
     @torch.no_grad()
     def put_back(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Have the module hold these values, by name; all are known before the first is written, as two may be one."""
+        """Put values, by name, of the buffers' shapes, into the module; two names may be one memory."""
         for name, live in self._live.items():
             live.copy_(values[name])
 

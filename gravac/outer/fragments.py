@@ -308,7 +308,7 @@ def undone_unless(applied: torch.Tensor, anchors: Sequence[torch.nn.Parameter], 
 
     Args:
         applied: 0-d bool tensor.
-        anchors: those that make a step.
+        anchors: those that make a step, of any shapes.
         state: what the outer optimizer keeps, by anchor and by name.
     """
     before = [(anchor, anchor.data.clone(), _beside(applied, state.get(anchor, {}))) for anchor in anchors]

@@ -21,10 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 CLIMB = '''
 
-class Climb(Ladder):
-    """The documented controller, by another name, which looks once an epoch."""
-
-    name: ClassVar[str] = "climb"
+class Climb(Climb):
+    """The documented controller, which looks once an epoch."""
 
     def for_run(self, steps_per_epoch: int) -> "Climb":
         return self(steps=steps_per_epoch)
@@ -76,7 +74,7 @@ def install(folder: Path, package: str, offered: str) -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     (folder / "throwaway_comb.py").write_text(documented("compressors.md", "Comb"))
-    (folder / "throwaway_climb.py").write_text(documented("controllers.md", "Ladder") + CLIMB)
+    (folder / "throwaway_climb.py").write_text(documented("controllers.md", "Climb") + CLIMB)
     (folder / "policy.toml").write_text(POLICY)
     install(folder, "throwaway", OFFERED)
     return folder

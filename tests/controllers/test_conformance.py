@@ -322,6 +322,6 @@ def test_the_controller_in_the_documentation_obeys(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "controllers.md").read_text(encoding="utf-8")
     (source,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class " in block)
     (tmp_path / "documented.py").write_text(source, encoding="utf-8")
-    controller: Controller[Any] = runpy.run_path(str(tmp_path / "documented.py"))["Ladder"]()
+    controller: Controller[Any] = runpy.run_path(str(tmp_path / "documented.py"))["Climb"]()
     for law in conformance.LAWS:
         law(controller)

@@ -39,9 +39,9 @@ def jobs(ddp: DistributedDataParallel, rank: int, cf: float, steps: int) -> list
         averager, counted = compressor._averager, Counter[int]()
         average = averager.average
 
-        def counting(pieces: Any, plan: Any, whole: Any = None) -> Any:
+        def counting(pieces: Any, plan: Any, *more: Any) -> Any:
             counted[plan.step] += 1
-            return average(pieces, plan, whole)
+            return average(pieces, plan, *more)
 
         averager.average = counting  # type: ignore[method-assign]
         train(ddp, sgd(ddp), rank, range(steps))

@@ -230,6 +230,8 @@ def outer_judged() -> str:
             between = f"{low:.2f}-{high:.2f}" if math.isfinite(low) and low > 0 else ""
             bounds = f"{min(ratios):.2f}, {max(ratios):.2f}"
             lines.append(line(words, str(len(ratios)), f"{mean:.2f}", between, bounds, given_up))
+        elif told:
+            lines.append(line(words, "0", "", "", "", given_up))
     return "\n".join(lines)
 
 

@@ -75,9 +75,9 @@ def test_constraints_pin_exactly_and_once_for_a_python() -> None:
 
 def test_imports_go_down_only() -> None:
     layers = [
-        "settings", "texts", "live", "entry_points", "candidate", "collectives", "compressors", "kernels", "costmodel",
-        "exchange", "averaging", "telemetry", "controllers", "policy", "stepping", "integrations", "checkpoint",
-        "adaptive", "outer", "conformance", "frameworks", "replay", "lab", "commands", "cli",
+        "settings", "guarded", "texts", "live", "entry_points", "candidate", "collectives", "compressors", "kernels",
+        "costmodel", "exchange", "averaging", "telemetry", "controllers", "policy", "stepping", "integrations",
+        "checkpoint", "adaptive", "outer", "conformance", "frameworks", "replay", "lab", "commands", "cli",
     ]  # fmt: skip
     frameworks = {"frameworks", "lightning_hooks", "lightning", "pytorch_lightning", "accelerate", "transformers"}
 
