@@ -109,7 +109,7 @@ def test_interrupt_leaves_no_process_namespace_or_file(
     demo.communicate(timeout=HUNG)
     assert demo.returncode == 128 + number
     assert "Traceback" not in said
-    assert [pid for pid in workers if started(pid)] == []
+    assert alive_after(workers, seconds=20) == []
     assert namespaces_of(demo.pid) == []
     assert list(temporary.glob("gravac*")) == []
     assert not (tmp_path / "result.json").exists()
@@ -127,3 +127,11 @@ def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path)
             if event["event"] == "step":
                 os.kill(pids[1], signal.SIGKILL)
     assert [pid for pid in pids if started(pid)] == []
+
+
+def alive_after(pids: list[int], seconds: float) -> list[int]:
+    """Those of some processes that live, once none does or so many seconds are over: a killed one takes time to die."""
+    until = time.monotonic() + seconds
+    while (alive := [pid for pid in pids if started(pid)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    return alive
