@@ -80,7 +80,8 @@ def compare(before: Path, after: Path) -> int:
     for case in CASES:
         ranks = zip(torch.load(before / f"{case}.pt"), torch.load(after / f"{case}.pt"), strict=True)
         lines = [f"rank {rank}: {line}" for rank, (one, other) in enumerate(ranks) for line in differences(one, other)]
-        print(f"{case}: {'the same, bit for bit' if not lines else f'{len(lines)} differences'}")
+        same = f"tensors the same, bit for bit; recorded numbers within {RECORDED:g}"
+        print(f"{case}: {same if not lines else f'{len(lines)} differences'}")
         for line in lines[:20]:
             print(f"  {line}")
         found += len(lines)
