@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Settings as text: the same text in every process that has the same settings, another where they differ."""
+"""Settings as text: equal settings give equal texts in every process, different settings different texts."""
 
 import dataclasses
 import functools

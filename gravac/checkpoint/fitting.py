@@ -389,7 +389,7 @@ def check_tensors(
 
 
 def check_names(path: str, given: Iterable[str], expected: Iterable[str], some: bool = False) -> None:
-    """Check that names are those that are expected; ``some``: or some of them.
+    """Check that names are those that are expected; with ``some``, a part of them is enough.
 
     Raises:
         SettingsError: one is missing, or unknown.

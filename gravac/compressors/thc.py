@@ -91,9 +91,9 @@ class THC(Compressor):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Those whose blocks' energies, squares, have room in float32.
+        """Least and largest magnitude of a gradient at which float32 holds the energies of its blocks.
 
-        Beyond, the grid is too narrow, and what is larger is cut off; or it is a point, and zeros are sent.
+        For larger gradients the grid is too narrow and values are clipped; for smaller ones zeros are sent.
         """
         return 2.0**-50, 2.0**45
 

@@ -47,7 +47,7 @@ class TopK(Compressor):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """Those that the values' number format has room for."""
+        """Least and largest magnitude of a gradient that the number format of the values can hold."""
         return magnitudes_in(dtype_of(self.values, torch.float32))
 
     def traffic(self, shape: tuple[int, ...], cf: float, dtype: torch.dtype, world: int = 2) -> tuple[Traffic, ...]:

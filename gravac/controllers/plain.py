@@ -112,7 +112,7 @@ def identified(plain: Any, path: str = "controller_state/candidates") -> tuple[C
 
 
 def check_positions(positions: Mapping[str, Sequence[int]], count: int) -> None:
-    """Check that positions are of ``count`` candidates, by the name that they have in a state.
+    """Check that each position in a state is one of ``count`` candidates; an error names the position.
 
     Raises:
         SettingsError: one is not.

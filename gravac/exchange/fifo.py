@@ -294,7 +294,7 @@ class Fifo:
                 self._guarded(give_back, group)
 
     def _end(self) -> None:
-        """Have what is handed over from now on fail at once."""
+        """Refuse all work that is handed over from now on."""
         self._over = True
         self._refuse()
 

@@ -384,7 +384,16 @@ class OuterOptimizer(Live):
         numbers, one = choices(*self.settings.every), self.settings
         chooses = bool(getattr(self._controller, "chooses_every", False))
         keeps_all, world = self._controller.keeps_all, self._door.world
-        how = (one.behind, keeps_all, one.fragments, chooses, world, offered(self._offered))
-        admission = widened(admission, numbers, compute_s, *how)
+        admission = widened(
+            admission,
+            numbers,
+            compute_s,
+            delay=one.behind,
+            keep_all=keeps_all,
+            fragments=one.fragments,
+            chooses=chooses,
+            world=world,
+            before=offered(self._offered),
+        )
         self._offered = [[it.compressor, it.cf, it.every, it.delay] for it in admission.candidates]
         return admission

@@ -72,7 +72,7 @@ class Deciding:
     def restore(self, state: StepState, controller_state: dict[str, Any] | None) -> None:
         """Start from a dumped controller state, if there is one, at the next ``start``.
 
-        Of the steps' state, which may be of a run that kept more, the oldest decisions' records are dropped.
+        Drops the oldest decision records of the state if it has more than this run keeps.
         """
         self.restored, self.decision = controller_state, None
         self._shorten(state)
