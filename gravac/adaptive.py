@@ -13,7 +13,6 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 import gravac
-from gravac.averaging.allocation import Curve
 from gravac.averaging.plan import Form
 from gravac.checkpoint.state import check_kept, check_place, pack, unpack
 from gravac.collectives import Ledger
@@ -26,15 +25,15 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
+from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.live import Live
 from gravac.policy import Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
 from gravac.stepping.admission import Admission, Widen, admit, averager_of
 from gravac.stepping.codec_timing import time_codecs
 from gravac.stepping.deciding import NOTHING, Deciding
-from gravac.stepping.door import Door
+from gravac.stepping.engine import Engine
 from gravac.stepping.step_records import totals
-from gravac.stepping.steps import Steps
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
 from gravac.texts import text_of, texts_of
@@ -76,9 +75,6 @@ class AdaptiveCompressor(Live):
             float16 gradients and with a GradScaler.
         dense_below: tensors with fewer elements, and all with one dimension, are sent dense.
         seed: seed of compressors that draw random numbers.
-        allocation: ``"uniform"``, or ``"by_gain"``: a CF for each tensor, so that the bytes which the CF decided would
-            send lose little; tensors for which the controller itself decides are left alone.
-        survey_every: steps between two looks at what each tensor loses at which CF, for ``"by_gain"``.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at
@@ -118,8 +114,6 @@ class AdaptiveCompressor(Live):
         overflow_safety: bool | None = None,
         dense_below: int = 1024,
         seed: int = 0,
-        allocation: str = "uniform",
-        survey_every: int = 100,
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
         log_dir: str | Path | None = None,
@@ -133,7 +127,7 @@ class AdaptiveCompressor(Live):
         settings: dict[str, Any] = {"base": base, "cf_range": cf_range, "controller": decides, "seed": seed}
         settings |= {"error_feedback": error_feedback, "release": release, "residual_dtype": residual_dtype}
         settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
-        settings |= {"allocation": allocation, "survey_every": survey_every, "overflow_safety": overflow_safety}
+        settings |= {"overflow_safety": overflow_safety}
         run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
         run |= {"log_dir": log_dir, "pace": pace, "executor": executor, "history": history}
         self._build(Policy(**settings), RunSettings(**run), sinks, process_group)
@@ -172,12 +166,11 @@ class AdaptiveCompressor(Live):
         told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()}, run.history)
 
         def candidates(forms: Sequence[Form]) -> Admission:
-            return self._widen(admit(policy, self._averager, forms, self._link, self._coding), self._steps.compute_s)
+            return self._widen(admit(policy, self._averager, forms, self._link, self._coding), self._engine.compute_s)
 
         self._deciding = Deciding(policy.controller, candidates, *told)
-        self._steps = Steps(self._averager, self._deciding, policy.levels, policy.survey_every)
-        self._door = Door(self._steps, self._open)
-        self._adapter = DDPAdapter(self._door)
+        self._engine = Engine(self._averager, self._deciding, self._open)
+        self._adapter = DDPAdapter(self._engine)
         self._attached = self._closed = False
         self._restored: dict[str, Any] | None = None
         self._link: LinkProbe | None = None
@@ -208,7 +201,7 @@ class AdaptiveCompressor(Live):
         self._check_free()
         refuse_unfit(ddp, self.policy.base, optimizer)
         group = self._given_group or ddp.process_group
-        if self._steps.ready and group is not self._group:
+        if self._engine.ready_to_run and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
         self._adapter.bind(ddp)
@@ -217,7 +210,7 @@ class AdaptiveCompressor(Live):
         self._attached = True
         self._adapter.watch(ddp, optimizer)
         if grad_scaler is not None and scaled:
-            self._adapter.loss_scale = scale_of(grad_scaler, self._steps.executor.masked)
+            self._adapter.loss_scale = scale_of(grad_scaler, device=not self._engine.schedule.looks)
             self._averager.feedback.guard()
         register(ddp, self.hook)
 
@@ -229,7 +222,7 @@ class AdaptiveCompressor(Live):
         Raises:
             RuntimeError: not attached, a backward is running or pending, or this torch cannot; nothing was changed.
         """
-        self._steps.drain()
+        self._engine.drain()
         self._adapter.detach()
         self._attached = False
 
@@ -257,8 +250,8 @@ class AdaptiveCompressor(Live):
         widen: Widen | None = None,
         told: Mapping[str, str | int | float | bool] = NOTHING,
         same: Mapping[str, str] = NONE_MORE,
-    ) -> Door:
-        """Open the door for gradients of anything but DDP: see ``gravac.stepping.door``. Called on every rank.
+    ) -> Engine:
+        """Open the door for gradients of anything but DDP: see ``gravac.stepping.engine``. Called on every rank.
 
         Args:
             parameters: parameters whose gradients will be handed over, by name.
@@ -274,14 +267,14 @@ class AdaptiveCompressor(Live):
             TypeError: a parameter is complex.
         """
         self._check_free()
-        self._door.know(parameters)
+        self._engine.know(parameters)
         self._check_kept()
         self._widen = widen or self._widen
         self._deciding.settings |= told
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
         self._open(same)
         self._attached = True
-        return self._door
+        return self._engine
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The DDP communication hook: ``ddp.register_comm_hook(None, compressor.hook)``. ``state`` is not used."""
@@ -291,12 +284,12 @@ class AdaptiveCompressor(Live):
 
     def _check_kept(self) -> None:
         """Forget the model again if what was loaded does not fit it."""
-        if self._restored is not None and self._steps.decision is None:
+        if self._restored is not None and self._engine.decision is None:
             try:
-                check_kept(self._steps, self.policy, self._door.form_by_name)
+                check_kept(self._engine, self.policy)
             except Exception:
                 self._adapter.names.clear()
-                self._door.know({})
+                self._engine.know({})
                 raise
 
     def _check_free(self) -> None:
@@ -311,28 +304,23 @@ class AdaptiveCompressor(Live):
 
         This and the next few wait for the last step's exchange work, so that all ranks see the same.
         """
-        self._steps.drain()
+        self._engine.drain()
         return self._known_cf
 
     @property
     def _known_cf(self) -> float:
         """The same, as known without waiting."""
-        return self._steps.decision.candidate.cf if self._steps.decision else self.policy.dense_format.cf
+        return self._engine.decision.candidate.cf if self._engine.decision else self.policy.dense_format.cf
 
     @property
     def gain(self) -> float | None:
         """Gain of the last step all ranks agreed on; ``None`` before, or when it was not finite."""
-        return self._steps.settled.gain
+        return self._engine.settled.gain
 
     @property
     def wire_ratio(self) -> float | None:
         """Wire bytes of a dense float32 all-reduce / bytes really sent, in the last agreed step; ``None`` before."""
-        return self._steps.settled.wire_ratio
-
-    @property
-    def curves(self) -> dict[str, Curve]:
-        """What each tensor lost and sent at several CFs when last surveyed, by name; empty but with ``"by_gain"``."""
-        return dict(self._steps.settled.curves)
+        return self._engine.settled.wire_ratio
 
     @property
     def history(self) -> list[DecisionRecord]:
@@ -340,13 +328,13 @@ class AdaptiveCompressor(Live):
 
         The newest, as many as the setting ``history`` says.
         """
-        return list(self._steps.settled.history)
+        return list(self._engine.settled.history)
 
     @property
     def ledger(self) -> Ledger:
         """What this rank handed to collectives so far; without the link probe at ``attach``."""
-        self._steps.drain()
-        return self._steps.ledger
+        self._engine.drain()
+        return self._engine.ledger
 
     # checkpoints, and the end
 
@@ -360,8 +348,8 @@ class AdaptiveCompressor(Live):
 
         ``gravac.checkpoint`` saves those of all ranks. Loads with ``torch.load(weights_only=True)``.
         """
-        self._steps.drain()
-        return pack(self.policy, self._steps, self._adapter.layout, self._group)
+        self._engine.drain()
+        return pack(self.policy, self._engine, self._group)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first backward.
@@ -374,13 +362,14 @@ class AdaptiveCompressor(Live):
                 missing or wrong; the message has its path.
             RuntimeError: this compressor has made steps already.
         """
-        self._steps.drain()
-        if self._steps.decision is not None:
+        self._engine.drain()
+        if self._engine.decision is not None:
             raise RuntimeError(
-                f"load_state_dict: this compressor has made {self._steps.state.step} steps, and goes on from them; "
+                f"load_state_dict: this compressor has made {self._engine.state.step} steps, and goes on from them; "
                 "load into a new AdaptiveCompressor, before its first backward"
             )
-        self._adapter.layout = unpack(state, self.policy, self._steps, self._door.form_by_name)
+        unpack(state, self.policy, self._engine)
+        self._adapter.layout = ExchangeLayout(self._engine.state.layout)
         self._restored = {key: state[key] for key in ("rank", "world")}
 
     def close(self) -> None:
@@ -395,17 +384,17 @@ class AdaptiveCompressor(Live):
         failure: Exception | None = None
         try:
             try:
-                if not self._steps.drain(CLOSING_SECONDS):
+                if not self._engine.drain(CLOSING_SECONDS):
                     failure = ExchangeError(
                         f"gravac: the compressor was closed, and a rank did not answer for {CLOSING_SECONDS:g} s"
                     )
             except Exception as error:
                 failure = error
-            state = self._steps.state
-            self._sinks(EndRecord(state.step, {**totals(state, self._steps.candidates), "cf": self._known_cf}))
+            state = self._engine.state
+            self._sinks(EndRecord(state.step, {**totals(state, self._deciding.candidates), "cf": self._known_cf}))
             self._sinks.close()
         finally:
-            self._steps.close(failure)
+            self._engine.close(failure)
 
     def shared_settings(self) -> dict[str, str]:
         """Return versions and settings that must be the same on all ranks, as text, by name.
@@ -420,11 +409,11 @@ class AdaptiveCompressor(Live):
 
     def _open(self, same: Mapping[str, str] = NONE_MORE) -> None:
         """Compare what must be the same on all ranks, and make what runs the steps, unless an executor was given."""
-        if self._steps.ready:
+        if self._engine.ready_to_run:
             return
         if self._executor is None:
             self._compare({**self.shared_settings(), **same})
-        where, run, given = (self._door.device, self._group, self._agree_group), self._run, self._executor
+        where, run, given = (self._engine.device, self._group, self._agree_group), self._run, self._executor
         opened = open_executor(*where, run.executor, run.pace) if given is None else Opened(given)
         executor, self._link = opened[:2]
         try:
@@ -432,16 +421,16 @@ class AdaptiveCompressor(Live):
                 check_place(self._restored, executor.rank, executor.world)
             if executor.rank == 0:
                 self._sinks.open()
-            self._coding = time_codecs(self.policy, self._door.forms, opened)
+            self._coding = time_codecs(self.policy, self._engine.forms, opened)
         except BaseException as failure:
             executor.abandon(failure)  # which tells the ranks that did not fail
             executor.close()
             self._sinks.close()
             raise
-        self._steps.open(executor, self._coding)
+        self._engine.use(executor, self._coding)
 
     def _compare(self, texts: Mapping[str, str]) -> None:
         """Compare settings over the ranks that decide together, and parameters over those that average."""
         if self._agree_group is not None:
-            check_alike(texts, self._door.device, self._agree_group)
-        check_alike({**texts, **self._door.described}, self._door.device, self._group)
+            check_alike(texts, self._engine.device, self._agree_group)
+        check_alike({**texts, **self._engine.described}, self._engine.device, self._group)

@@ -283,8 +283,8 @@ def what_is_sent_scales_with_the_gradient(compressor: Compressor) -> None:
         for step in range(2):
             xs = [x.double().mul(2.0**power).float() for x in gradients(world, (40, 40), seed=step)]
             outs = [out.double() / 2.0**power for out in average(ranks, xs, cf, step)]
-            stats = [averager.stats for averager in ranks]
-            came.append((outs, gain(sum(float(s.error) for s in stats), sum(float(s.energy) for s in stats))))
+            numbers = [averager.measurement for averager in ranks]
+            came.append((outs, gain(sum(float(s.error) for s in numbers), sum(float(s.energy) for s in numbers))))
         return came
 
     for world, cf in itertools.product((2, 3), cfs_of(compressor)):

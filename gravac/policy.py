@@ -18,7 +18,6 @@ from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
 from gravac.controllers import CONTROLLERS, Goodput
-from gravac.controllers.schedule import geometric, snap
 from gravac.settings import Settings, SettingsError, is_number
 
 
@@ -40,8 +39,6 @@ class Policy(Settings):
     overflow_safety: bool | None = None
     dense_below: int = Field(default=1024, ge=0)
     seed: int = 0
-    allocation: Literal["uniform", "by_gain"] = "uniform"
-    survey_every: int = Field(default=100, ge=1)
 
     @field_validator("base", mode="before")
     @classmethod
@@ -99,20 +96,7 @@ class Policy(Settings):
                 f"cf_range: dense in {only.dtype} reaches CF {only.cf:g} alone, which is not in "
                 f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); use cf_range=(1, 2) or another compressor"
             )
-        if self.allocation == "by_gain" and len(self.levels) < 2:
-            raise ValueError(
-                f"allocation: by_gain needs two CFs to choose from, and {self.base.name} has {len(self.levels)} in "
-                f"({self.cf_range[0]:g}, {self.cf_range[1]:g}); widen cf_range, or use allocation='uniform'"
-            )
         return self
-
-    @property
-    def levels(self) -> tuple[float, ...]:
-        """CFs that allocation may give to a single tensor, ascending: doubled from the lowest of a span, or a list."""
-        if self.allocation == "uniform":
-            return ()
-        reach = self.base.candidates(self.cf_range)
-        return snap(geometric(self.cf_range), reach) if isinstance(reach, Span) else reach
 
     @property
     def dense_format(self) -> Dense:

@@ -13,19 +13,20 @@ from typing import Any
 
 import torch
 
-from gravac.averaging.diagnostics import Diagnostics, announce, evaluate
+from gravac.averaging.diagnostics import Diagnostics, evaluate
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.folding import Folding
 from gravac.averaging.fused_tensors import FusedTensors, Part, grouped
 from gravac.averaging.memory import CompressorMemory
-from gravac.averaging.norms import all_finite, all_fit
+from gravac.averaging.norms import all_finite, all_fit, lost
 from gravac.averaging.plan import Choice, Form, Piece, Plan
-from gravac.averaging.stats import StepStats
+from gravac.averaging.residuals import replace
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
 from gravac.compressors.dense import Dense, divides_first, share
 from gravac.exchange.executor import Executor, Number, Verdict, both
 from gravac.exchange.fuse import fuse
+from gravac.measurement import LocalMeasurement, summed
 
 Requests = Generator[list[Collective], list[Any], None]
 
@@ -53,7 +54,7 @@ class Averager:
     world: int = field(default=1, init=False)
     memory: CompressorMemory = field(default_factory=CompressorMemory, init=False)
     diagnostics: Diagnostics = field(default_factory=Diagnostics, init=False)
-    stats: StepStats = field(default_factory=StepStats, init=False)
+    measurement: LocalMeasurement = field(init=False)
     _choices: dict[tuple[bool, float, int], Choice] = field(default_factory=dict, init=False)
     _judge: Callable[[torch.Tensor], Verdict] = field(default=bool, init=False)
 
@@ -85,7 +86,6 @@ class Averager:
         dense_cf: float | None = None,
         cfs: Mapping[str, float | None] | None = None,
         sums: str = "none",
-        survey: Sequence[float] = (),
     ) -> Plan:
         """Make a step's plan of compression factors.
 
@@ -96,7 +96,6 @@ class Averager:
             dense_cf: what is sent dense where ``cf`` is ``None`` has this CF, 1 or 2; ``None``: the averager's own.
             cfs: compression factors, by name, of the tensors that have one of their own; ``None`` as above.
             sums: see ``Plan``.
-            survey: see ``Plan``.
         """
         small = self._at(self.dense, self.dense.cf)
         form = self.dense if dense_cf is None else self.dense.at(dense_cf)
@@ -105,7 +104,7 @@ class Averager:
             return self._at(form, form.cf) if at is None else self._at(self.base, at)
 
         own = {name: choice(at) for name, at in (cfs or {}).items()}
-        return Plan(step, choice(cf), small, own, tuple(shadow), sums, tuple(survey))
+        return Plan(step, choice(cf), small, own, tuple(shadow), sums)
 
     def _at(self, compressor: Compressor, cf: float) -> Choice:
         """A choice, its profile looked up once for as long as the number of ranks stays."""
@@ -139,25 +138,38 @@ class Averager:
 
     # a step
 
-    def begin(self, executor: Executor | None = None) -> None:
-        """Start a step: forget the stats of the last one.
+    def measure(self, measurement: LocalMeasurement, executor: Executor | None = None) -> None:
+        """Add what groups send and leave out to the numbers of a step from here on.
 
         Args:
+            measurement: this rank's numbers of the step.
             executor: runs the step; ``None``: a host that may look at data.
         """
-        self.stats = StepStats()
+        self.measurement = measurement
         if executor is not None:
             self._judge = self.feedback.judge = executor.judge
-            self.feedback.masked = executor.masked
+            self.feedback.masked = not executor.host_looks
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """What is kept from step to step, in the dicts that this averager changes in place; see ``RunState``."""
+        kept = {"residual": self.feedback.residual, "releasing": self.feedback.held}
+        return {**kept, "memory": self.memory.kept, "sums": self.diagnostics.sums}
+
+    def load(self, plain: Mapping[str, Any]) -> None:
+        """Replace all that is kept by copies of tensors, by the names of ``tensors``."""
+        self.feedback.load(plain["residual"], plain["releasing"])
+        self.memory.load(plain["memory"])
+        replace(self.diagnostics.sums, {name: total.clone() for name, total in plain["sums"].items()})
 
     def place(self, device: torch.device) -> None:
-        """Have all that is kept from step to step lie on a device."""
+        """Move all that is kept from step to step to a device."""
         for keeper in (self.feedback, self.memory, self.diagnostics):
             keeper.place(device)
 
     def commit(self) -> None:
         """End of a step: what it changed is kept; under overflow safety only when every gradient was finite."""
-        finite = self.stats.finite if self.feedback.safe else True
+        finite = self.measurement.finite if self.feedback.safe else True
         self.feedback.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
@@ -180,14 +192,12 @@ class Averager:
             whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, where there is one.
             known: whether all that travels with them on this rank is finite, as far as whoever hands them over knows.
         """
-        self.stats.elements += sum(piece.flat.numel() for piece in pieces)
+        self.measurement.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
             self.diagnostics.sums.clear()
         else:
             finite = self._judge(all_finite(energy(piece.flat) for piece in pieces))
-            self.diagnostics.add_up(self._compressible(pieces), plan, finite, self.stats)
-        if plan.survey:
-            announce(self._compressible(pieces), plan, self.stats)
+            self.diagnostics.add_up(self._compressible(pieces), plan, finite, self.measurement)
         return self._compressed(pieces, plan, known) if plan.compresses else self._dense(pieces, plan, whole)
 
     def _compressible(self, pieces: Sequence[Piece]) -> list[Piece]:
@@ -203,7 +213,7 @@ class Averager:
             lambda piece: self._key(piece, plan),
             of_any_size=self.feedback.masked,
         )
-        folding = Folding(self.feedback, self._judge, self.strength_at, bool(plan.shadow or plan.survey))
+        folding = Folding(self.feedback, self._judge, self.strength_at, bool(plan.shadow))
         parts, finite = folding.parts(fused, known)
         contexts = [self._contexts(part, plan) for part in parts]
         outcome = yield from fuse(
@@ -214,7 +224,7 @@ class Averager:
             return
         for part in parts:
             part.unfold()
-        self.stats.count(parts, outcome.reduced, outcome.finite)
+        self._count(parts, outcome.reduced, outcome.finite)
         verdict = outcome.finite
         if self.feedback.exact_undo:  # a sum may overflow, so that the means decide before anything is settled
             for part, reduced in zip(parts, outcome.reduced, strict=True):
@@ -241,6 +251,31 @@ class Averager:
             self._evaluate(piece, x, plan, context)
         return contexts
 
+    def _count(self, parts: Sequence[Part], reduced: Sequence[Reduced], finite: Verdict) -> None:
+        """Add what was to be sent of some tensors, and what was not.
+
+        What a compressor coded unseen does not count if some gradient was not finite.
+        """
+        energies: list[torch.Tensor] = []
+        errors: list[torch.Tensor] = []
+        for part, result in zip(parts, reduced, strict=True):
+            target = part.x if result.target is None else result.target
+            energies.append(part.energy if part.energy is not None and target is part.x else energy(target))
+            if result.error is not None:
+                errors.append(result.error)
+            elif result.sent is not target:
+                errors.append(lost(target, energies[-1], result.sent))
+            if part.tensors.choice.compresses:
+                self.measurement.compressed += part.tensors.elements
+                self.measurement.sent += part.tensors.elements / result.cf
+        unseen = any(part.fold is not None for part in parts)
+        spoilt = ~finite if unseen and isinstance(finite, torch.Tensor) else None
+        for squares, of_groups in ((energies, self.measurement.energies), (errors, self.measurement.errors)):
+            total = summed(squares)
+            if spoilt is not None and isinstance(total, torch.Tensor):
+                total = total.masked_fill(spoilt, 0.0)
+            of_groups.append(total)
+
     def _settle(self, part: Part, reduced: Reduced, plan: Plan, finite: Verdict) -> None:
         """Keep what was not sent."""
         strength, keep = self.strength_at(part.tensors.choice), self.feedback
@@ -257,7 +292,7 @@ class Averager:
 
     def _multiple(self, piece: Piece, plan: Plan) -> int:
         """What tensors that are to go together must be padded to; 0 where each goes by itself."""
-        if (plan.shadow or plan.survey) and self.compresses(piece.shape):
+        if plan.shadow and self.compresses(piece.shape):
             return 0
         choice = self._choice(piece, plan)
         return 0 if self.strength_at(choice) > 0 else choice.profile.pad_multiple
@@ -275,7 +310,7 @@ class Averager:
         That is the sum alone, which itself shows whether every rank's gradient was finite.
         """
         kept = any(self.feedback.has(piece.name) for piece in pieces)
-        parts = list(self._looked_into(pieces, plan)) if kept or plan.shadow or plan.survey else []
+        parts = list(self._looked_into(pieces, plan)) if kept or plan.shadow else []
         if parts and kept:
             flat = torch.cat([part.x.to(part.tensors.pieces[0].flat.dtype) for part in parts])
         else:
@@ -317,7 +352,7 @@ class Averager:
             x = self.feedback.fold(piece.name, piece.flat, keep=False)
             seen = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
             self._evaluate(piece, seen, plan, self._context(tensors, plan))
-            self.stats.energies.append((size if seen is piece.flat else energy(seen)).double())
+            self.measurement.energies.append((size if seen is piece.flat else energy(seen)).double())
             yield Part(tensors, x, folded=[x])
 
     # both
@@ -339,12 +374,12 @@ class Averager:
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
         """See ``evaluate``; what may be compressed goes by itself where there is something to evaluate."""
-        if (plan.shadow or plan.survey) and self.compresses(piece.shape):
-            evaluate(piece, x, self.base, plan, context, self.stats)
+        if plan.shadow and self.compresses(piece.shape):
+            evaluate(piece, x, self.base, plan, context, self.measurement)
 
     def _refuse(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
         """Some rank's gradient was not finite, and the host knows it: take everything back, give NaN."""
-        self.stats.verdicts.append(False)
+        self.measurement.verdicts.append(False)
         for part in parts:
             for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
                 self.feedback.undo(piece.name, x, piece.flat)
@@ -362,4 +397,4 @@ class Averager:
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):
             flats = [piece.flat for piece in pieces if piece.flat.dtype == dtype]
             torch._foreach_mul_(flats, same.to(dtype))
-        self.stats.verdicts.append(finite)
+        self.measurement.verdicts.append(finite)

@@ -5,16 +5,16 @@
 None of it changes what is sent. It works on tensors that may be compressed; all numbers stay where the tensors are.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 
 from gravac.averaging.plan import Piece, Plan
-from gravac.averaging.stats import StepStats
+from gravac.averaging.residuals import replace
 from gravac.compressors.base import Compressor, Context, energy
 from gravac.compressors.dtypes import working
 from gravac.exchange.executor import Number, Verdict, choose
+from gravac.measurement import LocalMeasurement
 
 
 class Diagnostics:
@@ -28,14 +28,14 @@ class Diagnostics:
         self.sums: dict[str, torch.Tensor] = {}
         self._told: list[torch.Tensor] = []
 
-    def add_up(self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, stats: StepStats) -> None:
+    def add_up(self, pieces: Sequence[Piece], plan: Plan, finite: Verdict, measurement: LocalMeasurement) -> None:
         """Do with gradients what the plan says of sums; where one is not finite, nothing is added.
 
         Args:
             pieces: tensors that may be compressed.
             plan: plan of the step.
             finite: whether all gradients of the group are finite on this rank.
-            stats: gets the sums' squared norms where the plan asks for a report.
+            measurement: gets the sums' squared norms where the plan asks for a report.
         """
         for piece in pieces:
             total = self.sums.pop(piece.name, None)
@@ -44,14 +44,14 @@ class Diagnostics:
             if finite is not False:
                 total.add_(piece.flat if finite is True else choose(finite, piece.flat, torch.zeros_like(piece.flat)))
             if plan.sums == "report":
-                stats.sums[piece.name] = energy(total)
+                measurement.norms[piece.name] = energy(total)
                 self._told.append(total)  # which a stream may still read
             else:
                 self.sums[piece.name] = total
 
     def place(self, device: torch.device) -> None:
         """Have all sums lie on a device."""
-        self.sums = {name: total.to(device) for name, total in self.sums.items()}
+        replace(self.sums, {name: total.to(device) for name, total in self.sums.items()})
 
     def commit(self) -> None:
         """End of a step: let go of sums that were told."""
@@ -63,28 +63,21 @@ class Diagnostics:
             total.mul_(factor)
 
 
-def announce(pieces: Sequence[Piece], plan: Plan, stats: StepStats) -> None:
-    """Enter the tensors that will be surveyed, as not finite until they are: so all ranks tell of the same."""
-    for piece in pieces:
-        stats.forms[piece.name] = (piece.shape, piece.flat.dtype)
-        stats.curves[piece.name] = [math.nan] * (1 + len(plan.survey))
-
-
-def evaluate(piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, stats: StepStats) -> None:
-    """Find what each shadow and survey CF would lose of a tensor; selections are kept in the context for the real one.
+def evaluate(
+    piece: Piece, x: torch.Tensor, base: Compressor, plan: Plan, context: Context, measurement: LocalMeasurement
+) -> None:
+    """Find what each shadow CF would lose of a tensor; selections are kept in the context for the real one.
 
     Args:
         piece: a tensor that may be compressed.
         x: its gradient with what is fed back, flat, ``[elements]``.
-        base: the compressor, evaluated at the plan's shadow and survey CFs.
+        base: the compressor, evaluated at the plan's shadow CFs.
         plan: plan of the step.
         context: what the compressor may know of the tensor.
-        stats: what the errors are added to.
+        measurement: what the errors are added to.
     """
     choice = plan.of(piece.name)
     running = (choice.cf,) if choice.compresses else ()
-    cfs = sorted({*plan.shadow, *plan.survey, *running})
+    cfs = sorted({*plan.shadow, *running})
     errors = dict(zip(cfs, base.errors(x, cfs, context), strict=True))
-    stats.shadows.append([errors[cf].double() for cf in plan.shadow])
-    if plan.survey:
-        stats.curves[piece.name] = [energy(x), *(errors[cf] for cf in plan.survey)]
+    measurement.shadow_errors.append([errors[cf].double() for cf in plan.shadow])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from gravac.averaging.residuals import masked, put, rounded, unsent
+from gravac.averaging.residuals import masked, put, replace, rounded, unsent
 from gravac.compressors.base import Fold, energy
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import dtype_of, working
@@ -259,15 +259,16 @@ class Feedback:
     def load(self, residual: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
         """Replace all that is kept by copies of what is given."""
         copies = {name: tensor.to(self._format(tensor), copy=True) for name, tensor in residual.items()}
-        self.residual, self.held = copies, {name: tensor.clone() for name, tensor in held.items()}
+        replace(self.residual, copies)
+        replace(self.held, {name: tensor.clone() for name, tensor in held.items()})
         self._pending.clear()
         self._pending_held.clear()
         self._spare.clear()
 
     def place(self, device: torch.device) -> None:
         """Have all that is kept lie on a device: a checkpoint may have been loaded to another one."""
-        self.residual = {name: tensor.to(device) for name, tensor in self.residual.items()}
-        self.held = {name: tensor.to(device) for name, tensor in self.held.items()}
+        for stored in (self.residual, self.held):
+            replace(stored, {name: tensor.to(device) for name, tensor in stored.items()})
 
     def leftover(self, whole: Callable[[str], bool]) -> dict[str, torch.Tensor]:
         """Squared norms, 0-d, of what is kept of parameters although it is to be sent: held, or they are sent whole."""

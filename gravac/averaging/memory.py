@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from gravac.averaging.residuals import replace
 from gravac.exchange.executor import Verdict, choose
 
 Memory = dict[str, torch.Tensor]
@@ -50,11 +51,13 @@ class CompressorMemory:
 
     def place(self, device: torch.device) -> None:
         """Have all memories lie on a device."""
-        self.kept = {name: {key: one.to(device) for key, one in memory.items()} for name, memory in self.kept.items()}
+        moved = {name: {key: own.to(device) for key, own in memory.items()} for name, memory in self.kept.items()}
+        replace(self.kept, moved)
 
     def load(self, kept: dict[str, Memory]) -> None:
         """Replace all by copies of what is given."""
-        self.kept = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in kept.items()}
+        copies = {name: {key: tensor.clone() for key, tensor in memory.items()} for name, memory in kept.items()}
+        replace(self.kept, copies)
         self._changed.clear()
 
 

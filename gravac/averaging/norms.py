@@ -48,10 +48,3 @@ def lost(x: torch.Tensor, size: torch.Tensor, sent: torch.Tensor | Addend) -> to
         before = blocks(x, values).index_select(0, indices).view(-1)
         left = left - energy(before) + energy(before.sub_(values.view(-1)))
     return left.clamp(min=0)
-
-
-def summed(numbers: Sequence[torch.Tensor]) -> torch.Tensor | float:
-    """The sum of scalars (0-d tensors), in float64."""
-    if len(numbers) == 1:
-        return numbers[0].double()
-    return torch.stack([*numbers]).double().sum() if numbers else 0.0

@@ -60,7 +60,6 @@ class Plan:
         own: choices by name, for the tensors that have one of their own.
         shadow: CFs of the base compressor to evaluate without sending, ascending.
         sums: what becomes of each tensor's gradients, see ``gravac.controllers.base.Decision``.
-        survey: CFs at which to evaluate each tensor by itself, ascending.
     """
 
     step: int
@@ -69,7 +68,6 @@ class Plan:
     own: Mapping[str, Choice] = field(default_factory=dict)
     shadow: tuple[float, ...] = ()
     sums: str = "none"
-    survey: tuple[float, ...] = ()
 
     def of(self, name: str, compressible: bool = True) -> Choice:
         """Return what a tensor is sent by.

@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a residual is made of, how it is rounded, and which one is kept where only the device knows what was finite."""
 
+from typing import TypeVar
+
 import torch
 
 from gravac.compressors.draws import Draws, words_each
 from gravac.compressors.sparse import Addend
 from gravac.exchange.executor import Verdict
+
+StoredT = TypeVar("StoredT")
 
 
 def rounded(x: torch.Tensor, *draws: Draws) -> torch.Tensor:
@@ -58,3 +62,9 @@ def put(old: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
         old.copy_(new)
     else:
         torch.where(finite, new, old, out=old)
+
+
+def replace(stored: dict[str, StoredT], by: dict[str, StoredT]) -> None:
+    """Replace a dict's entries, in place: a run's state refers to the dict."""
+    stored.clear()
+    stored.update(by)

@@ -9,12 +9,14 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
+from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context, Reduced, dense
 from gravac.compressors.base import energy
 from gravac.compressors.sparse import Addend, laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
+from gravac.measurement import LocalMeasurement
 
 
 def averagers(compressor: Compressor, world: int, strength: float | None = None) -> list[Averager]:
@@ -38,7 +40,7 @@ def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, st
     plan = ranks[0].plan(step, cf)
     pieces = [Piece("w", out.view(-1), tuple(out.shape)) for out in outs]
     for averager in ranks:
-        averager.begin()
+        averager.measure(LocalMeasurement(step, Candidate(ranks[0].base.name, cf, cf)))
     memory.run([averager.average([piece], plan) for averager, piece in zip(ranks, pieces, strict=True)])
     for averager in ranks:
         averager.commit()

@@ -5,8 +5,8 @@
 A state that loads is a state that fits. All is checked before anything changes, and refused with the path of what is
 wrong: ``residual/layer.3.weight: 4 elements, 4096 expected``.
 
-To add a field, add a line to a class below, with a default, so that states from before it still load. Controllers'
-states are checked by controllers (``Controller.check``), by the classes of these states.
+To add a field, add a line to a class below. Controllers' states are checked by controllers (``Controller.check``), by
+the classes of these states.
 """
 
 import copy
@@ -23,9 +23,8 @@ from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.compressors import Compressor
 from gravac.compressors.dtypes import working
+from gravac.measurement import slots
 from gravac.settings import SettingsError
-from gravac.stepping.agreement import Layout
-from gravac.stepping.tensor_errors import TensorErrors
 from gravac.telemetry.records import DecisionRecord
 
 LARGEST = 2**53
@@ -117,42 +116,36 @@ def like(kind: Any, **narrower: Any) -> type[Fields]:
 FACTORS: dict[str, Any] = {"cf": Factor, "every": Positive, "delay": Count}
 CandidateFields: Any = like(Candidate, **FACTORS, wire_ratio=Factor, efficiency=Finite)
 DecisionFields: Any = like(DecisionRecord, **FACTORS, step=Count)
-SurveyFields: Any = like(TensorErrors, cfs=tuple[Factor | None, ...], numbers=tuple[Square, ...])
 
 
-class PlanFields(Fields):
+class FactorsFields(Fields):
     """Compression factors of the last step; ``None`` is dense."""
 
     cf: Factor | None
     cfs: dict[str, Factor | None]
 
 
-class ReportFields(Fields):
-    """Numbers of a step, by the names of ``Layout(shadow).slots``; any may be nan, or missing."""
+class PendingFields(Fields):
+    """A rank's numbers of a step that the ranks have not agreed on yet.
+
+    Attributes:
+        numbers: numbers by the names of ``slots(shadow)``; nan if not known.
+        norms: squared norms of gradient sums, by parameter name.
+    """
 
     step: Count
     candidate: CandidateFields
     shadow: tuple[Factor, ...]
     numbers: dict[str, float]
+    norms: dict[str, Square]
 
 
-class UnobservedFields(Fields):
-    """What a rank measured in a step that the ranks have not agreed on yet."""
+class TotalsFields(Fields):
+    """What all steps of a run add up to on a rank, bytes."""
 
-    report: ReportFields
-    survey: SurveyFields | None = None
-
-
-def _curve(curve: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Check energy, then a point ``(cf, error, wire_bytes)`` for each CF; ``None`` is dense."""
-    energy, *points = curve or (None,)
-    numbers = [energy, *(point[1] for point in points if isinstance(point, tuple) and len(point) == 3)]
-    if not points or len(numbers) <= len(points) or not all(map(_number, numbers)) or energy < 0:
-        raise ValueError("an energy, and a CF, an error and wire bytes for each CF expected")
-    for cf, _, wire_bytes in points:
-        if not (cf is None or (_number(cf) and cf > 0)) or type(wire_bytes) is not int or not 0 <= wire_bytes < LARGEST:
-            raise ValueError("CFs above 0, and numbers of bytes expected")
-    return curve
+    wire_bytes: Count
+    dense_wire_bytes: Count
+    norm_bytes: Count
 
 
 class RankState(Fields):
@@ -171,22 +164,17 @@ class RankState(Fields):
     step: Count
     loss_scale: LossScale | None
     gain: Finite | None
-    wire_bytes: Count
-    dense_wire_bytes: Count
-    survey_bytes: Count
-    ran: CandidateFields | None
-    plan: PlanFields
-    report: ReportFields | None
-    survey: SurveyFields | None
-    older_reports: tuple[UnobservedFields, ...] = ()
-    curves: dict[str, Annotated[tuple[Any, ...], AfterValidator(_curve)]]
+    totals: TotalsFields
+    candidate: CandidateFields | None
+    factors: FactorsFields
+    pending: tuple[PendingFields, ...]
     history: tuple[DecisionFields, ...]
-    groups: tuple[tuple[str, ...], ...]
+    layout: tuple[tuple[str, ...], ...]
     residual: dict[str, Residual]
     sums: dict[str, Sum]
-    held: dict[str, Sum]
+    releasing: dict[str, Sum]
     memory: dict[str, dict[str, FiniteTensor]]
-    aside: dict[str, Residual] = Field(default_factory=dict)
+    aside: dict[str, Residual]
     outer: dict[str, Any] | None = None
 
 
@@ -305,23 +293,15 @@ def rank_state(state: Mapping[str, Any]) -> RankState:
         raise SettingsError(
             f"rank: {fields.rank} of {fields.world} ranks; a number from 0, below that of ranks expected"
         )
-    names = [name for group in fields.groups for name in group]
+    names = [name for group in fields.layout for name in group]
     if len(names) > len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
-        raise SettingsError(f"groups: {twice!r} is in two groups, one expected")
-    newest = [] if fields.report is None else [("", fields.report, fields.survey)]
-    if fields.report is None and (fields.survey is not None or fields.older_reports):
-        raise SettingsError("report: it is missing beside older ones or a survey")
-    older = [(f"older_reports/{at}/", one.report, one.survey) for at, one in enumerate(fields.older_reports)]
-    for path, report, survey in older + newest:
-        unknown = sorted(report.numbers.keys() - set(Layout(report.shadow).slots))
-        if unknown:
-            raise SettingsError(f"{path}report/numbers/{unknown[0]}: unknown, as no such CF was evaluated")
-        if survey is not None:
-            _check_survey(survey, f"{path}survey")
-    reports = [report.step for _, report, _ in older + newest]
-    if reports != sorted(set(reports)) or (reports and reports[-1] >= fields.step):
-        raise SettingsError(f"report: of steps {reports}, ascending ones before step {fields.step} expected")
+        raise SettingsError(f"layout: {twice!r} is in two groups, one expected")
+    for at, pending in enumerate(fields.pending):
+        check_names(f"pending/{at}/numbers", pending.numbers, slots(pending.shadow))
+    steps = [pending.step for pending in fields.pending]
+    if steps != sorted(set(steps)) or (steps and steps[-1] >= fields.step):
+        raise SettingsError(f"pending: of steps {steps}, ascending ones before step {fields.step} expected")
     if fields.controller_state is not None:
         check_plain(fields.controller_state, "controller_state")
     return fields
@@ -331,7 +311,7 @@ def check_fits(parts: Mapping[str, Mapping[str, Any]], forms: FormByName, base: 
     """Check that what is kept of parameters is of this model.
 
     Args:
-        parts: residuals, what is held, sums and compressors' memories, by the names of ``RankState``.
+        parts: residuals, what is released, sums and compressors' memories, by the names of ``RankState``.
         forms: see ``FormByName``.
         base: compressor whose memories they are.
 
@@ -555,15 +535,6 @@ def described(value: Any) -> str:
     except ValueError:  # an int of more digits than are written
         words = f"a {type(value).__name__}"
     return words if len(words) <= 80 else f"{words[:77]}..."
-
-
-def _check_survey(survey: Any, path: str) -> None:
-    rows, width = survey.wire_bytes, len(survey.cfs)
-    if len(rows) != len(survey.curved) or any(len(row) != width or min(row, default=0) < 0 for row in rows):
-        raise SettingsError(f"{path}/wire_bytes: one row of {width} for each of {len(survey.curved)} tensors expected")
-    count = len(survey.summed) + len(survey.curved) * width
-    if len(survey.numbers) != count or (survey.curved and not width):
-        raise SettingsError(f"{path}/numbers: {len(survey.numbers)} numbers, {count} expected")
 
 
 def _number(value: Any) -> bool:

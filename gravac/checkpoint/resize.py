@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from gravac.checkpoint.state import checked, upgraded
+from gravac.checkpoint.state import checked
 from gravac.settings import SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]
@@ -62,14 +62,14 @@ def taken_over(
     if on_resize == "mean":
         return merged
     if rank >= world:
-        return {**merged, "residual": {}, "held": {}}
-    return {**merged, "residual": _unsent(states[rank]), "held": dict(states[rank]["held"])}
+        return {**merged, "residual": {}, "releasing": {}}
+    return {**merged, "residual": _unsent(states[rank]), "releasing": dict(states[rank]["releasing"])}
 
 
 def without_ranks(state: State) -> dict[str, Any]:
     """Return a state without what is one rank's own, or holds for one number of ranks."""
-    own: dict[str, Any] = {"world": None, "rank": None, "report": None, "survey": None, "older_reports": []}
-    return {**state, **own, **{part: {} for part in ("curves", "sums", "residual", "held", "memory", "aside")}}
+    own: dict[str, Any] = {"world": None, "rank": None, "pending": []}
+    return {**state, **own, **{part: {} for part in ("sums", "residual", "releasing", "memory", "aside")}}
 
 
 def merge_states(states: Sequence[State]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def merge_states(states: Sequence[State]) -> dict[str, Any]:
         **without_ranks(states[0]),
         "sums": _mean("sums", [state["sums"] for state in states]),
         "residual": _mean("residual", [_unsent(state) for state in states]),
-        "held": _mean("held", [state["held"] for state in states]),
+        "releasing": _mean("releasing", [state["releasing"] for state in states]),
         "memory": {
             name: _mean(f"memory/{name}", [state["memory"].get(name, {}) for state in states]) for name in remembered
         },
@@ -120,7 +120,7 @@ def whole(state: State) -> State:
         SettingsError: it is not; the message has the path of what is wrong.
     """
     checked(state)
-    return upgraded(state)
+    return state
 
 
 def _check_alike(path: str, one: torch.Tensor, other: torch.Tensor) -> None:

@@ -39,8 +39,8 @@ class Executor(Protocol):
         agree_world: number of ranks that agree on measurements and decisions; the same ranks, or more.
         latency: number of steps from a measurement to the decision that it leads to: what step t showed holds from
             t + ``latency``; 2 or more.
-        masked: whether the host must not look at data within a step: ``judge`` gives tensors, and numbers of a step
-            are read in the beginning of a later one.
+        host_looks: whether the host looks at data within a step. If not, ``judge`` and ``numbers`` return tensors, and
+            numbers of a step are read when a later one begins.
         ledger: what this rank handed to collectives so far.
     """
 
@@ -48,7 +48,7 @@ class Executor(Protocol):
     world: int
     agree_world: int
     latency: int
-    masked: bool
+    host_looks: bool
     ledger: Ledger
 
     def mark(self) -> Mark:
@@ -99,19 +99,19 @@ class Executor(Protocol):
         """
 
     def catch_up(self) -> None:
-        """Have all that was called a step ago be past. Called by each step's beginning, where ``masked``."""
+        """Wait until all that was called a step ago is past. Called before each step, unless ``host_looks``."""
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Return what a bool scalar (0-d tensor) holds, or the tensor itself where the host must not look."""
 
-    def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
-        """Return what scalars (0-d tensors) hold."""
+    def numbers(self, numbers: Sequence[Number]) -> list[Number]:
+        """Return what scalars (0-d tensors) hold; the scalars themselves, unless ``host_looks``."""
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
         """Send a bool tensor, of any shape, on its way to the host, which does not wait; called within a job.
 
         Returns:
-            The tensor in host memory. The host reads it after the next but one beginning of a step, where ``masked``.
+            The tensor in host memory. Unless ``host_looks``, the host reads it when the next step but one has begun.
         """
 
     def order(self) -> None:

@@ -118,7 +118,7 @@ class Fifo:
     """
 
     latency = 2
-    masked = False
+    host_looks = True
 
     def __init__(self, transport: GroupTransport, agreement: GroupTransport | None = None) -> None:
         self.transport = transport
@@ -229,7 +229,7 @@ class Fifo:
         """Copy a bool tensor, any shape, to the host, which waits: on the thread it may."""
         return verdicts.cpu()
 
-    def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
+    def numbers(self, numbers: Sequence[Number]) -> list[Number]:
         """Return what scalars (0-d tensors) hold."""
         return [float(number) for number in numbers]
 

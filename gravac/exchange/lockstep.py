@@ -29,8 +29,7 @@ class Lockstep:
     Args:
         ranks: number of ranks.
         latency: number of steps from a measurement to its decision, see ``Executor``.
-        masked: whether to judge by the device's mask instead of the host's bool, as executors do where the host must
-            not look.
+        host_looks: whether the host looks at data within a step; if not, verdicts are masks, as on a device.
         seconds: what each step takes: added to the clock with each round of collectives.
 
     Example:
@@ -38,8 +37,8 @@ class Lockstep:
         {3}
     """
 
-    def __init__(self, ranks: int, latency: int = 2, masked: bool = False, seconds: float = 0.0) -> None:
-        self.executors = tuple(LockstepExecutor(self, rank, ranks, latency, masked) for rank in range(ranks))
+    def __init__(self, ranks: int, latency: int = 2, host_looks: bool = True, seconds: float = 0.0) -> None:
+        self.executors = tuple(LockstepExecutor(self, rank, ranks, latency, host_looks) for rank in range(ranks))
         self.seconds = seconds
         self.failure: BaseException | None = None
         self._guarded = Guarded()
@@ -78,12 +77,12 @@ class Lockstep:
 class LockstepExecutor:
     """One rank of ``Lockstep``; see ``Executor``."""
 
-    def __init__(self, ranks: Lockstep, rank: int, world: int, latency: int, masked: bool) -> None:
+    def __init__(self, ranks: Lockstep, rank: int, world: int, latency: int, host_looks: bool) -> None:
         self.rank, self.world, self.agree_world, self.latency = rank, world, world, latency
         self.ledger = Ledger(world)
         self.exchange_seconds = 0.0
         self.queue: deque[_Item] = deque()
-        self.masked = masked
+        self.host_looks = host_looks
         self._ranks = ranks
         self._told = 0.0
         self._started: deque[tuple[list[Collective], list[list[Any]]]] = deque()
@@ -145,15 +144,15 @@ class LockstepExecutor:
 
     def judge(self, finite: torch.Tensor) -> Verdict:
         """Look at a bool scalar (0-d tensor), unless this stands in for where one must not."""
-        return finite if self.masked else bool(finite)
+        return bool(finite) if self.host_looks else finite
 
     def to_host(self, verdicts: torch.Tensor) -> torch.Tensor:
         """Return the tensor, any shape: it is in host memory."""
         return verdicts
 
-    def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
-        """Return what scalars (0-d tensors) hold."""
-        return [float(number) for number in numbers]
+    def numbers(self, numbers: Sequence[Number]) -> list[Number]:
+        """Return what scalars (0-d tensors) hold, unless this stands in for a device."""
+        return [float(number) for number in numbers] if self.host_looks else [*numbers]
 
     def order(self) -> None:
         """Run what all ranks have handed over."""

@@ -78,7 +78,7 @@ class StreamExecutor:
     """
 
     latency = 3
-    masked = True
+    host_looks = False
 
     def __init__(self, transport: GroupTransport, device: Device, agreement: GroupTransport | None = None) -> None:
         self.transport = transport
@@ -181,10 +181,9 @@ class StreamExecutor:
         """Copy a bool tensor, any shape, to pinned memory; the host may read it after the next ``catch_up`` but one."""
         return self._device.pinned(verdicts).copy_(verdicts, non_blocking=True)
 
-    def read(self, numbers: Sequence[torch.Tensor]) -> list[float]:
-        """Return what scalars (0-d tensors) hold; the host waits. Not within a step."""
-        self.host_waits += 1
-        return [float(number) for number in numbers]
+    def numbers(self, numbers: Sequence[Number]) -> list[Number]:
+        """Return the scalars (0-d tensors) themselves: the host must not look."""
+        return [*numbers]
 
     def catch_up(self) -> None:
         """Wait for what was handed over before the last such call, and what ``agree`` sent since: the host waits once.

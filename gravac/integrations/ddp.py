@@ -9,6 +9,7 @@ returns None (both would break the reducer for good): errors travel in the futur
 import math
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 from torch._C._distributed_c10d import GradBucket
@@ -16,6 +17,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.averaging.plan import Form, Piece
+from gravac.candidate import Candidate
 from gravac.compressors.base import Compressor
 from gravac.exchange.executor import Mark, Number
 from gravac.integrations.ddp_private import (
@@ -26,8 +28,8 @@ from gravac.integrations.ddp_private import (
     rebuild_reducer,
 )
 from gravac.integrations.exchange_layout import ExchangeLayout, Names
-from gravac.stepping.clock import Timestamps
-from gravac.stepping.door import Door, memory_shape, refuse_complex
+from gravac.measurement import LocalMeasurement
+from gravac.stepping.engine import Engine, StepInputs, memory_shape, refuse_complex
 
 NONE_RUNS = -1
 """Autograd's number of no backward: a rank out of inputs answers the others' (join), with whole layouts."""
@@ -65,6 +67,11 @@ class _Bucket:
             self.failure = failure
             self.future.set_result(None)
 
+    def fails_with(self, runs: "Future[Candidate]") -> None:
+        """Fail if the step's beginning did."""
+        if (failure := runs.exception()) is not None:
+            self.fail(failure)
+
     def outcome(self, _: Outcome) -> torch.Tensor:
         """What DDP gets: the buffer, averaged in place."""
         if self.failure is not None:
@@ -76,15 +83,15 @@ class DDPAdapter:
     """Hands a DDP module's gradients over, bucket by bucket.
 
     Args:
-        door: what takes the gradients in.
+        engine: takes the gradients in.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.layout = ExchangeLayout()
         self.names: dict[int, str] = {}
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
-        self._door = door
+        self._engine = engine
         self._task: int | None = None  # of the backward under way; NONE_RUNS in a join
         self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}
         self._arrived: dict[str, tuple[Piece, _Bucket]] = {}
@@ -100,7 +107,7 @@ class DDPAdapter:
             TypeError: a parameter to train is complex.
         """
         named = averaged_parameters(module)
-        self._door.know({canonical(name): p for name, p in named.items() if p.requires_grad})
+        self._engine.know({canonical(name): p for name, p in named.items() if p.requires_grad})
         self.names = {id(parameter): canonical(name) for name, parameter in named.items()}
 
     def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
@@ -140,10 +147,10 @@ class DDPAdapter:
 
     def _forward_starts(self, *_: object) -> None:
         if self._inputs is None and torch.is_grad_enabled():
-            self._inputs = self._door.mark()
+            self._inputs = self._engine.mark()
 
     def _step_ended(self, *_: object) -> None:
-        self._optimized = self._door.mark()
+        self._optimized = self._engine.mark()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The communication hook's body: see the module's text.
@@ -179,13 +186,13 @@ class DDPAdapter:
         names = tuple(piece.name for piece in pieces)
         begins = self._task != torch._C._current_graph_task_id()
         if begins:
-            self._door.device = buffer.device
-            self._door.open()  # before anything is under way that a failure would leave so
-        mine = _Bucket(buffer, names, self._door.join)
+            self._engine.device = buffer.device
+            self._engine.open()  # before anything is under way that a failure would leave so
+        mine = _Bucket(buffer, names, self._engine.executor.join)
         averaged = mine.future.then(mine.outcome)
         # what follows only enqueues: a torch call after the exchange thread woke would wait for it to let go of the GIL
         if begins:
-            self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine.fail)
+            self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine)
         for piece in pieces:
             self._arrived[piece.name] = piece, mine
         complete = self.layout.arrive(names)
@@ -196,26 +203,34 @@ class DDPAdapter:
             self._end()
         return averaged
 
-    def _begin(self, forms: list[Form], fail: Callable[[BaseException], None]) -> None:
+    def _begin(self, forms: list[Form], bucket: "_Bucket") -> None:
         """The first bucket of a backward."""
         self._task = torch._C._current_graph_task_id()
-        scale = self.loss_scale() if self.loss_scale is not None else None
         if self._task != NONE_RUNS:
             Variable._execution_engine.queue_callback(self._end)
-        rate = learning_rate(self.optimizer) if self.optimizer is not None else math.nan
         counted = self.ddp is not None and divides_by_those_with_inputs(self.ddp)
-        takes_part = self._task != NONE_RUNS if counted else None
-        self._door.begin(loss_scale=scale, learning_rate=rate, takes_part=takes_part, forms=forms, fail=fail)
+        inputs = StepInputs(
+            loss_scale=self.loss_scale() if self.loss_scale is not None else None,
+            learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
+            takes_part=self._task != NONE_RUNS if counted else None,
+            forms=forms,
+        )
+        self._engine.begin(inputs).add_done_callback(bucket.fails_with)
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
-        timestamps = Timestamps(self._inputs, self._optimized, self._door.mark())
+        inputs, optimized, backward = self._inputs, self._optimized, self._engine.mark()
+
+        def fill(measurement: LocalMeasurement) -> None:
+            measurement.inputs, measurement.optimized, measurement.backward = inputs, optimized, backward
+
         for group in self.layout.end():
             self._exchange(group, None)
         self._arrived.clear()
         self._inputs = None
         self._task = None
-        self._door.end(timestamps)
+        self._engine.state.layout = self.layout.fixed
+        self._engine.end(fill)
 
     def _exchange(self, group: Names, whole: torch.Tensor | None, last: bool = False) -> None:
         pieces = [self._arrived[name][0] for name in group]
@@ -231,7 +246,7 @@ class DDPAdapter:
                 except BaseException as error:  # backward() would wait for the bucket for ever
                     bucket.fail(error)
 
-        self._door.pieces(pieces, whole, last, ended)
+        self._engine.exchange(pieces, whole, last, ended)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""

@@ -17,8 +17,7 @@ from gravac.controllers.base import LATENCY, Decision, Measurement
 from gravac.exchange.lockstep import Lockstep
 from gravac.stepping.admission import Admission
 from gravac.stepping.deciding import Deciding
-from gravac.stepping.door import Door
-from gravac.stepping.steps import Steps
+from gravac.stepping.engine import Engine, StepInputs
 
 BELOW = 1024
 """Number of elements below which a tensor is not compressed."""
@@ -40,8 +39,6 @@ def train(
     feedback: float | None,
     ranks: int,
     steps: int,
-    levels: tuple[float, ...] = (),
-    survey_every: int = 50,
     first: int = 0,
     ramp: int = 20,
     after: Callable[[int], None] | None = None,
@@ -57,9 +54,6 @@ def train(
         feedback: share of what was not sent that is kept, in [0, 1]; ``None`` is the compressor's own.
         ranks: number of ranks, in one process.
         steps: number of steps.
-        levels: CFs that a single tensor may get, when the bytes of ``cf`` are spent over the tensors by their curves;
-            none leaves all tensors at ``cf``.
-        survey_every: number of steps between two surveys of the curves.
         first: number of the first step.
         ramp: number of steps over which the learning rate rises to its own.
         after: function that is called with each step's number once the model is updated.
@@ -70,12 +64,12 @@ def train(
     def admit(_: object) -> Admission:
         return Admission((Candidate(DENSE, 1.0, 1.0), chosen.at(first)))
 
-    doors = []
+    engines = []
     for averager, executor in zip(averagers, Lockstep(ranks).executors, strict=True):
-        run = Steps(averager, Deciding(chosen, admit, lambda _: None), levels, survey_every)
-        run.state.step = first
-        run.open(executor)
-        doors.append((Door(run), run))
+        engine = Engine(averager, Deciding(chosen, admit, lambda _: None))
+        engine.state.step = first
+        engine.use(executor)
+        engines.append(engine)
     parameters = dict(model.named_parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
     error = whole = 0.0
@@ -83,24 +77,24 @@ def train(
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * min(1.0, (step - first + 1) / max(ramp, 1))
         applied: dict[str, torch.Tensor] = {}
-        for rank, (door, _) in enumerate(doors):
+        for rank, engine in enumerate(engines):
             optimizer.zero_grad(set_to_none=True)
             loss(step, rank).backward()  # type: ignore[no-untyped-call]
             gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
             applied = applied or gradients
-            door.begin(forms=[(tuple(g.shape), g.dtype) for g in gradients.values()])
-            handle = door.ready(list(gradients.items()))
-            door.end()
+            engine.begin(StepInputs(forms=[(tuple(g.shape), g.dtype) for g in gradients.values()]))
+            handle = engine.ready(list(gradients.items()))
+            engine.end()
         handle.wait()
         for averager in averagers:
-            error, whole = error + float(averager.stats.error), whole + float(averager.stats.energy)
+            error, whole = error + float(averager.measurement.error), whole + float(averager.measurement.energy)
         for name, p in parameters.items():
             p.grad = applied[name]
         optimizer.step()
         if after is not None:
             after(step)
-    states = [steps.state for _, steps in doors]
-    least = min(wire_ratio(state.dense_wire_bytes, state.wire_bytes) for state in states)
+    totals = [engine.state.totals for engine in engines]
+    least = min(wire_ratio(total.dense_wire_bytes, total.wire_bytes) for total in totals)
     return Totals(1 - error / whole if whole else 1.0, least)
 
 

@@ -19,7 +19,7 @@ import torch
 from gravac.averaging.residuals import rounded
 from gravac.compressors.draws import Draws
 from gravac.settings import SettingsError
-from gravac.stepping.door import flat
+from gravac.stepping.engine import flat
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 """Number formats whose pseudo-gradients are in float32: an outer step is small beside the weights."""

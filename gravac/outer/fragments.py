@@ -9,8 +9,8 @@ same on all of them whenever each of them gets to 4. What 3 and 4 are where the 
 
 import functools
 import itertools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,7 +20,8 @@ from gravac.averaging.norms import all_fit
 from gravac.averaging.plan import Piece
 from gravac.exchange.executor import Mark, Verdict
 from gravac.outer.anchors import Keeping, State, travels_in
-from gravac.stepping.door import Door, flat, memory_shape
+from gravac.stepping.engine import Engine, flat, memory_shape
+from gravac.stepping.handle import fail
 
 IN_PLACE = Keeping()
 """Anchors lie beside their parameters, in the number format that pseudo-gradients have."""
@@ -65,41 +66,42 @@ class Journey:
         self.verdicts: torch.Tensor | None = None
         self.mended = ""
         self._beside: tuple[Piece, ...] = ()
-        self._door: Door | None = None
+        self._engine: Engine | None = None
         self.awaited: Mark | None = None
-        self._came = threading.Event()
-        self._failure: BaseException | None = None
+        self._came: Future[None] = Future()
 
-    def sets_out(self, door: Door, beside: Sequence[Piece] = ()) -> Verdict:
-        """Judge what this rank sends, on its way through a door; return ``sound``.
+    def sets_out(self, engine: Engine, beside: Sequence[Piece] = ()) -> Verdict:
+        """Judge what this rank sends; return ``sound``.
 
         Args:
-            door: judges.
+            engine: exchanges it.
             beside: pieces of buffers that leave with it.
         """
-        self._door, self._beside = door, tuple(beside)
-        self.sound = door.judge(_finite(self.own, self._beside))
+        self._engine, self._beside = engine, tuple(beside)
+        self.sound = engine.executor.judge(_finite(self.own, self._beside))
         return self.sound
 
     def came(self, failure: BaseException | None) -> None:
         """Take note that the pieces hold their means, or of what went wrong; called by the executor."""
-        self._failure = failure
         try:
-            if failure is None:
-                self._judge_mean()
+            if failure is not None:
+                raise failure
+            self._judge_mean()
         except BaseException as error:
-            self._failure = error
-        self._beside = ()
-        self._came.set()
+            fail(self._came, error)
+        else:
+            self._came.set_result(None)
+        finally:
+            self._beside = ()
 
     def _judge_mean(self) -> None:
         """Find the norm of the mean, and whether all that came is finite."""
         self.mean = _square(self.whole)
-        if self._door is not None:
+        if self._engine is not None:
             finite = _finite(self.mean, self._beside)
-            self.applied = self._door.judge(finite)
+            self.applied = self._engine.executor.judge(finite)
             if isinstance(self.applied, torch.Tensor):
-                self.verdicts = self._door.to_host(torch.stack([finite, torch.as_tensor(self.sound)]))
+                self.verdicts = self._engine.executor.to_host(torch.stack([finite, torch.as_tensor(self.sound)]))
 
     def ends(self) -> None:
         """Let go of the means, which nobody needs any more; their norm stays."""
@@ -108,7 +110,7 @@ class Journey:
     @property
     def here(self) -> bool:
         """Whether the means are there."""
-        return self._came.is_set()
+        return self._came.done()
 
     def wait(self) -> None:
         """Wait for the means.
@@ -116,9 +118,7 @@ class Journey:
         Raises:
             ExchangeError: a rank did not answer.
         """
-        self._came.wait()
-        if self._failure is not None:
-            raise self._failure
+        self._came.result()
 
 
 class Fragment:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gravac.adaptive import AdaptiveCompressor
+from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
@@ -40,6 +41,7 @@ from gravac.outer.starting import (
 )
 from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
+from gravac.stepping.run_state import RunState
 from gravac.telemetry.records import DecisionRecord
 
 Outer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -80,7 +82,7 @@ class OuterOptimizer(Live):
         process_group: ranks that exchange; ``None``: the default group.
         log_dir: folder for TensorBoard and JSONL logs; ``None`` writes nothing.
         executor: runs the exchange, in place of what the group asks for: of ranks in memory, ``exchange.lockstep``.
-        settings: any other of ``AdaptiveCompressor``'s but ``allocation`` and what is DDP's: ``error_feedback``,
+        settings: any other of ``AdaptiveCompressor``'s but what is DDP's: ``error_feedback``,
             ``dense``, ``seed``, ``sinks`` ...
 
     Raises:
@@ -160,11 +162,11 @@ class OuterOptimizer(Live):
         travelling = {name: like for fragment in self._fragments for name, like in fragment.like_pieces.items()}
         travelling |= self._buffers.parameters
         told, same = self.settings.plain(), {"outer": described_optimizer(self.outer)}
-        self._door = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told, same=same)
-        shares = Shares(self._door, by_speed, samples)
+        self._engine = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told, same=same)
+        shares = Shares(self._engine, by_speed, samples)
         self._refusals = Refusals(self._fragments, self._buffers, inner)
         self._rounds = Rounds(
-            self._door,
+            self._engine,
             self._fragments,
             self._buffers,
             self.outer,
@@ -246,8 +248,18 @@ class OuterOptimizer(Live):
 
         This and the next few wait for nothing: while something is under way, other ranks may know of a later decision.
         """
-        candidate = self._door.decided(wait=not self.under_way)
+        candidate = self._decided()
         return self.settings.every[0] if candidate is None else candidate.every
+
+    def _known_state(self) -> RunState:
+        """Return the state of the steps so far, without waiting if something is under way."""
+        return self._engine.state if self.under_way else self._engine.settled
+
+    def _decided(self) -> Candidate | None:
+        """Return the candidate decided last, likewise; ``None`` before the first."""
+        if not self.under_way:
+            self._engine.drain()
+        return self._engine.candidate
 
     @property
     def steps_of_ranks(self) -> tuple[int, ...]:
@@ -257,18 +269,18 @@ class OuterOptimizer(Live):
     @property
     def cf(self) -> float:
         """The compression factor in force: 1 is dense float32, 2 is 16 bit."""
-        candidate = self._door.decided(wait=not self.under_way)
+        candidate = self._decided()
         return self._compressor.policy.dense_format.cf if candidate is None else candidate.cf
 
     @property
     def gain(self) -> float | None:
         """Gain of the last pseudo-gradient that all ranks agreed on; ``None`` before."""
-        return self._door.state(wait=not self.under_way).gain
+        return self._known_state().gain
 
     @property
     def wire_ratio(self) -> float | None:
         """Wire bytes of dense float32 all-reduces in every step / bytes really sent, in the last agreed round."""
-        return self._door.state(wait=not self.under_way).wire_ratio
+        return self._known_state().wire_ratio
 
     @property
     def history(self) -> list[DecisionRecord]:
@@ -276,7 +288,7 @@ class OuterOptimizer(Live):
 
         The newest, as many as the setting ``history`` says.
         """
-        return list(self._door.state(wait=not self.under_way).history)
+        return list(self._known_state().history)
 
     @property
     def ledger(self) -> Ledger:
@@ -383,7 +395,7 @@ class OuterOptimizer(Live):
         """Let the controller choose how often, too."""
         numbers, one = choices(*self.settings.every), self.settings
         chooses = bool(getattr(self._controller, "chooses_every", False))
-        keeps_all, world = self._controller.keeps_all, self._door.world
+        keeps_all, world = self._controller.keeps_all, self._engine.state.world
         admission = widened(
             admission,
             numbers,

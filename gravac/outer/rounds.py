@@ -10,9 +10,9 @@ turns, or are taken up whenever they come, a round takes what was decided when t
 
 import functools
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +20,14 @@ import torch
 
 from gravac.candidate import Candidate
 from gravac.exchange.executor import both
+from gravac.measurement import LocalMeasurement
 from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import Delay
 from gravac.outer.fragments import Fragment, Journey
 from gravac.outer.refusing import Refusals
 from gravac.outer.shares import Shares
-from gravac.stepping.clock import Timestamps
-from gravac.stepping.door import Door, Handle
+from gravac.stepping.engine import Engine, StepInputs
+from gravac.stepping.handle import Handle
 
 WARM = 5
 """Largest number of steps that are timed before the first choice; the first of them does not count."""
@@ -40,7 +41,7 @@ class Rounds:
     """Counts a rank's steps, and has fragments leave and arrive.
 
     Args:
-        door: takes pseudo-gradients in.
+        engine: takes pseudo-gradients in.
         fragments: parts of the model, in the order in which they leave.
         buffers: travel with the last fragment.
         outer: optimizer of the anchors.
@@ -62,7 +63,7 @@ class Rounds:
 
     def __init__(
         self,
-        door: Door,
+        engine: Engine,
         fragments: Sequence[Fragment],
         buffers: Buffers,
         outer: torch.optim.Optimizer,
@@ -75,7 +76,7 @@ class Rounds:
     ) -> None:
         self.ended = self.late = 0
         self.begun = False
-        self._door, self._fragments, self._buffers, self._outer = door, fragments, buffers, outer
+        self._engine, self._fragments, self._buffers, self._outer = engine, fragments, buffers, outer
         self.shares = shares
         self._refusals = refusals
         self._unread: list[tuple[int, Journey]] = []  # by place of the fragment; the host has not read the verdicts
@@ -89,7 +90,7 @@ class Rounds:
         self._mine: int | None = None  # steps of this rank
         self._journeys: list[Journey] = []
         self._handle: Handle | None = None
-        self._chosen = _Chosen()
+        self._decision: Future[Candidate] | None = None  # of the present round
         self._began: list[float] = []
         self._waited = self._paused = 0.0
 
@@ -168,7 +169,7 @@ class Rounds:
 
         Called on every rank; nothing is under way.
         """
-        self._door.state()
+        self._engine.drain()
         self._read(self.ended)
         self._refusals.mend_before_saving(self.ended)
         self._refusals.tell()
@@ -177,7 +178,7 @@ class Rounds:
         """Return the counters, and how many steps the round has; nothing is under way."""
         self._length = self._length or (self._decided() if self.ended else None)
         known = {"ended": self.ended, "steps": self._steps, "in_round": self._in_round, "length": self._length}
-        compute_s = self._door.compute_s
+        compute_s = self._engine.compute_s
         return {**known, "behind": self._behind, "compute_s": compute_s, "shares": self.shares.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -185,7 +186,7 @@ class Rounds:
         self.ended, self._steps, self._in_round = state["ended"], state["steps"], state["in_round"]
         self._length = state["length"]
         self._behind = state.get("behind", self._behind)
-        self._door.compute_s = state.get("compute_s")  # earlier states do not have it
+        self._engine.compute_s = state.get("compute_s")  # earlier states do not have it
         self.shares.load_state_dict(state.get("shares"))
 
     @property
@@ -212,8 +213,7 @@ class Rounds:
             self._began.append(self._now())
             if len(self._began) == warm:
                 took = [after - before for before, after in zip(self._began, self._began[1:], strict=False)]
-                self._chosen.forget()
-                self._door.prepare(statistics.median(took[1:] or took), self._chosen.take, self._chosen.fail)
+                self._decision = self._engine.prepare(statistics.median(took[1:] or took))
             return None
         if self._whole and self.under_way:
             return None
@@ -224,9 +224,12 @@ class Rounds:
         low, high = self._every
         if low == high and self._delay != "auto":
             return low
-        candidate = self._door.decided() if self._whole else None
-        if not (self.ended and self._whole):
-            candidate = self._chosen.wait()
+        if self._whole:
+            self._engine.drain()
+        if self.ended and self._whole:
+            candidate = self._engine.candidate
+        else:
+            candidate = None if self._decision is None else self._decision.result()
         if candidate is None:
             return None
         self._behind = candidate.delay
@@ -248,20 +251,17 @@ class Rounds:
             self._finish(fragment)
             if at == 0:
                 self._check(self.ended - (1 if number == 1 else 2))
-                self._chosen.forget()
                 self.shares.ask()
-                self._door.begin(
-                    learning_rate=learning_rate, every=every, begun=self._chosen.take, fail=self._chosen.fail
-                )
+                self._decision = self._engine.begin(StepInputs(learning_rate=learning_rate, every=every))
                 self._read(self.ended - BEHIND)  # which the executor has caught up with
             weight = self.shares.weight
             journey = fragment.leave(self._steps + behind, weight, self.ended, own)
             self._journeys.append(journey)
             buffers = self._buffers.leave(weight, own or 0.0) if last else ()
             whole = None if buffers else journey.whole
-            sound = journey.sets_out(self._door, buffers)
-            self._handle = self._door.pieces((*journey.pieces, *buffers), whole, True, journey.came, sound)
-            if self._door.masked:
+            sound = journey.sets_out(self._engine, buffers)
+            self._handle = self._engine.exchange((*journey.pieces, *buffers), whole, True, journey.came, sound)
+            if not self._engine.schedule.looks:
                 self._unread.append((at, journey))
             elif sound is False:
                 self._refusals.mend(journey, self.ended)
@@ -270,15 +270,17 @@ class Rounds:
 
     def _end(self) -> None:
         sent, self._journeys = tuple(self._journeys), []
-        awaited = None if self._whole and not self._behind else lambda: sent[-1].awaited
-        made = Timestamps(
-            backward=self._door.mark(),
-            waited=self._waited,
-            awaited=awaited,
-            paused=self._paused,
-            steps_of_ranks=self.shares.steps,
-        )
-        self._door.end(made, lambda: spread(sent), lambda: functools.reduce(both, (one.applied for one in sent)))
+        overlaps, backward = not (self._whole and not self._behind), self._engine.mark()
+        idle, paused, steps_of_ranks = self._waited, self._paused, self.shares.steps
+
+        def fill(measurement: LocalMeasurement) -> None:
+            measurement.verdicts.append(functools.reduce(both, (journey.applied for journey in sent)))
+            measurement.backward, measurement.overlaps = backward, overlaps
+            measurement.idle_since = sent[-1].awaited if overlaps else None
+            measurement.idle, measurement.paused = idle, paused
+            measurement.steps_of_ranks, measurement.spread = steps_of_ranks, spread(sent)
+
+        self._engine.end(fill)
         self.shares.end()
         self.ended += 1
         self._in_round, self._length, self._mine, self._waited, self._paused = 0, None, None, 0.0, 0.0
@@ -301,14 +303,14 @@ class Rounds:
             return
         last = fragment is self._fragments[-1]
         if last and trains and not fragment.journey.here:
-            fragment.journey.awaited = self._door.mark()
+            fragment.journey.awaited = self._engine.mark()
         since = time.perf_counter()
         if self._whole and self._handle is not None:
             self._handle.wait()
         fragment.journey.wait()
         if trains and not last:  # of the last one the exchange tells, when it ended
             self._waited += time.perf_counter() - since
-        self._door.join()
+        self._engine.executor.join()
         journey = fragment.journey
         fragment.arrive(self._outer)
         if fragment is self._fragments[-1]:
@@ -319,7 +321,7 @@ class Rounds:
 
     def _check(self, last: int) -> None:
         """End training if all ranks know by round ``last`` that it does not get on."""
-        self._refusals.check(self.ended, last, BEHIND if self._door.masked else 0)
+        self._refusals.check(self.ended, last, 0 if self._engine.schedule.looks else BEHIND)
 
     def _read(self, last: int) -> None:
         """Have the host read verdicts, of rounds up to ``last``, that it could not look at before and has by now."""
@@ -332,39 +334,12 @@ class Rounds:
             self._learn(position, journey, applied)
 
     def _learn(self, position: int, journey: Journey, applied: bool) -> None:
-        self._refusals.learn(journey, position, applied, self._door.rank, self._door.world)
+        self._refusals.learn(journey, position, applied, self._engine.state.rank, self._engine.state.world)
 
     def _now(self) -> float:
-        if self._door.device.type == "cuda":
-            torch.cuda.synchronize(self._door.device)  # a few times before the first exchange, to time a step
+        if self._engine.device.type == "cuda":
+            torch.cuda.synchronize(self._engine.device)  # a few times before the first exchange, to time a step
         return time.perf_counter()
-
-
-class _Chosen:
-    """What the executor says was decided, once it does."""
-
-    def __init__(self) -> None:
-        self._there = threading.Event()
-        self._candidate: Candidate | None = None
-        self._failure: BaseException | None = None
-
-    def forget(self) -> None:
-        self._there.clear()
-
-    def take(self, candidate: Candidate) -> None:
-        self._candidate = candidate
-        self._there.set()
-
-    def fail(self, failure: BaseException) -> None:
-        self._failure = failure
-        self._there.set()
-
-    def wait(self) -> Candidate:
-        self._there.wait()
-        if self._failure is not None:
-            raise self._failure
-        assert self._candidate is not None
-        return self._candidate
 
 
 def leaves_at(length: int, number: int) -> list[int]:

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gravac.stepping.door import Door
-from gravac.stepping.sums import Sums
+from gravac.stepping.engine import Engine
+from gravac.stepping.handle import RankSums
 
 EQUAL = 0.1
 """Ranks whose speeds are all within this share of their mean count as equally fast."""
@@ -28,7 +28,7 @@ class Shares:
     """Times a rank's steps, and knows all ranks' shares.
 
     Args:
-        door: sums numbers over the ranks.
+        engine: sums numbers over the ranks.
         by_speed: whether ranks make steps in proportion to their speed.
         samples: number of samples of a step on this rank; ``None``, on every rank: all alike.
 
@@ -39,18 +39,18 @@ class Shares:
         weight: factor on this rank's pseudo-gradient, so that their mean over the ranks is one over samples.
     """
 
-    def __init__(self, door: Door, by_speed: bool, samples: int | None) -> None:
+    def __init__(self, engine: Engine, by_speed: bool, samples: int | None) -> None:
         self.by_speed = by_speed
         self.clock: Callable[[], float] = time.perf_counter
         self.steps: tuple[int, ...] = ()
         self.weight = 1.0
-        self._door, self._count = door, samples or 0
+        self._engine, self._count = engine, samples or 0
         self._equal = not by_speed and samples is None
         self._seconds: list[float] = []  # a step's, by rank, as agreed
         self._samples: list[float] = []
         self._own: list[float] = []  # this rank's, of the round before
-        self._told: Sums | None = None
-        self._asked: Sums | None = None
+        self._told: RankSums | None = None
+        self._asked: RankSums | None = None
         self._times: list[float] = []
         self._since: float | None = None
 
@@ -75,16 +75,16 @@ class Shares:
             ExchangeError: a rank did not answer.
         """
         self._take()
-        self.steps = steps_of(length, self._seconds or [1.0] * self._door.world)
-        self.weight = weights_of(self.steps, self._samples or [1.0] * self._door.world)[self._door.rank]
-        return self.steps[self._door.rank]
+        self.steps = steps_of(length, self._seconds or [1.0] * self._engine.state.world)
+        self.weight = weights_of(self.steps, self._samples or [1.0] * self._engine.state.world)[self._engine.state.rank]
+        return self.steps[self._engine.state.rank]
 
     def ask(self) -> None:
         """The round's first fragment leaves: have what was told of the round before waited for, on every rank."""
         if self._own and self._told is None:  # a run that was taken up
             self._tell()
         if self._told is not None:
-            self._told.ask()
+            self._told.receive()
         self._asked, self._told = self._told, None
 
     def end(self) -> None:
@@ -107,15 +107,15 @@ class Shares:
             self._seconds, self._samples, self._own = (list(state[key]) for key in ("seconds", "samples", "own"))
 
     def _tell(self) -> None:
-        rank, world = self._door.rank, self._door.world
+        rank, world = self._engine.state.rank, self._engine.state.world
         numbers = [0.0] * (2 * world)
         numbers[rank], numbers[world + rank] = self._own
-        self._told = self._door.sums("the ranks' step times", numbers)
+        self._told = self._engine.sum_over_ranks("the ranks' step times", numbers)
 
     def _take(self) -> None:
         if self._asked is None:
             return
-        sums, world = self._asked.wait(), self._door.world
+        sums, world = self._asked.result(), self._engine.state.world
         self._asked = None
         seconds, samples = sums[:world], sums[world:]
         if self.by_speed and all(0 < one < math.inf for one in seconds):

@@ -190,7 +190,7 @@ def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
         )
     notes = []
     for name, value in policy.plain().items():
-        matters = name.startswith(("base.", "dense")) or name in ("error_feedback", "release", "allocation")
+        matters = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
         if matters and name in recorded and str(recorded[name]) != str(value):
             notes.append(f"{name}: recorded with {recorded[name]}, the policy has {value}; gains are the recording's")
     if trace.steps[0].step:

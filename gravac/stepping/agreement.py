@@ -1,35 +1,27 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks tell each other about a step: named float64, summed, so that all decide from the same numbers."""
+"""How a rank's measurement becomes one that all ranks share, and at which points of a step.
+
+1. A step ends: its ``LocalMeasurement`` is pending.
+2. ``read``: its sums and moments become numbers.
+3. ``send``: the ranks start to sum the numbers.
+4. ``observe``: the sums are there, and the engine decides by them.
+
+The schedule says when. Each of the two schedules does 2 to 4 at the same points on all ranks.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
-import torch
-
-from gravac.averaging.stats import StepStats
-from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
-from gravac.exchange.executor import Number, Verdict
-from gravac.stepping.clock import StepCosts
+from gravac.exchange.executor import Executor
+from gravac.exchange.failures import ExchangeError
+from gravac.measurement import FIRST, LAST, UNRELEASED, LocalMeasurement, error_at, slots
+from gravac.stepping.run_state import RunState
 
-LEFT = "left"
-"""Name of the slot for squared norms of what is still kept although it is to be sent: when its sum is zero on all
-ranks, all drop it. 0 where the host looks by itself."""
-
-FIRST = ("seconds", "error", "energy")
-"""Names, as in ``Measurement``, of the slots that come before those of shadow CFs."""
-
-LAST = {
-    "waited": "waited_seconds",
-    "coded": "coded_seconds",
-    "learning_rate": "learning_rate",
-    "exchanged": "exchanged_seconds",
-    "drift": "drift",
-}
-"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs, each with the name of the field of
-``StepRecord`` that tells what was agreed."""
+AGREEMENT = "the ranks' agreement on an earlier step"
 
 TIMES = ("seconds", "waited", "coded", "exchanged")
 """Names of the slots that a round of several steps is measured in as a whole, and told of by the step."""
@@ -37,134 +29,178 @@ TIMES = ("seconds", "waited", "coded", "exchanged")
 SUMS = ("error", "energy")
 """Names of the slots that hold sums over ranks, as every shadow's error does; the others hold means."""
 
+Observe = Callable[[LocalMeasurement, list[list[float]]], None]
+"""Takes a measurement and the sums of its vectors over the ranks."""
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Which slot of the vector holds what.
 
-    All ranks know it without talking: it follows from the shadow CFs of the step's plan alone.
+class Agreement:
+    """The pending measurements of a run on their way to agreement.
 
-    Attributes:
-        shadow: CFs evaluated in the step.
+    Args:
+        executor: sums over the ranks.
+        state: state of the run, with the measurements that are pending.
+        observe: called with each measurement that the ranks agree on, in order.
     """
 
-    shadow: tuple[float, ...] = ()
+    def __init__(self, executor: Executor, state: RunState, observe: Observe) -> None:
+        self.executor = executor
+        self._state, self._observe = state, observe
+        self._in_flight: list[Any] = []
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The name of every slot, in order: ``FIRST``, the error at each shadow CF, ``LAST``, ``LEFT``."""
-        return (*FIRST, *map(_error_at, self.shadow), *LAST, LEFT)
+    def read(self, last: int) -> None:
+        """Make numbers of steps up to ``last``, whose moments are past."""
+        for measurement in self._state.pending:
+            if measurement.step <= last and not measurement.numbers:
+                measurement.read(self.executor)
 
-    def vector(self, numbers: Mapping[str, Number]) -> list[Number]:
-        """The vector of a number for every slot, in order."""
-        return [numbers[slot] for slot in self.slots]
+    def send(self, last: int) -> None:
+        """Start to sum the numbers of steps up to ``last`` over the ranks."""
+        for measurement in self._state.pending[len(self._in_flight) :]:
+            if measurement.step > last:
+                return
+            vectors = measurement.vectors()
+            self._state.totals.norm_bytes += sum(8 * len(vector) for vector in vectors[1:])
+            with named_failure(self._state, lambda: AGREEMENT):
+                self._in_flight.append(self.executor.agree(vectors))
 
-    def numbers(self, vector: Sequence[float]) -> dict[str, float]:
-        """The inverse of ``vector``.
+    def observe(self, last: int) -> None:
+        """Wait for the sums of steps up to ``last``, and have each observed."""
+        while self._in_flight and self._state.pending[0].step <= last:
+            with named_failure(self._state, lambda: AGREEMENT):
+                sums = self.executor.agreed(self._in_flight.pop(0))
+            self._observe(self._state.pending.pop(0), sums)
 
-        Raises:
-            ValueError: the vector is not as long as the layout.
-        """
-        if len(vector) != len(self.slots):
-            raise ValueError(f"vector: {len(vector)} numbers, and the layout has slots {', '.join(self.slots)}")
-        return dict(zip(self.slots, vector, strict=True))
+    def let_go(self) -> None:
+        """Let go of sums that are in flight, which hold connections; nobody will wait for them."""
+        self._in_flight.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One rank's numbers of one step, on their way to the others.
+class Schedule(Protocol):
+    """When a step's numbers are read, sent and observed.
 
     Attributes:
-        step: counted from 0.
-        candidate: what ran.
-        shadow: CFs evaluated.
-        numbers: this rank's, by the names of ``Layout(shadow).slots``; what only the device knows as scalars (0-d
-            tensors). The learning rate is nan when no optimizer was given, the error when a gradient was not finite.
+        looks: whether the host looks at data within a step.
     """
 
-    step: int
-    candidate: Candidate
-    shadow: tuple[float, ...]
-    numbers: Mapping[str, Number]
+    looks: bool
 
-    @classmethod
-    def of(
-        cls,
-        step: int,
-        candidate: Candidate,
-        shadow: Sequence[float],
-        costs: StepCosts,
-        stats: StepStats,
-        learning_rate: float = math.nan,
-        left: Number = 0.0,
-        spread: Number = math.nan,
-    ) -> "StepReport":
-        """A step's numbers from its clock and its stats; of ``spread`` see ``Door.end``."""
-        errors = stats.shadow or [0.0] * len(shadow)
-        numbers: dict[str, Number] = {
-            "seconds": costs.seconds,
-            "error": _where(stats.finite, stats.error),
-            "energy": stats.energy,
-            LEFT: left,
-            **dict(zip(map(_error_at, shadow), errors, strict=True)),
-            "waited": costs.waited,
-            "coded": costs.compress,
-            "learning_rate": learning_rate,
-            "exchanged": costs.exchange,
-            "drift": spread,
-        }
-        return cls(step, candidate, tuple(shadow), numbers)
+    def step_follows(self, step: int) -> None:
+        """A step is about to begin; a call of its own, before ``step_begins``."""
 
-    def vector(self) -> list[Number]:
-        """The numbers in the order of ``Layout(shadow).slots``, to be summed over ranks in float64."""
-        return Layout(self.shadow).vector(self.numbers)
+    def step_begins(self, step: int) -> None:
+        """A step begins, before anything of it is exchanged."""
 
-    def left(self, total: Sequence[float]) -> float:
-        """The sum of what is still kept although it is to be sent, see ``LEFT``."""
-        return Layout(self.shadow).numbers(total)[LEFT]
+    def step_ends(self, step: int) -> None:
+        """A step ended, and its measurement is pending."""
 
-    def agreed(
-        self, total: Sequence[float], world: int, samples: float, norms: tuple[tuple[str, float], ...] = ()
-    ) -> Measurement:
-        """The measurement that all ranks share.
 
-        Args:
-            total: sum of the vectors over ranks.
-            world: number of ranks.
-            samples: number of samples processed in a step, over all ranks.
-            norms: norms of single tensors in the step, where there was a survey.
-        """
-        sums = Layout(self.shadow).numbers(total)
-        numbers = {slot: sums[slot] if slot in SUMS else sums[slot] / world for slot in (*FIRST, *LAST)}
-        numbers |= {slot: numbers[slot] / self.candidate.every for slot in TIMES}
-        # what a rank tells is its norm over the mean's, so that the mean over ranks is the inverse of what is asked for
-        numbers["drift"] = 1 / numbers["drift"] if numbers["drift"] else math.nan
-        return Measurement(
-            step=self.step,
-            candidate=self.candidate,
-            samples=samples,
-            shadow=tuple((cf, sums[_error_at(cf)]) for cf in self.shadow),
-            norms=norms,
-            **numbers,
-        )
+class HostSchedule:
+    """The host reads a step's numbers at its end. The ranks sum them in the next step, and decide at its end."""
+
+    looks = True
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement, self._latency = agreement, agreement.executor.latency
+
+    def step_follows(self, step: int) -> None:
+        """Do nothing: no step is behind."""
+
+    def step_begins(self, step: int) -> None:
+        """Send the numbers of the last step."""
+        self._agreement.send(step + 1 - self._latency)
+
+    def step_ends(self, step: int) -> None:
+        """Read the step's numbers, and decide by the step before."""
+        self._agreement.read(step)
+        self._agreement.observe(step + 1 - self._latency)
+
+
+class DeviceSchedule:
+    """The host must not wait for the device: numbers are read a step later, and decided by when the next begins."""
+
+    looks = False
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement, self._latency = agreement, agreement.executor.latency
+
+    def step_follows(self, step: int) -> None:
+        """Wait for what the device was given a step ago, read its numbers; send what a restored run has to send."""
+        self._agreement.executor.catch_up()
+        self._agreement.read(step + 1 - self._latency)
+        self._agreement.send(step - self._latency)
+
+    def step_begins(self, step: int) -> None:
+        """Decide by the step whose sums are on the host, and send the next."""
+        self._agreement.observe(step - self._latency)
+        self._agreement.send(step + 1 - self._latency)
+
+    def step_ends(self, step: int) -> None:
+        """Do nothing: the device has not come so far."""
+
+
+def schedule_of(agreement: Agreement) -> Schedule:
+    """Return the schedule for an executor."""
+    return HostSchedule(agreement) if agreement.executor.host_looks else DeviceSchedule(agreement)
+
+
+@contextmanager
+def named_failure(state: RunState, what: Callable[[], str]) -> Iterator[None]:
+    """Add to a failure of the exchange in which step it happened, and what was exchanged."""
+    try:
+        yield
+    except ExchangeError as failure:
+        raise ExchangeError(f"gravac: step {state.step}, {what()}, {state.candidate}: {failure}") from failure.__cause__
+
+
+def agreed_measurement(
+    local: LocalMeasurement, sums: Sequence[Sequence[float]], world: int, samples: float
+) -> Measurement:
+    """Return the measurement that all ranks share.
+
+    Args:
+        local: this rank's numbers; only what is the same on all ranks is taken from them.
+        sums: sums of ``local.vectors()`` over the ranks.
+        world: number of ranks that agree.
+        samples: number of samples processed in a step, over all ranks.
+    """
+    total = slot_numbers(local.shadow, sums[0])
+    numbers = {slot: total[slot] if slot in SUMS else total[slot] / world for slot in (*FIRST, *LAST)}
+    numbers |= {slot: numbers[slot] / local.candidate.every for slot in TIMES}
+    # a rank's number is its norm over the mean's, so the mean over ranks is the inverse of drift
+    numbers["drift"] = 1 / numbers["drift"] if numbers["drift"] else math.nan
+    squares = sums[1] if len(sums) > 1 else ()
+    return Measurement(
+        step=local.step,
+        candidate=local.candidate,
+        samples=samples,
+        shadow=tuple((cf, total[error_at(cf)]) for cf in local.shadow),
+        norms=tuple((name, math.sqrt(square / world)) for name, square in zip(local.norms, squares, strict=False)),
+        **numbers,
+    )
+
+
+def all_released(local: LocalMeasurement, sums: Sequence[Sequence[float]]) -> bool:
+    """True if nothing is kept on any rank of what is to be sent; see ``UNRELEASED``."""
+    return slot_numbers(local.shadow, sums[0])[UNRELEASED] == 0
+
+
+def slot_numbers(shadow: Sequence[float], vector: Sequence[float]) -> dict[str, float]:
+    """Return the numbers of a vector by the names of its slots.
+
+    Raises:
+        ValueError: the vector is not as long as the slots are many.
+    """
+    names = slots(shadow)
+    if len(vector) != len(names):
+        raise ValueError(f"vector: {len(vector)} numbers, and the slots are {', '.join(names)}")
+    return dict(zip(names, vector, strict=True))
 
 
 def gain(error: float, energy: float) -> float | None:
-    """``1 - error / energy``; 1 when there was nothing to send, ``None`` when not finite."""
+    """Return ``1 - error / energy``; 1 if there was nothing to send, ``None`` if not finite."""
     if not math.isfinite(error + energy):
         return None  # of a refused step the error is nan, and the energy may be 0
     if energy == 0:
         return 1.0
     share = 1 - error / energy
     return share if math.isfinite(share) else None
-
-
-def _where(finite: Verdict, number: Number) -> Number:
-    """A number where all was finite, otherwise nan."""
-    if isinstance(finite, bool):
-        return number if finite else math.nan
-    return torch.where(finite, number, math.nan)
-
-
-def _error_at(cf: float) -> str:
-    return f"error at {cf!r}"

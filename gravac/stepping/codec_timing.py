@@ -19,12 +19,14 @@ import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece
+from gravac.candidate import Candidate
 from gravac.compressors.draws import Draws
 from gravac.exchange.device import Device
 from gravac.exchange.executor import Executor
 from gravac.exchange.memory import echo
 from gravac.exchange.opening import Opened
 from gravac.exchange.streams import Stretch
+from gravac.measurement import LocalMeasurement
 from gravac.policy import Policy
 from gravac.stepping.admission import admit, averager_of
 from gravac.stepping.coalescing import TEMPORARIES, in_parts
@@ -156,7 +158,7 @@ def _runs(averager: Averager, cf: float, sample: TypicalTensors, executor: Execu
     averager.dense_below, steps = 0, []
     for step in range(WARM + REPEATS):
         flat.copy_(source)
-        averager.begin(executor)
+        averager.measure(LocalMeasurement(step, Candidate(averager.base.name, cf, cf)), executor)
         plan = averager.plan(step, cf)
         parts = in_parts(pieces, TEMPORARIES // averager.coding_bytes(plan))
         steps.append([span for part in parts for span in _coded(averager, averager.average(part, plan), device)])

@@ -10,12 +10,12 @@ from gravac.averaging.plan import Form
 from gravac.candidate import Candidate
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
 from gravac.controllers.plain import identify
+from gravac.measurement import LocalMeasurement
 from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
 from gravac.stepping.agreement import gain
-from gravac.stepping.clock import StepCosts
-from gravac.stepping.state import StepState
-from gravac.stepping.step_records import decided, measured_step
+from gravac.stepping.run_state import RunState
+from gravac.stepping.step_records import decided, step_record
 from gravac.telemetry.records import Record, RunRecord
 
 NOTHING: Mapping[str, str | int | float | bool] = MappingProxyType({})
@@ -69,7 +69,7 @@ class Deciding:
         self._controller = at_latency(self._controller, latency)
         self._latency, self._timed = latency, tuple(timed)
 
-    def restore(self, state: StepState, controller_state: dict[str, Any] | None) -> None:
+    def restore(self, state: RunState, controller_state: dict[str, Any] | None) -> None:
         """Start from a dumped controller state, if there is one, at the next ``start``.
 
         Drops the oldest decision records of the state if it has more than this run keeps.
@@ -77,7 +77,7 @@ class Deciding:
         self.restored, self.decision = controller_state, None
         self._shorten(state)
 
-    def start(self, state: StepState, forms: Sequence[Form], world: int) -> Decision:
+    def start(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
         self.candidates, dropped = self._admit(forms)
         if self.restored is not None:
@@ -86,7 +86,7 @@ class Deciding:
             state.controller, self.decision = self._controller.start(self.candidates)
         self._emit(RunRecord(self.settings, world, self.candidates, dropped, self._timed))
         if self.restored is not None and self.decision.reason:
-            ran = [] if state.ran is None else [state.ran]
+            ran = [] if state.candidate is None else [state.candidate]
             self._record(state, state.step, identify(ran) != identify([self.decision.candidate]))
         return self.decision
 
@@ -102,19 +102,19 @@ class Deciding:
         """Return the number of samples of a step over all ranks."""
         return self._samples if self._samples is not None else float(ranks)
 
-    def observe(self, state: StepState, measured: Measurement, costs: StepCosts | None) -> None:
+    def observe(self, state: RunState, measured: Measurement, local: LocalMeasurement) -> None:
         """Decide by a step that the ranks agree on, and tell.
 
         Args:
             state: state of the steps; gets the controller's, the gain, and the decision's record.
             measured: the step, as all ranks share it.
-            costs: what it cost on this rank; ``None``: that is not known any more.
+            local: this rank's numbers of the step.
         """
         assert self.decision is not None
         state.gain = gain(measured.error, measured.energy)
-        if costs is not None:
-            state.wire_ratio = costs.wire_ratio
-            self._emit(measured_step(measured, costs))
+        if not local.restored:
+            state.wire_ratio = local.wire_ratio
+            self._emit(step_record(measured, local))
         before = self.decision.runs
         state.controller, self.decision = self._controller.observe(state.controller, measured)
         changed = self.decision.runs != before
@@ -123,7 +123,7 @@ class Deciding:
         # a decision holds from the first step that has not begun
         self._record(state, measured.step + self._latency, changed)
 
-    def _record(self, state: StepState, first: int, changed: bool) -> None:
+    def _record(self, state: RunState, first: int, changed: bool) -> None:
         """Tell of the decision in force, which holds from a step on, and keep that record."""
         assert self.decision is not None
         record = decided(first, self.decision, changed, state.gain, self._steps_per_epoch)
@@ -131,6 +131,6 @@ class Deciding:
         self._shorten(state)
         self._emit(record)
 
-    def _shorten(self, state: StepState) -> None:
+    def _shorten(self, state: RunState) -> None:
         """Drop the oldest decisions' records where there are more than are to be kept."""
         del state.history[: -self._records]

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from gravac.candidate import Candidate
 from gravac.collectives import wire_ratio
 from gravac.controllers.base import Decision, Measurement, Summary
-from gravac.stepping.agreement import LAST, gain
-from gravac.stepping.clock import StepCosts
-from gravac.stepping.state import StepState
+from gravac.measurement import LocalMeasurement
+from gravac.stepping.agreement import gain
+from gravac.stepping.run_state import RunState
 from gravac.telemetry.records import DecisionRecord, StepRecord
 
 
@@ -40,43 +40,47 @@ def decided(
     )
 
 
-def measured_step(measured: Measurement, costs: StepCosts) -> StepRecord:
-    """The record of a step: what all ranks agreed on, and what this one costs."""
+def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
+    """Return the record of a step: what all ranks agreed on, and what the step cost on this rank."""
     kept = gain(measured.error, measured.energy)
     t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
     return StepRecord(
         step=measured.step,
         compressor=measured.candidate.compressor,
         cf=measured.candidate.cf,
-        achieved_cf=costs.achieved_cf,
+        achieved_cf=local.achieved_cf,
         gain=kept,
-        wire_ratio=costs.wire_ratio,
-        payload_bytes=costs.payload_bytes,
-        wire_bytes=costs.wire_bytes,
-        dense_wire_bytes=costs.dense_wire_bytes,
-        seconds=costs.seconds,
-        compute_seconds=costs.compute,
-        compress_seconds=costs.compress,
-        exchange_seconds=costs.exchange,
-        input_wait_seconds=costs.input_wait,
+        wire_ratio=local.wire_ratio,
+        payload_bytes=local.payload_bytes,
+        wire_bytes=local.wire_bytes,
+        dense_wire_bytes=local.dense_wire_bytes,
+        seconds=local.seconds,
+        compute_seconds=local.compute,
+        compress_seconds=local.coded,
+        exchange_seconds=local.in_flight,
+        input_wait_seconds=local.input_wait,
         t_system=t_system,
         t_compression=None if kept is None else t_system * max(kept, 0.0),
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
         energy=measured.energy,
         every=measured.candidate.every,
         delay=measured.candidate.delay,
-        steps_of_ranks=costs.steps_of_ranks,
-        **{told: getattr(measured, slot) for slot, told in LAST.items()},
+        steps_of_ranks=local.steps_of_ranks,
+        waited_seconds=measured.waited,
+        coded_seconds=measured.coded,
+        exchanged_seconds=measured.exchanged,
+        learning_rate=measured.learning_rate,
+        drift=measured.drift,
     )
 
 
-def totals(state: StepState, candidates: Sequence[Candidate]) -> dict[str, float]:
+def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:
     """What a run's steps come to; its candidates are dense ones first, then ascending."""
-    sums = {"steps": float(state.step), "wire_bytes": float(state.wire_bytes)}
-    sums["wire_ratio"] = wire_ratio(state.dense_wire_bytes, state.wire_bytes)
+    sums = {"steps": float(state.step), "wire_bytes": float(state.totals.wire_bytes)}
+    sums["wire_ratio"] = wire_ratio(state.totals.dense_wire_bytes, state.totals.wire_bytes)
     if state.gain is not None:
         sums["gain"] = state.gain
-    return {**sums, "survey_bytes": float(state.survey_bytes), **shares(state.steps_at, candidates)}
+    return {**sums, "norm_bytes": float(state.totals.norm_bytes), **shares(state.totals.steps_at, candidates)}
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:

@@ -137,7 +137,7 @@ class EndRecord:
     Attributes:
         steps: number of steps made.
         metrics: totals and final values by name (``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``,
-            ``share_dense``, 16 bit included, ``share_lowest_cf``, ``share_higher_cf``: of all steps; ``survey_bytes``:
+            ``share_dense``, 16 bit included, ``share_lowest_cf``, ``share_higher_cf``: of all steps; ``norm_bytes``:
             payload of what ranks told each other of single tensors, which ``wire_bytes``, like the agreement's, leaves
             out).
     """

@@ -16,9 +16,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
+from gravac.candidate import Candidate
 from gravac.collectives import AllGather, AllReduce, Collective
 from gravac.compressors import Compressor, dense
 from gravac.compressors.base import energy, k_for
+from gravac.measurement import LocalMeasurement
 
 Shape = tuple[int, ...]
 Steps = Generator[list[Collective], list[Any], None]
@@ -71,7 +73,7 @@ class OurRank:
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
-        self._averager.begin()
+        self._averager.measure(LocalMeasurement(step, Candidate(self._averager.base.name, self._cf, self._cf)))
         return self._averager.average([Piece("w", flat, shape)], self._averager.plan(step, self._cf))
 
     def commit(self) -> None:
@@ -80,10 +82,10 @@ class OurRank:
 
     def loss(self, x: torch.Tensor, shape: Shape) -> Loss:
         """Return the loss that the averager counted; of one that leaves nothing out, none of ``x``, flat."""
-        stats = self._averager.stats
+        measurement = self._averager.measurement
         if not self._averager.base.compresses:
             return Loss(0.0, float(energy(x)), x.numel() / self._cf)
-        return Loss(float(stats.error), float(stats.energy), stats.sent)
+        return Loss(float(measurement.error), float(measurement.energy), measurement.sent)
 
 
 class _Torch:

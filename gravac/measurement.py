@@ -1,0 +1,282 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's numbers of one step.
+
+1. The engine makes them when a step begins; averaging adds what it sends and leaves out.
+2. The end of the step adds bytes and moments. On a device, moments lie ahead and sums are not known to the host yet.
+3. ``read`` makes numbers of them: at the end of the step if the host may look, a step later if it must not wait.
+4. The ranks sum ``vectors``; of the sums ``gravac.stepping.agreement`` makes the ``Measurement`` that all ranks share.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from gravac.candidate import Candidate
+from gravac.collectives import AllReduce, wire_ratio
+from gravac.exchange.executor import Executor, Mark, Number, Verdict
+
+FIRST = ("seconds", "error", "energy")
+"""Names, as in ``Measurement``, of the slots that come before those of shadow CFs."""
+
+LAST = ("waited", "coded", "learning_rate", "exchanged", "drift")
+"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs."""
+
+UNRELEASED = "unreleased"
+"""Name of the last slot: squared norm of what is kept although it is to be sent. If the sum over the ranks is zero, all
+ranks drop it. 0 if the host looks by itself."""
+
+
+def slots(shadow: Sequence[float]) -> tuple[str, ...]:
+    """Return the name of each slot of the vector that ranks sum, in order.
+
+    All ranks know the slots without an exchange: they follow from the shadow CFs of the step's plan.
+
+    Args:
+        shadow: CFs evaluated in the step.
+    """
+    return (*FIRST, *map(error_at, shadow), *LAST, UNRELEASED)
+
+
+def error_at(cf: float) -> str:
+    """Return the name of the slot that holds the error at a shadow CF."""
+    return f"error at {cf!r}"
+
+
+@dataclass(slots=True, eq=False)
+class LocalMeasurement:
+    """One rank's numbers of one step; numbers that only the device knows are scalars (0-d tensors).
+
+    Attributes:
+        step: number of the step, counted from 0.
+        candidate: candidate that ran.
+        shadow: CFs evaluated without sending, ascending.
+        learning_rate: learning rate that the step's gradients are applied with; nan if not known.
+        loss_scale: factor that the step's gradients were multiplied with.
+        errors: squared norms of what was not sent, ``‖g_ef - sent‖²``, of each group of tensors.
+        energies: squared norms of what was to be sent, ``‖g_ef‖²``, likewise.
+        shadow_errors: the errors at each shadow CF, of each tensor.
+        norms: squared norms of gradient sums, by tensor name, if the plan asked for a report.
+        elements: number of elements of all tensors.
+        compressed: number of elements of the compressed tensors.
+        sent: number of elements of these that were sent, ``Σ elements / achieved CF``.
+        verdicts: whether all gradients were finite on every rank, of each group that was looked at.
+        spread: norm of what this rank sent over the norm of the means, of outer steps; nan otherwise.
+        unreleased: squared norms of what is kept although it is to be sent, by tensor name; empty if the host looks.
+        payload_bytes: bytes that this rank handed to collectives.
+        wire_bytes: bytes that this rank sent.
+        dense_wire_bytes: bytes that a dense float32 all-reduce would have sent.
+        inputs: moment at which forward started; this and the next moments are ``None`` if not known.
+        optimized: moment at which the optimizer's step before that forward ended.
+        backward: moment at which backward ended, without the wait for the exchange.
+        exchanged: moment at which the exchange ended.
+        over: moment at which the next step began: when the exchange ended, or when training went on without that.
+        idle_since: moment after ``over`` from which training stood still for the exchange; ``None``: not at all.
+        overlaps: whether training goes on while the exchange is under way (outer steps with a delay).
+        idle: seconds for which training stood still for the exchange before ``backward``.
+        paused: seconds since the last step in which nobody trained, such as an evaluation.
+        steps_of_ranks: number of steps that each rank made, of outer steps; none otherwise.
+        previous: numbers of the step before, until ``read``; ``None`` for the first.
+        spent: returns seconds of coding and of collectives under way, see ``Executor.spent``, until ``read``.
+        seconds: end-to-end step time; nan before ``read``, as all seconds below.
+        compute: seconds of forward, backward and optimizer.
+        coded: seconds of encode, decode and error feedback.
+        in_flight: seconds in which collectives were under way.
+        input_wait: seconds from the end of the optimizer's step to the next forward.
+        waited: seconds in which the step waited for bytes; nan if ``backward`` is not known.
+        numbers: number of each of ``slots``, by name; empty before ``read``.
+        restored: whether a checkpoint brought these numbers, so that bytes and moments are not known.
+    """
+
+    step: int
+    candidate: Candidate
+    shadow: tuple[float, ...] = ()
+    learning_rate: float = math.nan
+    loss_scale: Number = 1.0
+    errors: list[Number] = field(default_factory=list)
+    energies: list[Number] = field(default_factory=list)
+    shadow_errors: list[list[Number]] = field(default_factory=list)
+    norms: dict[str, Number] = field(default_factory=dict)
+    elements: int = 0
+    compressed: int = 0
+    sent: float = 0.0
+    verdicts: list[Verdict] = field(default_factory=list)
+    spread: Number = math.nan
+    unreleased: dict[str, torch.Tensor] = field(default_factory=dict)
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+    dense_wire_bytes: int = 0
+    inputs: Mark | None = None
+    optimized: Mark | None = None
+    backward: Mark | None = None
+    exchanged: Mark | None = None
+    over: Mark | None = None
+    idle_since: Mark | None = None
+    overlaps: bool = False
+    idle: float = 0.0
+    paused: float = 0.0
+    steps_of_ranks: tuple[int, ...] = ()
+    previous: "LocalMeasurement | None" = None
+    spent: Callable[[], tuple[float, float]] | None = None
+    seconds: float = math.nan
+    compute: float = math.nan
+    coded: float = math.nan
+    in_flight: float = math.nan
+    input_wait: float = math.nan
+    waited: float = math.nan
+    numbers: dict[str, Number] = field(default_factory=dict)
+    restored: bool = False
+
+    # what averaging added
+
+    @property
+    def error(self) -> Number:
+        """Squared norm of what was not sent."""
+        return _total(self.errors)
+
+    @property
+    def energy(self) -> Number:
+        """Squared norm of what was to be sent."""
+        return _total(self.energies)
+
+    @property
+    def finite(self) -> Verdict:
+        """Whether every gradient was finite, on every rank."""
+        known = all(verdict for verdict in self.verdicts if isinstance(verdict, bool))
+        masks = [verdict for verdict in self.verdicts if not isinstance(verdict, bool)]
+        if not known or not masks:
+            return known
+        return masks[0] if len(masks) == 1 else torch.stack(masks).all()
+
+    @property
+    def achieved_cf(self) -> float:
+        """Dense elements / sent elements of the compressed tensors; 1 if there is none."""
+        return self.compressed / self.sent if self.sent else 1.0
+
+    # bytes and moments
+
+    def open(self, executor: Executor) -> None:
+        """Count bytes and seconds from here on."""
+        self.payload_bytes, self.wire_bytes = -executor.ledger.payload_bytes, -executor.ledger.wire_bytes
+        executor.spent()
+
+    def close(self, executor: Executor) -> None:
+        """Take the moment and the bytes at the end of the step's exchange."""
+        self.exchanged = executor.mark()
+        self.over = self.backward if self.overlaps else self.exchanged
+        self.payload_bytes += executor.ledger.payload_bytes
+        self.wire_bytes += executor.ledger.wire_bytes
+        every = self.candidate.every
+        self.dense_wire_bytes = every * AllReduce.wire_bytes(4 * self.elements, executor.world)
+        self.spent = executor.spent()
+
+    @property
+    def wire_ratio(self) -> float:
+        """Bytes of a dense float32 all-reduce over the bytes that were sent."""
+        return wire_ratio(self.dense_wire_bytes, self.wire_bytes)
+
+    def read(self, executor: Executor) -> None:
+        """Make numbers of sums and moments, once; all moments are past."""
+        self._time(executor.between)
+        shadow = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(self.shadow)
+        norms = {name: self.norms[name] for name in sorted(self.norms)}
+        error, energy, finite, *others = executor.numbers(
+            [self.error, self.energy, self.finite, *shadow, *norms.values()]
+        )
+        shadow, squares = others[: len(shadow)], others[len(shadow) :]
+        self.errors, self.energies, self.verdicts = [error], [energy], [_verdict(finite)]
+        self.norms = {name: square / self.loss_scale**2 for name, square in zip(norms, squares, strict=True)}
+        self.numbers = {
+            "seconds": self.seconds,
+            "error": _if_finite(self.finite, error),
+            "energy": energy,
+            UNRELEASED: summed([*self.unreleased.values()]),
+            **dict(zip(map(error_at, self.shadow), shadow, strict=True)),
+            "waited": self.waited,
+            "coded": self.coded,
+            "learning_rate": self.learning_rate,
+            "exchanged": self.in_flight,
+            "drift": self.spread,
+        }
+        self.previous, self.spent = None, None
+
+    def _time(self, between: Callable[[Mark, Mark], float]) -> None:
+        """Find where the step's seconds went."""
+        assert self.spent is not None
+        self.coded, self.in_flight = self.spent()
+        previous = self.previous
+        if previous is not None:
+            idle = self._idle_after(between)
+            self.seconds = between(previous.over, self.over) + idle - previous._idle_after(between) - self.paused
+        free_since = [self.optimized, previous and previous.exchanged]
+        self.input_wait = 0.0
+        if self.inputs is not None:
+            since = [between(mark, self.inputs) for mark in free_since if mark is not None]
+            self.input_wait = max(0.0, min(since, default=0.0))
+        exposed = self._exposed(between)
+        self.compute = max(self.seconds - exposed - self.input_wait, 0.0)
+        self.waited = math.nan if self.backward is None else min(exposed, self.in_flight)
+
+    def _idle_after(self, between: Callable[[Mark, Mark], float]) -> float:
+        """Return the seconds for which training stood still for the exchange after ``over``."""
+        return 0.0 if self.idle_since is None else max(0.0, between(self.idle_since, self.exchanged))
+
+    def _exposed(self, between: Callable[[Mark, Mark], float]) -> float:
+        """Return the seconds of the exchange that no training hides."""
+        hidden = self.overlaps or self.backward is None
+        after = 0.0 if hidden else between(self.backward, self.exchanged)
+        return after + (self._idle_after(between) + self.idle)
+
+    # on the way to the other ranks
+
+    def vectors(self) -> list[list[Number]]:
+        """Return what is summed over the ranks: the numbers of all slots, then squared norms of tensors, if any."""
+        return [[self.numbers[slot] for slot in slots(self.shadow)], *([[*self.norms.values()]] if self.norms else [])]
+
+    def dump(self) -> dict[str, Any]:
+        """Return the numbers as plain values; the host waits for those that only the device knows."""
+        return {
+            "step": self.step,
+            "candidate": asdict(self.candidate),
+            "shadow": list(self.shadow),
+            "numbers": {slot: float(number) for slot, number in self.numbers.items()},
+            "norms": {name: float(square) for name, square in self.norms.items()},
+        }
+
+    @classmethod
+    def load(cls, plain: Mapping[str, Any]) -> "LocalMeasurement":
+        """Return numbers that ``dump`` made plain, without bytes and moments."""
+        return cls(
+            step=plain["step"],
+            candidate=Candidate(**plain["candidate"]),
+            shadow=tuple(plain["shadow"]),
+            numbers=dict(plain["numbers"]),
+            norms=dict(plain["norms"]),
+            restored=True,
+        )
+
+
+def _total(numbers: Sequence[Number]) -> Number:
+    """Return the sum of numbers; of a single number, the number itself."""
+    return numbers[0] if len(numbers) == 1 else sum(numbers, 0.0)
+
+
+def summed(squares: Sequence[torch.Tensor]) -> Number:
+    """Return the sum of scalars (0-d tensors), in float64; 0 if there are none."""
+    if len(squares) == 1:
+        return squares[0].double()
+    return torch.stack([*squares]).double().sum() if squares else 0.0
+
+
+def _verdict(finite: Number | Verdict) -> Verdict:
+    return finite if isinstance(finite, torch.Tensor) else bool(finite)
+
+
+def _if_finite(finite: Verdict, number: Number) -> Number:
+    """Return a number if all gradients were finite, otherwise nan."""
+    if isinstance(finite, bool):
+        return number if finite else math.nan
+    return torch.where(finite, number, math.nan)

@@ -1,0 +1,40 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Compression factors that a decision stands for, of the model and of single tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gravac.candidate import Candidate
+from gravac.controllers.base import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Compression factors of the base compressor, as plain data; ``None`` is dense.
+
+    Attributes:
+        cf: factor of each tensor that has none of its own.
+        cfs: factors by name, of the tensors that have one of their own.
+    """
+
+    cf: float | None = None
+    cfs: Mapping[str, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, decision: Decision) -> "Factors":
+        """Return the factors of a decision."""
+        return cls(_cf(decision.candidate), {name: _cf(candidate) for name, candidate in decision.tensors})
+
+    def at(self, name: str) -> float | None:
+        """Return a tensor's factor."""
+        return self.cfs.get(name, self.cf)
+
+    def fell(self, before: "Factors", name: str) -> bool:
+        """True if a tensor's factor is lower than before; dense is the lowest."""
+        return (self.at(name) or 0.0) < (before.at(name) or 0.0)
+
+
+def _cf(candidate: Candidate) -> float | None:
+    """Return a candidate's factor; ``None`` if it is dense, in whatever format."""
+    return None if candidate.dense else candidate.cf
