@@ -205,7 +205,9 @@ def test_times_of_rounds_are_what_passed_and_each_has_the_waiting_for_its_own_ex
         left, ended = now, now + exchange
         idle_since = left + trains / 2 if hides and exchange > trains / 2 else None
         stood = exchange if not hides else max(0.0, exchange - trains / 2) if idle_since else 0.0
-        measurement = LocalMeasurement(len(measurements), candidate, overlaps=hides, idle_since=idle_since, paused=pause)
+        measurement = LocalMeasurement(
+            len(measurements), candidate, overlaps=hides, idle_since=idle_since, paused=pause
+        )
         measurement.previous = measurements[-1] if measurements else None
         measurement.backward, measurement.exchanged = left, ended
         measurement.over = left if hides else ended

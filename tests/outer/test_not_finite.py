@@ -113,7 +113,9 @@ def finite(tensor: torch.Tensor) -> bool:
     ],
 )
 def test_nan_on_one_rank_leaves_every_anchor_as_it_was(settings: dict[str, Any], host_looks: bool) -> None:
-    ranks = Hurting(3, nan_gradient(at=9), host_looks=host_looks, every=3, outer=MOMENTUM, inner=ADAMW, **settings).train(11)
+    ranks = Hurting(
+        3, nan_gradient(at=9), host_looks=host_looks, every=3, outer=MOMENTUM, inner=ADAMW, **settings
+    ).train(11)
     assert ranks.outer[0].rounds == 3
     before, rounds = [known(ranks, rank) for rank in range(3)], ranks.outer[0].rounds
     ranks.train(1)
@@ -219,7 +221,9 @@ def test_warnings_that_raise_leave_a_run_that_goes_on() -> None:
 
 @pytest.mark.parametrize("host_looks", [True, False])
 @pytest.mark.parametrize("settings", [DENSE, TOP_K])
-def test_nan_in_a_buffer_of_one_rank_is_replaced_and_its_weights_stay(settings: dict[str, Any], host_looks: bool) -> None:
+def test_nan_in_a_buffer_of_one_rank_is_replaced_and_its_weights_stay(
+    settings: dict[str, Any], host_looks: bool
+) -> None:
     def hurt(ranks: Hurting, rank: int) -> None:
         if (rank, ranks.made) == (1, 8):
             ranks.modules[1][1].running_var[3] = math.nan
