@@ -109,7 +109,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     compressor = quick(base)
     compressor.attach(ddp, optimizer)
     sounded = len(json.loads(torch._C._distributed_c10d._dump_fr_trace_json())["entries"])
-    compressor._steps.executor.transport._pairwise = pairwise
+    compressor._engine.executor.transport._pairwise = pairwise
     isend, swapped = dist.isend, []
 
     def counting(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     dist.isend = counting
     train(ddp, optimizer, rank, range(25))
     compressor.state_dict()
-    name = compressor._steps.executor.transport.group.group_name
+    name = compressor._engine.executor.transport.group.group_name
     trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
     sizes = {"Float": 4, "Half": 2, "Byte": 1, "Double": 8, "BFloat16": 2, "Long": 8}
     seen = expected = 0
