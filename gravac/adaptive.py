@@ -166,7 +166,9 @@ class AdaptiveCompressor(Live):
         told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()}, run.history)
 
         def candidates(forms: Sequence[Form]) -> Admission:
-            return self._widen(admit(policy, self._averager, forms, self._link, self._coding), self._engine.compute_s)
+            return self._widen(
+                admit(policy, self._averager, forms, self._link, self._coding), self._engine.state.compute_s
+            )
 
         self._deciding = Deciding(policy.controller, candidates, *told)
         self._engine = Engine(self._averager, self._deciding, self._open)

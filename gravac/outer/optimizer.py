@@ -22,9 +22,10 @@ from gravac.live import Live
 from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import check_chosen, choices, offered, widened
-from gravac.outer.fitting import check_outer, check_shares, loaded_or_as_before
-from gravac.outer.fragments import Fragment, in_fragments
+from gravac.outer.fitting import check_outer, loaded_or_as_before
+from gravac.outer.fragments import in_fragments
 from gravac.outer.refusing import Refusals
+from gravac.outer.round_state import RoundState
 from gravac.outer.rounds import Rounds
 from gravac.outer.settings import MIXING, OuterSettings
 from gravac.outer.sgd import OuterSGD
@@ -163,21 +164,15 @@ class OuterOptimizer(Live):
         travelling |= self._buffers.parameters
         told, same = self.settings.plain(), {"outer": described_optimizer(self.outer)}
         self._engine = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told, same=same)
-        shares = Shares(self._engine, by_speed, samples)
-        self._refusals = Refusals(self._fragments, self._buffers, inner)
-        self._rounds = Rounds(
-            self._engine,
+        self._state = self._engine.state.outer = RoundState(
             self._fragments,
             self._buffers,
+            Shares(self._engine, by_speed, samples),
+            Refusals(self._fragments, self._buffers, inner),
             self.outer,
-            shares,
-            every=self.settings.every,
-            delay=self.settings.behind,
-            own=mixing,
-            refusals=self._refusals,
-            check_fits=watch.check,
+            inner,
         )
-        self._offered: list[list[Any]] = []  # compressor, CF, every and delay of each candidate, for checkpoints
+        self._rounds = Rounds(self._engine, self._state, self.settings.every, self.settings.behind, mixing, watch.check)
         self._closed = False
 
     def step(self) -> None:
@@ -264,7 +259,7 @@ class OuterOptimizer(Live):
     @property
     def steps_of_ranks(self) -> tuple[int, ...]:
         """Number of steps that each rank makes in the present round; none before the first."""
-        return self._rounds.shares.steps
+        return self._state.shares.steps
 
     @property
     def cf(self) -> float:
@@ -298,17 +293,17 @@ class OuterOptimizer(Live):
     @property
     def rounds(self) -> int:
         """Number of rounds so far."""
-        return self._rounds.ended
+        return self._state.ended
 
     @property
     def under_way(self) -> bool:
         """Whether something is under way, or not taken up yet."""
-        return self._rounds.under_way
+        return self._state.under_way
 
     @property
     def late(self) -> int:
         """Number of fragments, on this rank, that had not come when they were due and were taken up later."""
-        return self._rounds.late
+        return self._state.late
 
     @property
     def skipped(self) -> int:
@@ -316,7 +311,7 @@ class OuterOptimizer(Live):
 
         The same on all ranks if nothing is under way. On GPU streams the host knows of an exchange two rounds later.
         """
-        return self._refusals.skipped
+        return self._state.refusals.skipped
 
     # checkpoints, and the end
 
@@ -333,18 +328,8 @@ class OuterOptimizer(Live):
         """
         self._rounds.leave_now(learning_rate(self.inner))
         self._rounds.settle()
-        shared = self._compressor.state_dict()  # waits for what is on its way to the controller
-        self._rounds.read_verdicts()
-        mine = {
-            "candidates": self._offered,
-            "rounds": self._rounds.state_dict(),
-            "fragments": [fragment.state_dict() for fragment in self._fragments],
-            "buffers": self._buffers.state_dict(),
-            "optimizer": self.outer.state_dict(),
-            "inner": self.inner.state_dict(),
-            "refusals": self._refusals.state_dict(),
-        }
-        return {**shared, "outer": mine}
+        self._rounds.prepare_to_save()
+        return self._compressor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first step.
@@ -363,28 +348,16 @@ class OuterOptimizer(Live):
                 "load_state_dict: this OuterOptimizer has made steps already, and goes on from them; load into a new "
                 "one, before its first step"
             )
-        mine = state.get("outer") if isinstance(state, Mapping) else None
-        if mine is None:
+        plain = state.get("outer") if isinstance(state, Mapping) else None
+        if plain is None:
             raise SettingsError("outer: the state is an AdaptiveCompressor's, not an OuterOptimizer's")
-        check_outer(mine, self._fragments, self._buffers, self.outer, self.inner)
-        shares = mine["rounds"].get("shares")
-        if shares is not None:
-            check_shares(shares, state.get("world"))
+        check_outer(plain, self._state, state.get("world"))
         # the optimizers may refuse what they are given, and the compressor; all else was checked
         with loaded_or_as_before(self.outer, self.inner) as load:
-            load("outer/optimizer", self.outer, mine["optimizer"])  # brings what it keeps to the anchors' format
-            load("outer/inner", self.inner, mine["inner"])
-            self._compressor.load_state_dict({key: value for key, value in state.items() if key != "outer"})
-        of_others = state["world"] is None  # merged from another number of ranks: all begin a round at the anchor
-        parts: tuple[Fragment | Buffers, ...] = (*self._fragments, self._buffers)
-        for part, one in zip(parts, (*mine["fragments"], mine["buffers"]), strict=True):
-            part.load_state_dict(
-                {**one, "own": {**one["own"], **one["anchors"]}, "due": None, "left": {}} if of_others else one
-            )
-        self._refusals.load_state_dict(mine.get("refusals", {}))
-        reset = {"in_round": 0, "shares": None} if of_others else {}
-        self._rounds.load_state_dict({**mine["rounds"], **reset})
-        self._offered = mine.get("candidates", [])
+            load("outer/optimizer", self.outer, plain["optimizer"])  # brings what it keeps to the anchors' format
+            load("outer/inner", self.inner, plain["inner"])
+            self._compressor.load_state_dict(state)
+        self._state.restore(plain, of_other_ranks=state["world"] is None)
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
@@ -405,7 +378,7 @@ class OuterOptimizer(Live):
             fragments=one.fragments,
             chooses=chooses,
             world=world,
-            before=offered(self._offered),
+            before=offered(self._state.candidates),
         )
-        self._offered = [[it.compressor, it.cf, it.every, it.delay] for it in admission.candidates]
+        self._state.candidates = [(it.compressor, it.cf, it.every, it.delay) for it in admission.candidates]
         return admission
