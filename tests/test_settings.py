@@ -27,7 +27,7 @@ from gravac import (
     topk,
 )
 from gravac.exchange.lockstep import Lockstep
-from gravac.outer.settings import OuterSettings
+from gravac.policy import OuterSettings
 from gravac.policy import RunSettings
 from gravac.settings import Settings, is_number
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OuterOptimizer: ranks train on their own, and exchange every so many steps how far they came."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -21,13 +21,12 @@ from gravac.integrations.ddp import learning_rate
 from gravac.live import Live
 from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
-from gravac.outer.candidates import check_chosen, choices, offered, widened
+from gravac.outer.candidates import check_chosen
 from gravac.outer.fitting import check_outer, loaded_or_as_before
 from gravac.outer.fragments import in_fragments
 from gravac.outer.refusing import Refusals
 from gravac.outer.round_state import RoundState
 from gravac.outer.rounds import Rounds
-from gravac.outer.settings import MIXING, OuterSettings
 from gravac.outer.sgd import OuterSGD
 from gravac.outer.shares import Shares
 from gravac.outer.starting import (
@@ -40,10 +39,10 @@ from gravac.outer.starting import (
     share,
     trained,
 )
+from gravac.policy import MIXING, OuterSettings, Policy, RunSettings, beside
 from gravac.settings import SettingsError
-from gravac.stepping.admission import Admission
 from gravac.stepping.run_state import RunState
-from gravac.telemetry.records import DecisionRecord
+from gravac.telemetry.records import DecisionRecord, Sink
 
 Outer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of its parameters, the anchors."""
@@ -83,8 +82,7 @@ class OuterOptimizer(Live):
         process_group: ranks that exchange; ``None``: the default group.
         log_dir: folder for TensorBoard and JSONL logs; ``None`` writes nothing.
         executor: runs the exchange, in place of what the group asks for: of ranks in memory, ``exchange.lockstep``.
-        settings: any other of ``AdaptiveCompressor``'s but what is DDP's: ``error_feedback``,
-            ``dense``, ``seed``, ``sinks`` ...
+        window: this and all further arguments are those of ``AdaptiveCompressor``.
 
     Raises:
         SettingsError: a setting is wrong; the message names it, its value and what is allowed.
@@ -118,7 +116,7 @@ class OuterOptimizer(Live):
         base: Compressor | str = ladder,
         cf_range: tuple[float, float] = (2, 1000),
         every: int | tuple[int, int] = (1, 100),
-        controller: Controller[Any] | str = "goodput",
+        controller: Controller[Any] | str | None = None,
         outer: Outer = OuterSGD,
         fragments: int = 1,
         delay: int | Literal["auto"] = "auto",
@@ -131,21 +129,62 @@ class OuterOptimizer(Live):
         process_group: dist.ProcessGroup | None = None,
         log_dir: str | Path | None = None,
         executor: Executor | None = None,
-        **settings: Any,
+        window: int | None = None,
+        epsilon: float | None = None,
+        omega: float | None = None,
+        step: str | None = None,
+        error_feedback: float | None = None,
+        dense: str = "float32",
+        sixteen_bit: bool = True,
+        release: float = 1.0,
+        residual_dtype: str = "float32",
+        dense_below: int = 1024,
+        seed: int = 0,
+        samples_per_step: float | None = None,
+        steps_per_epoch: int | None = None,
+        sinks: Sequence[Sink] = (),
+        pace: float | None = None,
+        history: int = 1000,
     ) -> None:
-        given: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
-        given |= {"by_speed": by_speed, "samples": samples, "anchor_dtype": anchor_dtype, "offload": offload}
-        given |= {"local_buffers": local_buffers}
-        self.settings = OuterSettings(**given)
-        settings |= {"controller": controller, "process_group": process_group, "log_dir": log_dir}
-        self._compressor = AdaptiveCompressor(base, cf_range, **settings)
-        self._controller = self._compressor.policy.controller
+        policy = Policy(
+            base=base,
+            cf_range=cf_range,
+            controller=beside(controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step}),
+            error_feedback=error_feedback,
+            dense=dense,
+            sixteen_bit=sixteen_bit,
+            release=release,
+            residual_dtype=residual_dtype,
+            dense_below=dense_below,
+            seed=seed,
+        )
+        self.settings = OuterSettings(
+            every=every,
+            fragments=fragments,
+            delay=delay,
+            mixing=mixing,
+            by_speed=by_speed,
+            samples=samples,
+            anchor_dtype=anchor_dtype,
+            offload=offload,
+            local_buffers=local_buffers,
+        )
+        settings = RunSettings(
+            policy=policy,
+            outer=self.settings,
+            samples_per_step=samples_per_step,
+            steps_per_epoch=steps_per_epoch,
+            history=history,
+            log_dir=log_dir,
+            pace=pace,
+        )
+        self._compressor = AdaptiveCompressor.from_settings(settings, sinks, process_group)
         refuse_wrapped(module)
         if executor is None:
             # before the ranks share weights, which hangs where shapes differ, and before what one alone may refuse
             texts = {**self._compressor.shared_settings(), **same_on_all_ranks(module, self.settings)}
             check_alike(texts, device_of(module), process_group)
-        check_chosen(self._controller, *self.settings.every)
+        check_chosen(self._compressor.policy.controller, *self.settings.every)
         parameters = trained(module, fragments)
         check_memory(module)
         watch = Watch(module, inner, parameters)
@@ -153,17 +192,16 @@ class OuterOptimizer(Live):
         if executor is None:
             share(module, process_group)
         self.inner = inner
-        self._compressor.refuse_by_group()
-        self._keeping = Keeping(anchor_dtype == "bfloat16", offload, self._compressor.policy.seed)
-        self._fragments = in_fragments(parameters, fragments, self._keeping)
+        keeping = Keeping(anchor_dtype == "bfloat16", offload, seed)
+        self._fragments = in_fragments(parameters, fragments, keeping)
         self._buffers = Buffers(module, self.settings.local_buffers)
         self._anchors = {name: anchor for fragment in self._fragments for name, anchor in fragment.anchors.items()}
-        with self._keeping.in_full(self._anchors, 0):
+        with keeping.in_full(self._anchors, 0):
             self.outer = outer(self._anchors.values())
         travelling = {name: like for fragment in self._fragments for name, like in fragment.like_pieces.items()}
         travelling |= self._buffers.parameters
-        told, same = self.settings.plain(), {"outer": described_optimizer(self.outer)}
-        self._engine = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told, same=same)
+        same = {"outer": described_optimizer(self.outer)}
+        self._engine = self._compressor.door(travelling, executor=executor, same=same)
         self._state = self._engine.state.outer = RoundState(
             self._fragments,
             self._buffers,
@@ -363,22 +401,3 @@ class OuterOptimizer(Live):
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
         self._closed = True
         self._compressor.close()
-
-    def _widened(self, admission: Admission, compute_s: float | None) -> Admission:
-        """Let the controller choose how often, too."""
-        numbers, one = choices(*self.settings.every), self.settings
-        chooses = bool(getattr(self._controller, "chooses_every", False))
-        keeps_all, world = self._controller.keeps_all, self._engine.state.world
-        admission = widened(
-            admission,
-            numbers,
-            compute_s,
-            delay=one.behind,
-            keep_all=keeps_all,
-            fragments=one.fragments,
-            chooses=chooses,
-            world=world,
-            before=offered(self._state.candidates),
-        )
-        self._state.candidates = [(it.compressor, it.cf, it.every, it.delay) for it in admission.candidates]
-        return admission
