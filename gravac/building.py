@@ -3,7 +3,7 @@
 """Makes the engine of a run from its settings: the one place where its parts meet."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
@@ -11,7 +11,7 @@ from gravac.exchange.link_probe import LinkProbe
 from gravac.outer.candidates import choices, offered, widened
 from gravac.outer.round_state import RoundState
 from gravac.policy import RunSettings
-from gravac.stepping.admission import NOT_TIMED, Admission, admit, averager_of
+from gravac.stepping.admission import Admission, admit, averager_of
 from gravac.stepping.deciding import Deciding, Reporting
 from gravac.stepping.engine import Engine
 from gravac.stepping.run_state import RunState
@@ -32,7 +32,7 @@ class RunAdmission:
     settings: RunSettings
     averager: Averager
     link: LinkProbe | None = None
-    coding: Mapping[float, float] = NOT_TIMED
+    coding: Mapping[float, float] = field(default_factory=dict)
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
         """Admit candidates; see ``gravac.stepping.deciding.Admit``."""

@@ -3,8 +3,7 @@
 """A run's controller at work: what it may choose from, what it has decided, and what is told of that."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from gravac.averaging.plan import Form
@@ -18,10 +17,6 @@ from gravac.stepping.agreement import gain
 from gravac.stepping.run_state import RunState
 from gravac.stepping.step_records import decided, step_record
 from gravac.telemetry.records import Record, RunRecord
-
-NOTHING: Mapping[str, str | int | float | bool] = MappingProxyType({})
-"""No settings."""
-
 
 Admit = Callable[[RunState, Sequence[Form]], Admission]
 """Admits candidates once the model and the ranks are known: of a run's state, and the gradients' shapes and dtypes."""
@@ -40,7 +35,7 @@ class Reporting:
 
     samples_per_step: float | None = None
     steps_per_epoch: int | None = None
-    settings: Mapping[str, str | int | float | bool] = NOTHING
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     history: int = 1000
 
 
