@@ -5,8 +5,8 @@
 A state that loads is a state that fits. All is checked before anything changes, and refused with the path of what is
 wrong: ``residual/layer.3.weight: 4 elements, 4096 expected``.
 
-To add a field, add a line to a class below, with a default, so that states from before it still load. Controllers'
-states are checked by controllers (``Controller.check``), by the classes of these states.
+To add a field, add a line to a class below. Controllers' states are checked by controllers (``Controller.check``), by
+the classes of these states.
 """
 
 import copy
@@ -100,17 +100,14 @@ Square = Annotated[float, AfterValidator(_square)]
 
 
 def like(kind: Any, **narrower: Any) -> type[Fields]:
-    """Return the fields of a dataclass, as a class of its own.
+    """Return the fields of a dataclass, all of them required, as a class of its own.
 
     Args:
         kind: dataclass.
         narrower: types of fields, in place of those that the dataclass has.
     """
     hints: dict[str, Any] = {**typing.get_type_hints(kind), **narrower}
-    made: dict[str, Any] = {
-        field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
-        for field in dataclasses.fields(kind)
-    }
+    made: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
     return create_model(kind.__name__, __base__=Fields, **made)
 
 
@@ -140,7 +137,7 @@ class UnobservedFields(Fields):
     """What a rank measured in a step that the ranks have not agreed on yet."""
 
     report: ReportFields
-    survey: SurveyFields | None = None
+    survey: SurveyFields | None
 
 
 def _curve(curve: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -178,7 +175,7 @@ class RankState(Fields):
     plan: PlanFields
     report: ReportFields | None
     survey: SurveyFields | None
-    older_reports: tuple[UnobservedFields, ...] = ()
+    older_reports: tuple[UnobservedFields, ...]
     curves: dict[str, Annotated[tuple[Any, ...], AfterValidator(_curve)]]
     history: tuple[DecisionFields, ...]
     groups: tuple[tuple[str, ...], ...]
@@ -186,7 +183,7 @@ class RankState(Fields):
     sums: dict[str, Sum]
     held: dict[str, Sum]
     memory: dict[str, dict[str, FiniteTensor]]
-    aside: dict[str, Residual] = Field(default_factory=dict)
+    aside: dict[str, Residual]
     outer: dict[str, Any] | None = None
 
 
@@ -205,9 +202,9 @@ class RoundsState(Fields):
     steps: Count
     in_round: Count
     length: Positive | None
-    behind: Count = 0
-    shares: SharesState | None = None
-    compute_s: Seconds | None = None
+    behind: Count
+    shares: SharesState | None
+    compute_s: Seconds | None
 
 
 class FragmentState(Fields):
@@ -216,9 +213,9 @@ class FragmentState(Fields):
     anchors: dict[str, FiniteTensor]
     own: dict[str, FiniteTensor]
     due: Count | None
-    left: dict[str, FiniteTensor] = Field(default_factory=dict)
-    keeps: Share = 0.0
-    applied: bool = True
+    left: dict[str, FiniteTensor]
+    keeps: Share
+    applied: bool
 
 
 class BuffersState(Fields):
@@ -226,7 +223,7 @@ class BuffersState(Fields):
 
     anchors: dict[str, Tensor]
     own: dict[str, Tensor]
-    keeps: Share = 0.0
+    keeps: Share
 
 
 class RefusalsState(Fields):
@@ -236,11 +233,11 @@ class RefusalsState(Fields):
         verdicts: numbers of the rounds that are not over, and whether each fragment that arrived was applied.
     """
 
-    skipped: Count = 0
-    counted_from: Count = 0
-    on_end: tuple[Count, ...] = ()
-    refused: tuple[Count, ...] = ()
-    verdicts: tuple[tuple[Count, tuple[bool, ...]], ...] = ()
+    skipped: Count
+    counted_from: Count
+    on_end: tuple[Count, ...]
+    refused: tuple[Count, ...]
+    verdicts: tuple[tuple[Count, tuple[bool, ...]], ...]
 
 
 class OuterState(Fields):
@@ -255,8 +252,8 @@ class OuterState(Fields):
     buffers: BuffersState
     optimizer: dict[str, Any]
     inner: dict[str, Any]
-    candidates: tuple[tuple[str, Factor, Positive, Count], ...] = ()
-    refusals: RefusalsState = Field(default_factory=RefusalsState)
+    candidates: tuple[tuple[str, Factor, Positive, Count], ...]
+    refusals: RefusalsState
 
 
 class GatheredStates(Fields):

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from gravac.checkpoint.state import checked, upgraded
+from gravac.checkpoint.state import checked
 from gravac.settings import SettingsError
 
 OnResize = Literal["mean", "keep", "drop"]
@@ -120,7 +120,7 @@ def whole(state: State) -> State:
         SettingsError: it is not; the message has the path of what is wrong.
     """
     checked(state)
-    return upgraded(state)
+    return dict(state)
 
 
 def _check_alike(path: str, one: torch.Tensor, other: torch.Tensor) -> None:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds: one rank's residuals and the shared decisions, as tensors and plain values."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,15 +12,11 @@ from gravac.checkpoint.ranks import Ranks
 from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.stepping.agreement import LAST, LEFT, Layout
 from gravac.stepping.state import StepState
 from gravac.stepping.steps import Steps
 
 VERSION = 3
-"""Version of the states that are made. With 3 random numbers are drawn by position, the same on every device: a run
-taken up from an earlier version draws other numbers than it would have; nothing else has changed. 2 says ``efficiency``
-where 1 said *worth*, of candidates and in controllers' states, and names the numbers of the report on the last step,
-where 1 had eight in a row. Both are read too."""
+"""Version of the states that are made, and of those that are read."""
 
 TAKEN_FOR_ONE: Mapping[str, Any] = {
     "torch.distributed.checkpoint": {"needs gravac.checkpoint.Stateful(compressor)": True},
@@ -32,9 +27,6 @@ refuses a compressor or a state as it is, in these words: it would restore one r
 
 KEPT = ("residual", "sums", "held", "memory")
 """Parts of a state that are of single parameters, by name."""
-
-LAST_OF_1 = ("waited", "coded", "learning_rate", "exchanged")
-"""The slots after those of shadow CFs in version 1."""
 
 
 def pack(
@@ -109,49 +101,19 @@ def check_kept(steps: Steps, policy: Policy, forms: FormByName) -> None:
 
 
 def checked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a rank's state, of this version or an earlier one, lists as tuples.
+    """Return the fields of a rank's state, lists as tuples.
 
     Raises:
-        SettingsError: it is no such state.
+        SettingsError: it is no such state, or one of another version.
     """
     if not isinstance(state, Mapping):
         raise SettingsError(f"state: {state!r:.80} is no state; give what state_dict() gave")
-    now = upgraded(state)
-    plain = {key: part for key, part in now.items() if key not in TAKEN_FOR_ONE or TAKEN_FOR_ONE[key] != part}
+    version = state.get("version")
+    if type(version) is not int or version != VERSION:
+        raise SettingsError(f"version: the state has {version!r}, this gravac reads {VERSION}")
+    plain = {key: part for key, part in state.items() if key not in TAKEN_FOR_ONE or TAKEN_FOR_ONE[key] != part}
     rank_state(plain)
     return {"outer": None, **{key: part if key == "outer" else as_tuples(part) for key, part in plain.items()}}
-
-
-def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a state of this version, or make one of this version from an earlier one.
-
-    Raises:
-        SettingsError: the state is of a version that is not known.
-    """
-    version = state.get("version")
-    if type(version) is not int or version not in range(1, VERSION + 1):
-        raise SettingsError(f"version: the state has {version!r}, this gravac reads 1 to {VERSION}")
-    now = {key: _renamed(value) for key, value in state.items()} if version == 1 else dict(state)
-    later: dict[str, Any] = {"older_reports": [], "aside": {}}
-    report = {"report": with_named_numbers(now["report"])} if "report" in now else {}
-    return {**later, **now, **report, "version": VERSION}
-
-
-def _renamed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {"efficiency" if key == "worth" else key: _renamed(one) for key, one in value.items()}
-    return [_renamed(one) for one in value] if isinstance(value, list) else value
-
-
-def with_named_numbers(report: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Name the numbers of a report that has them in a row: the same slots, cut off after eight, which leaves nan."""
-    if not isinstance(report, Mapping) or not isinstance(report.get("numbers"), (list, tuple)):
-        return report
-    if not isinstance(report.get("shadow"), (list, tuple)):
-        return report
-    slots = Layout(tuple(report["shadow"])).slots
-    then = [slot for slot in slots if slot in LAST_OF_1 or slot not in (*LAST, LEFT)]
-    return {**report, "numbers": dict.fromkeys(slots, math.nan) | dict(zip(then, report["numbers"], strict=False))}
 
 
 def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:

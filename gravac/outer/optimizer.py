@@ -355,7 +355,7 @@ class OuterOptimizer(Live):
         if mine is None:
             raise SettingsError("outer: the state is an AdaptiveCompressor's, not an OuterOptimizer's")
         check_outer(mine, self._fragments, self._buffers, self.outer, self.inner)
-        shares = mine["rounds"].get("shares")
+        shares = mine["rounds"]["shares"]
         if shares is not None:
             check_shares(shares, state.get("world"))
         # the optimizers may refuse what they are given, and the compressor; all else was checked
@@ -369,10 +369,10 @@ class OuterOptimizer(Live):
             part.load_state_dict(
                 {**one, "own": {**one["own"], **one["anchors"]}, "due": None, "left": {}} if of_others else one
             )
-        self._refusals.load_state_dict(mine.get("refusals", {}))
+        self._refusals.load_state_dict(mine["refusals"])
         reset = {"in_round": 0, "shares": None} if of_others else {}
         self._rounds.load_state_dict({**mine["rounds"], **reset})
-        self._offered = mine.get("candidates", [])
+        self._offered = mine["candidates"]
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""

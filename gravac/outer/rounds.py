@@ -184,9 +184,9 @@ class Rounds:
         """Go on from counters."""
         self.ended, self._steps, self._in_round = state["ended"], state["steps"], state["in_round"]
         self._length = state["length"]
-        self._behind = state.get("behind", self._behind)
-        self._door.compute_s = state.get("compute_s")  # earlier states do not have it
-        self.shares.load_state_dict(state.get("shares"))
+        self._behind = state["behind"]
+        self._door.compute_s = state["compute_s"]
+        self.shares.load_state_dict(state["shares"])
 
     @property
     def under_way(self) -> bool:
