@@ -99,17 +99,14 @@ Square = Annotated[float, AfterValidator(_square)]
 
 
 def like(kind: Any, **narrower: Any) -> type[Fields]:
-    """Return the fields of a dataclass, as a class of its own.
+    """Return the fields of a dataclass, all of them required, as a class of its own.
 
     Args:
         kind: dataclass.
         narrower: types of fields, in place of those that the dataclass has.
     """
     hints: dict[str, Any] = {**typing.get_type_hints(kind), **narrower}
-    made: dict[str, Any] = {
-        field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
-        for field in dataclasses.fields(kind)
-    }
+    made: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
     return create_model(kind.__name__, __base__=Fields, **made)
 
 

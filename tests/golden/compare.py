@@ -14,30 +14,17 @@ from typing import Any
 
 import torch
 
-from gravac.checkpoint.state import TAKEN_FOR_ONE, with_named_numbers
+from gravac.checkpoint.state import VERSION
 from tests.golden.runs import CASES
 
-RENAMED: Mapping[str, str] = {"worth": "efficiency"}
-"""Keys of before, wherever they stand in a checkpoint, by what they are called now."""
-
-MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 3, "gravac.report": with_named_numbers}
+MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: VERSION}
 """By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
 
 RECORDED = 1e-6
 """Largest relative difference of a recorded floating-point number."""
 
-UNPAIRED: frozenset[str] = frozenset(
-    {
-        "gravac.older_reports",
-        "gravac.report.numbers.left",
-        "gravac.ran.method",
-        "gravac.report.candidate.method",
-        *(f"gravac.{key}" for key in TAKEN_FOR_ONE),
-    }
-)
-"""Paths of a checkpoint that stand on one side alone: reports of executors with a longer latency are new, what only a
-device knows of residuals, the name that people are shown of a candidate, and what has torch.distributed.checkpoint
-refuse a state."""
+UNPAIRED: frozenset[str] = frozenset()
+"""Paths of a checkpoint that stand on one side alone."""
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:
@@ -51,7 +38,6 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
         )
         return [] if same else [f"{path}: tensors differ"]
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        before = {RENAMED.get(key, key): one for key, one in before.items()}
         keys = sorted({*before, *after}, key=str)
         found = []
         for key in keys:

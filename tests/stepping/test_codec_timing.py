@@ -28,7 +28,6 @@ from gravac.exchange.group import GroupTransport
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
 from gravac.exchange.streams import StreamExecutor
-from gravac.replay.admission import admit_recorded
 from gravac.stepping import codec_timing
 from gravac.stepping.admission import Admission, admit, averager_of
 from gravac.stepping.codec_timing import BUDGET, ELEMENTS, REPEATS, WARM, time_codecs, typical
@@ -214,15 +213,6 @@ def test_a_sample_is_of_the_shape_that_most_elements_have_and_bounded(shapes: li
         assert sample.elements == most
         assert any((s[0], math.prod(s[1:])) == (sample.rows, sample.columns) for s in shapes if held[s] == most)
     assert sample == typical(forms)
-
-
-@pytest.mark.parametrize("timed", [False, True])
-def test_a_replay_has_what_the_run_was_told(timed: bool) -> None:
-    """And times nothing itself."""
-    policy = policy_of(ladder)
-    admission = admitted(policy, dict.fromkeys(cfs_of(policy), 3e-9) if timed else {})
-    again = admit_recorded(RunRecord(policy.plain(), 3, *admission), policy)
-    assert list(map(repr, again)) == list(map(repr, admission))
 
 
 # over real process groups
