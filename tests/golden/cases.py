@@ -53,6 +53,17 @@ CASES: Mapping[str, Case] = {
     "masked-topk-gravac": Case(
         {"base": topk, "cf_range": (4, 400), "controller": GraVAC(window=3)}, rank=DoorRank, in_memory=True
     ),
+    "masked-ladder-safe": Case(
+        {
+            "base": ladder,
+            "cf_range": (2, 1000),
+            "controller": GraVAC(window=3),
+            "overflow_safety": True,
+            "residual_dtype": "bfloat16",
+        },
+        rank=DoorRank,
+        in_memory=True,
+    ),
     "outer-static": Case(
         {"base": quantize(2), "cf_range": (2, 16), "controller": Static(cf=16), "every": 5, "delay": 0}, rank=OuterRank
     ),
