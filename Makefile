@@ -67,7 +67,8 @@ measure-memory: $(VENV)/.test  ## what gravac would take of a GPU's memory, coun
 test-kernels: $(VENV)/.test $(VENV)/.triton  ## the Triton kernels, interpreted on a CPU (1 minute)
 	TRITON_INTERPRET=1 $(PYTEST) --numprocesses logical tests/kernels $(ARGS)
 
-golden: $(VENV)/.test  ## whether five runs are the same as with an earlier commit, bit for bit: make golden BEFORE=<commit> (3 minutes)
+golden: $(VENV)/.test  ## whether eleven runs are the same as at BEFORE=<commit>, bit for bit; each side by its own driver (2 minutes)
+	@test -n "$(BEFORE)" || { echo "golden: name a commit, such as BEFORE=HEAD~3"; exit 2; }
 	$(BIN)/python -m tests.golden against $(BEFORE)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell

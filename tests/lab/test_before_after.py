@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A commit against HEAD: what is made of pairs of turns, and where it is published. Taking them takes minutes."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +45,6 @@ def test_sides_take_turns_and_a_rank_that_fails_is_told_of(tmp_path: Path) -> No
         assert side.tell("run 3") == {"seconds": 3}
         with pytest.raises(RuntimeError, match="rank 0 failed, or hung:\nno such word"):
             side.tell("fail")
-
-
-def test_an_unknown_commit_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ValueError, match="git knows no commit 'nosuchcommit'"):
-        before_after.commit("nosuchcommit")
-
-
-def test_a_worktree_is_gone_also_when_what_it_was_for_is_stopped(tmp_path: Path) -> None:
-    place = tmp_path / "code"
-    with pytest.raises(KeyboardInterrupt), before_after.worktree(place, before_after.commit("HEAD")):
-        assert (place / "gravac" / "__init__.py").exists()
-        raise KeyboardInterrupt
-    known = subprocess.run(["git", "worktree", "list"], cwd=before_after.ROOT, capture_output=True, text=True).stdout
-    assert not place.exists()
-    assert str(place) not in known
 
 
 def test_the_document_has_a_section_only_once_there_is_a_record(

@@ -25,15 +25,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from gravac.lab.training.run import MALLOC
 from tests.measure import one_side, results
-
-ROOT = Path(__file__).parents[2]
+from tests.worktrees import commit, worktree
 
 WORLD = 2
 
@@ -82,34 +80,6 @@ def summarize(what: str, pairs: list[Pair], wire_ratios: list[float]) -> dict[st
         "pairs": len(pairs),
         "wire_ratios": wire_ratios,
     }
-
-
-def commit(name: str) -> str:
-    """Return the full hash of a commit.
-
-    Raises:
-        ValueError: git knows no such commit.
-    """
-    found = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if found.returncode:
-        raise ValueError(f"BEFORE: git knows no commit {name!r}; name one, such as BEFORE=HEAD~3")
-    return found.stdout.strip()
-
-
-@contextmanager
-def worktree(folder: Path, of: str) -> Iterator[Path]:
-    """Check a commit out into a new folder; it is gone afterwards, also from git's list."""
-    git = ["git", "-C", str(ROOT), "worktree"]
-    try:
-        subprocess.run([*git, "add", "--quiet", "--detach", str(folder), of], check=True)
-        yield folder
-    finally:
-        subprocess.run([*git, "remove", "--force", str(folder)], check=False)
 
 
 class Side:
