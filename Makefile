@@ -15,7 +15,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -123,6 +123,9 @@ measure-before-after: $(VENV)/.test  ## a step at BEFORE=<commit> against HEAD, 
 
 measure-size: $(VENV)/.test  ## lines of code by folder (ARGS="--against COMMIT")
 	$(BIN)/python -m tests.measure.size $(ARGS)
+
+measure-walk: $(VENV)/.test  ## functions that a compressed step enters, and calls upward (ARGS="--json FILE"; 1 minute)
+	$(BIN)/python -m tests.measure.walk $(ARGS)
 
 measure-steps: $(VENV)/.lab $(VENV)/.test  ## a step of each method where the link is free; needs root (6 minutes)
 	$(BIN)/python -m tests.measure.step_times --json docs/measurements/step_times.json
