@@ -5,7 +5,6 @@
 The only file of the goldens that knows types and modules behind gravac's public names.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,8 @@ from unittest import mock
 
 from gravac.collectives import AllReduce
 from gravac.exchange.link_probe import LinkProbe
+from gravac.measurement import LocalMeasurement
 from gravac.outer.rounds import Rounds
-from gravac.stepping.clock import ClockedStep, StepCosts
 
 LINK = LinkProbe(latency=1e-4, bandwidth=20e6, copy_bytes_per_s=8e9)
 
@@ -51,8 +50,8 @@ class Script:
         return {
             "seconds": compute + waited,
             "compute": compute,
-            "compress": compress,
-            "exchange": exchange,
+            "coded": compress,
+            "in_flight": exchange,
             "input_wait": 0.0,
             "waited": waited,
         }
@@ -61,17 +60,19 @@ class Script:
 @contextmanager
 def scripted(elements: int) -> Iterator[Script]:
     """Script this process's clocks and link probe, for a model of so many elements."""
-    script, costs = Script(), ClockedStep.costs
+    script, clocked = Script(), LocalMeasurement._time
 
-    def scripted_costs(self: ClockedStep, between: Any) -> StepCosts:
-        own, executor = costs(self, between), between.__self__
-        every = round(own.dense_wire_bytes / AllReduce.wire_bytes(4 * elements, executor.world))
-        return dataclasses.replace(own, **script.next(executor.rank, own.wire_bytes, every))
+    def scripted_time(self: LocalMeasurement, between: Any) -> None:
+        clocked(self, between)
+        executor = between.__self__
+        every = round(self.dense_wire_bytes / AllReduce.wire_bytes(4 * elements, executor.world))
+        for name, seconds in script.next(executor.rank, self.wire_bytes, every).items():
+            setattr(self, name, seconds)
 
     now = itertools.count(0.0, COMPUTE).__next__  # read once a step, before the first exchange
     with (
         mock.patch("gravac.exchange.opening.probe_link", return_value=LINK),
-        mock.patch.object(ClockedStep, "costs", scripted_costs),
+        mock.patch.object(LocalMeasurement, "_time", scripted_time),
         mock.patch.object(Rounds, "_now", side_effect=now),
     ):
         yield script
