@@ -292,7 +292,7 @@ def trained(rank: int, world: int, passes: float | None) -> tuple[str, str, list
     with AdaptiveCompressor(topk, sinks=[records.append], dense_below=16) as compressor:
         compressor.attach(ddp, optimizer)
         train(ddp, optimizer, rank, range(2))
-        candidates, ran = repr(compressor._steps.candidates), str(compressor._steps.state.ran)
+        candidates, ran = repr(compressor._engine.deciding.candidates), str(compressor._engine.state.candidate)
     return candidates, ran, [record for record in records if isinstance(record, RunRecord)]
 
 
