@@ -91,7 +91,9 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
     version = state.get("version")
     if type(version) is not int or version != VERSION:
         raise SettingsError(f"version: the state has {version!r}, this gravac reads {VERSION}")
-    plain = {key: part for key, part in state.items() if key not in TAKEN_FOR_ONE or TAKEN_FOR_ONE[key] != part}
+    # as texts, since a tensor in an entry's place is compared element by element
+    marks = {key: repr(mark) for key, mark in TAKEN_FOR_ONE.items()}
+    plain = {key: part for key, part in state.items() if key not in marks or marks[key] != repr(part)}
     rank_state(plain)
     return {key: part if key == "outer" else as_tuples(part) for key, part in plain.items()}
 

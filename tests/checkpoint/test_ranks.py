@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gravac import AdaptiveCompressor, dgc, powersgd, quantize, topk
 from gravac.checkpoint import ranks
-from gravac.stepping.door import Door
+from gravac.stepping.engine import Engine
 from tests.checkpoint.ways import MODES, WAYS, begun, fresh, load, residuals, save
 from tests.distributed.training import train, weights
 from tests.ranks import processes
@@ -238,15 +238,15 @@ def sharded(rank: int, world: int, folder: Path) -> list[Any]:
     """Two pairs of ranks average a part each, and all four decide together."""
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
 
-    def opened() -> tuple[AdaptiveCompressor, Door]:
+    def opened() -> tuple[AdaptiveCompressor, Engine]:
         compressor = fresh()[2]
         return compressor, compressor.door({"w": part}, group=pairs[rank % 2], agree_group=dist.group.WORLD)
 
     part = torch.randn(64, 64, generator=torch.Generator().manual_seed(rank))
-    compressor, door = opened()
-    door.begin()
-    handle = door.ready([("w", part)])
-    door.end()
+    compressor, engine = opened()
+    engine.begin()
+    handle = engine.ready([("w", part)])
+    engine.end()
     handle.wait()
     save("directory", folder, compressor)
     again, _ = opened()

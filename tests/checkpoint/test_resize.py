@@ -16,14 +16,14 @@ NAMES = ("v", "w")
 
 
 def states(world: int, seed: int, averaging: int | None = None) -> list[dict[str, Any]]:
-    """States of ranks that have some residuals, some held ones, a second error, and memory."""
+    """States of ranks that have some residuals, some that are released, a second error, and memory."""
     g = torch.Generator().manual_seed(seed)
     plain = AdaptiveCompressor(topk).state_dict()
     made = []
     for rank in range(world):
         parts = {
             part: {name: torch.randn(6, generator=g) for name in NAMES if torch.rand((), generator=g) < 0.7}
-            for part in ("residual", "held")
+            for part in ("residual", "releasing")
         }
         aside = {name: torch.randn(6, generator=g) for name in parts["residual"] if name == "w"}
         memory = {"v": {"q": torch.ones(3)}, "w": {"second": torch.randn(2, generator=g)}}
@@ -36,7 +36,7 @@ def total(ranks: list[dict[str, Any]], name: str) -> torch.Tensor:
     """All that will still be sent of a tensor, over ranks."""
     nothing = torch.zeros(6)
     return sum(
-        (rank[part].get(name, nothing) for rank in ranks for part in ("residual", "held", "aside")), start=nothing
+        (rank[part].get(name, nothing) for rank in ranks for part in ("residual", "releasing", "aside")), start=nothing
     )
 
 
@@ -63,7 +63,7 @@ def test_what_is_kept_stays_with_its_rank(before: int, now: int, seed: int) -> N
     for mine, its in zip(new, old, strict=False):
         for name in NAMES:
             assert torch.allclose(total([mine], name), total([its], name), atol=1e-6)
-    assert all(rank["residual"] == rank["held"] == {} for rank in new[before:])
+    assert all(rank["residual"] == rank["releasing"] == {} for rank in new[before:])
 
 
 @given(worlds, worlds, seeds)
@@ -72,7 +72,7 @@ def test_what_is_dropped_is_gone_and_the_rest_goes_on(before: int, now: int, see
     for rank in after(old, now, "drop"):
         assert rank["step"] == 7
         if before != now:
-            assert [rank[part] for part in ("residual", "held", "memory", "sums", "aside")] == [{}] * 5
+            assert [rank[part] for part in ("residual", "releasing", "memory", "sums", "aside")] == [{}] * 5
 
 
 @given(worlds, seeds, st.sampled_from(["mean", "keep", "drop"]))

@@ -12,7 +12,7 @@ import torch
 
 from gravac import AdaptiveCompressor, SettingsError, Static, merge_states, randomk, topk
 from gravac.candidate import Candidate
-from gravac.stepping.agreement import Layout
+from gravac.measurement import slots
 
 
 def state(rank: int = 0, world: int = 2, **changes: Any) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def test_a_state_is_tensors_and_plain_values() -> None:
 @pytest.mark.parametrize(
     ("compressor", "given", "said"),
     [
-        (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 3"),
-        (AdaptiveCompressor(topk), state(version=2), "version: the state has 2, this gravac reads 3"),
+        (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 4"),
+        (AdaptiveCompressor(topk), {"version": 3}, "version: the state has 3, this gravac reads 4"),
         (AdaptiveCompressor(topk), {}, "version: the state has None"),
         (AdaptiveCompressor(randomk), state(), "base: the state was made with 'topk', this compressor has 'randomk'"),
         (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'goodput'"),
@@ -51,10 +51,10 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 
 def test_merging_takes_the_mean_residual_and_fits_any_world() -> None:
-    held = {"v": torch.full((2,), 4.0)}
-    merged = merge_states([state(1), state(0, held=held)])
+    releasing = {"v": torch.full((2,), 4.0)}
+    merged = merge_states([state(1), state(0, releasing=releasing)])
     assert torch.equal(merged["residual"]["w"], torch.full((4,), 1.5))
-    assert torch.equal(merged["held"]["v"], torch.full((2,), 2.0)), "a rank without one counts as zero"
+    assert torch.equal(merged["releasing"]["v"], torch.full((2,), 2.0)), "a rank without one counts as zero"
     assert merged["world"] is None
     AdaptiveCompressor(topk).load_state_dict(merged)
 
@@ -94,26 +94,28 @@ def test_merging_keeps_what_compressors_keep() -> None:
     assert torch.equal(merged["memory"]["v"]["velocity"], torch.ones(2))
 
 
-def test_a_report_comes_back_as_it_was_saved() -> None:
-    numbers = {slot: float(at) for at, slot in enumerate(Layout((10.0, 20.0)).slots)} | {"learning_rate": math.inf}
-    report = {
-        "step": 3,
-        "candidate": asdict(Candidate("topk", 10.0, 5.0)),
-        "shadow": [10.0, 20.0],
-        "numbers": numbers,
-    }
-    compressor = AdaptiveCompressor(topk)
-    compressor.load_state_dict(state(step=4, report=report))
-    assert compressor.state_dict()["report"] == report
-
-
-def test_a_slot_that_a_saved_report_lacks_is_nan() -> None:
-    numbers = {slot: 1.0 for slot in Layout((10.0,)).slots if slot != "exchanged"}
+def pending(*shadow: float) -> dict[str, Any]:
+    """A rank's numbers of step 3, of which the ranks have not agreed yet."""
+    numbers = {slot: float(at) for at, slot in enumerate(slots(shadow))}
     candidate = asdict(Candidate("topk", 10.0, 5.0))
+    return {"step": 3, "candidate": candidate, "shadow": [*shadow], "numbers": numbers, "norms": {"w": 4.0}}
+
+
+def test_pending_numbers_come_back_as_they_were_saved() -> None:
+    given = pending(10.0, 20.0)
+    given["numbers"]["learning_rate"] = math.inf
     compressor = AdaptiveCompressor(topk)
-    compressor.load_state_dict(
-        state(step=4, report={"step": 3, "candidate": candidate, "shadow": [10.0], "numbers": numbers})
-    )
-    (one,) = compressor._steps.state.unobserved
-    named = zip(Layout((10.0,)).slots, one.report.vector(), strict=True)
-    assert [slot for slot, number in named if math.isnan(number)] == ["exchanged"]
+    compressor.load_state_dict(state(step=4, pending=[given]))
+    assert compressor.state_dict()["pending"] == [given]
+    (measurement,) = compressor._engine.state.pending
+    assert measurement.candidate == Candidate("topk", 10.0, 5.0)
+    assert measurement.vectors() == [[*given["numbers"].values()], [4.0]]
+
+
+def test_a_slot_that_pending_numbers_lack_or_have_besides_is_named() -> None:
+    lacks, has_besides = pending(10.0), pending(10.0)
+    del lacks["numbers"]["exchanged"]
+    has_besides["numbers"]["error at 20.0"] = 1.0
+    for given, said in ((lacks, "exchanged: it is missing"), (has_besides, "error at 20.0: it is unknown here")):
+        with pytest.raises(SettingsError, match=f"pending/0/numbers/{said}"):
+            AdaptiveCompressor(topk).load_state_dict(state(step=4, pending=[given]))

@@ -62,10 +62,10 @@ class Ranks:
         inner: Any = SGD,
         make: Any = network,
         clock: float = 0.0,
-        masked: bool = False,
+        host_looks: bool = True,
         **settings: Any,
     ) -> None:
-        self.lockstep = Lockstep(ranks, latency=3 if masked else 2, masked=masked, seconds=clock)
+        self.lockstep = Lockstep(ranks, latency=2 if host_looks else 3, host_looks=host_looks, seconds=clock)
         self.modules = [make() for _ in range(ranks)]
         self.inner = [inner(module.parameters()) for module in self.modules]
         plain: dict[str, Any] = {

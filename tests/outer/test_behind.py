@@ -18,10 +18,10 @@ from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.window import Window
-from gravac.exchange.executor import Mark
+from gravac.exchange.lockstep import Lockstep
+from gravac.measurement import LocalMeasurement
 from gravac.outer.candidates import delays, offered, widened
 from gravac.stepping.admission import Admission
-from gravac.stepping.clock import Boundary, ClockedStep, Timestamps
 from tests.outer.ranks import Ranks, averaged, equal
 from tests.outer.test_outer import MOMENTUM, saved
 
@@ -128,7 +128,7 @@ def test_looking_does_not_wait() -> None:
     trained = Ranks(2, **wandering(0, every=6)).train(12)
     outer = trained.outer[0]
     assert outer.under_way
-    with mock.patch.object(outer._door._steps, "drain", side_effect=AssertionError("it waits")):
+    with mock.patch.object(outer._engine, "drain", side_effect=AssertionError("it waits")):
         assert (outer.every, outer.cf) == (6, 8.0)
         assert outer.gain is not None
         assert outer.wire_ratio is not None
@@ -198,30 +198,28 @@ MOMENTS = st.lists(
 @given(MOMENTS)
 def test_times_of_rounds_are_what_passed_and_each_has_the_waiting_for_its_own_exchange(rounds: list[Any]) -> None:
     """Training goes on once a round's exchange ended, or with some steps left of it and then waits for the rest."""
-    now, over, told = 0.0, [], []
+    candidate, executor = Candidate("topk", 8.0, 4.0), Lockstep(1).executors[0]
+    now, measurements, told = 0.0, [], []
     for trains, exchange, pause, hides in rounds:
         now += trains + pause  # what is waited for of the last exchange is in what follows
         left, ended = now, now + exchange
-        awaited = left + trains / 2 if hides and exchange > trains / 2 else None
-        over.append(Boundary(left if hides else ended, awaited if hides else None, ended))
-        stood = exchange if not hides else max(0.0, exchange - trains / 2) if awaited else 0.0
-        told.append((stood, pause, hides))
+        idle_since = left + trains / 2 if hides and exchange > trains / 2 else None
+        stood = exchange if not hides else max(0.0, exchange - trains / 2) if idle_since else 0.0
+        measurement = LocalMeasurement(
+            len(measurements), candidate, overlaps=hides, idle_since=idle_since, paused=pause
+        )
+        measurement.previous = measurements[-1] if measurements else None
+        measurement.backward, measurement.exchanged = left, ended
+        measurement.over = left if hides else ended
+        measurement.spent = lambda: (0.0, 100.0)
+        measurements.append(measurement)
+        told.append((trains, stood))
         now = now + stood if hides else ended
 
-    def between(earlier: Mark, later: Mark) -> float:
-        return float(later - earlier)
-
-    seconds = []
-    for before, after, (stood, pause, hides) in zip(over, over[1:], told[1:], strict=False):
-        times = Timestamps(
-            backward=after.mark - (0 if hides else stood), awaited=(lambda: None) if hides else None, paused=pause
-        )
-        clocked = ClockedStep(1.0, 1, 1, 1, before, after, times, lambda: (0.0, 100.0))
-        costs = clocked.costs(between)
-        seconds.append(costs.seconds)
-        assert costs.waited == pytest.approx(stood)
-    for found, (trains, *_), (stood, *_) in zip(seconds, rounds[1:], told[1:], strict=False):
-        assert found == pytest.approx(trains + stood)
+    for measurement, (trains, stood) in zip(measurements[1:], told[1:], strict=True):
+        measurement.read(executor)
+        assert measurement.waited == pytest.approx(stood)
+        assert measurement.seconds == pytest.approx(trains + stood)
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -16,7 +16,7 @@ from gravac.candidate import Candidate
 from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.plain import identify
 from gravac.stepping.deciding import Deciding
-from gravac.stepping.state import StepState
+from gravac.stepping.run_state import RunState
 from gravac.telemetry.records import DecisionRecord
 from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
 from tests.outer.test_outer import saved
@@ -36,7 +36,7 @@ def offering(steps: int) -> Any:
 
 
 def decisions(outer: OuterOptimizer) -> GoodputState:
-    state: GoodputState = outer._door.state().controller
+    state: GoodputState = outer._engine.settled.controller
     return state
 
 
@@ -63,7 +63,7 @@ def watching() -> Iterator[list[Restored]]:
     restored: list[Restored] = []
     start = Deciding.start
 
-    def watched(self: Deciding, state: StepState, *arguments: Any) -> Any:
+    def watched(self: Deciding, state: RunState, *arguments: Any) -> Any:
         decision = start(self, state, *arguments)
         restored.append(Restored(state.controller, [*state.history]))
         return decision
