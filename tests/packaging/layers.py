@@ -18,8 +18,8 @@ FOLDER = Path(__file__).parents[2] / PACKAGE
 
 LAYERS = (
     "settings", "guarded", "texts", "live", "entry_points", "candidate", "collectives", "compressors", "kernels",
-    "costmodel", "exchange", "averaging", "telemetry", "controllers", "policy", "stepping", "integrations",
-    "checkpoint", "adaptive", "outer", "gravac", "conformance", "frameworks", "replay", "lab", "commands", "cli",
+    "costmodel", "exchange", "measurement", "averaging", "telemetry", "controllers", "policy", "stepping", "integrations",
+    "checkpoint", "outer", "building", "adaptive", "outer_optimizer", "gravac", "conformance", "frameworks", "replay", "lab", "commands", "cli",
     "__main__",
 )  # fmt: skip
 """Rooms, lowest first. A module imports from its own room and from rooms before that."""
