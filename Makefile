@@ -117,7 +117,7 @@ measure-norms: $(VENV)/.test  ## what sums of squares cost that neither overflow
 measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (2 minutes)
 	$(BIN)/python -m tests.measure.overhead --json docs/measurements/overhead.json
 
-measure-before-after: $(VENV)/.test  ## a step at BEFORE=<commit> against HEAD, in turns (12 minutes)
+measure-before-after: $(VENV)/.test  ## a step at BEFORE=<commit> against HEAD, each by its own driver, in turns (12 minutes)
 	@test -n "$(BEFORE)" || { echo "measure-before-after: name a commit, such as BEFORE=HEAD~3"; exit 2; }
 	$(BIN)/python -m tests.measure.before_after $(BEFORE) --json docs/measurements/before_after.json $(ARGS)
 
