@@ -15,7 +15,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -67,7 +67,8 @@ measure-memory: $(VENV)/.test  ## what gravac would take of a GPU's memory, coun
 test-kernels: $(VENV)/.test $(VENV)/.triton  ## the Triton kernels, interpreted on a CPU (1 minute)
 	TRITON_INTERPRET=1 $(PYTEST) --numprocesses logical tests/kernels $(ARGS)
 
-golden: $(VENV)/.test  ## whether five runs are the same as with an earlier commit, bit for bit: make golden BEFORE=<commit> (3 minutes)
+golden: $(VENV)/.test  ## whether eleven runs are the same as at BEFORE=<commit>, bit for bit; each side by its own driver (2 minutes)
+	@test -n "$(BEFORE)" || { echo "golden: name a commit, such as BEFORE=HEAD~3"; exit 2; }
 	$(BIN)/python -m tests.golden against $(BEFORE)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, codespell
@@ -116,12 +117,15 @@ measure-norms: $(VENV)/.test  ## what sums of squares cost that neither overflow
 measure-overhead: $(VENV)/.test  ## settled on dense against native DDP (2 minutes)
 	$(BIN)/python -m tests.measure.overhead --json docs/measurements/overhead.json
 
-measure-before-after: $(VENV)/.test  ## a step at BEFORE=<commit> against HEAD, in turns (12 minutes)
+measure-before-after: $(VENV)/.test  ## a step at BEFORE=<commit> against HEAD, each by its own driver, in turns (12 minutes)
 	@test -n "$(BEFORE)" || { echo "measure-before-after: name a commit, such as BEFORE=HEAD~3"; exit 2; }
 	$(BIN)/python -m tests.measure.before_after $(BEFORE) --json docs/measurements/before_after.json $(ARGS)
 
 measure-size: $(VENV)/.test  ## lines of code by folder (ARGS="--against COMMIT")
 	$(BIN)/python -m tests.measure.size $(ARGS)
+
+measure-walk: $(VENV)/.test  ## functions that a compressed step enters, and calls upward (ARGS="--json FILE"; 1 minute)
+	$(BIN)/python -m tests.measure.walk $(ARGS)
 
 measure-steps: $(VENV)/.lab $(VENV)/.test  ## a step of each method where the link is free; needs root (6 minutes)
 	$(BIN)/python -m tests.measure.step_times --json docs/measurements/step_times.json

@@ -34,7 +34,7 @@ from gravac.compressors import (
 )
 from gravac.controllers import Accordion, Goodput, GraVAC, Static, Warmup
 from gravac.integrations.hook import HookState, hook
-from gravac.outer.optimizer import OuterOptimizer
+from gravac.outer_optimizer import OuterOptimizer
 from gravac.policy import Policy, load_policy, policy_names
 from gravac.settings import SettingsError
 

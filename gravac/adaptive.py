@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 import gravac
-from gravac.averaging.plan import Form
+from gravac.building import build
 from gravac.checkpoint.state import check_kept, check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
@@ -21,7 +21,6 @@ from gravac.controllers.base import Controller
 from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
-from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
 from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
 from gravac.integrations.ddp_private import register, scale_of
@@ -29,9 +28,7 @@ from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.live import Live
 from gravac.policy import Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
-from gravac.stepping.admission import Admission, Widen, admit, averager_of
 from gravac.stepping.codec_timing import time_codecs
-from gravac.stepping.deciding import NOTHING, Deciding
 from gravac.stepping.engine import Engine
 from gravac.stepping.step_records import totals
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
@@ -123,59 +120,88 @@ class AdaptiveCompressor(Live):
         executor: str = "auto",
         history: int = 1000,
     ) -> None:
-        decides = beside(controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step})
-        settings: dict[str, Any] = {"base": base, "cf_range": cf_range, "controller": decides, "seed": seed}
-        settings |= {"error_feedback": error_feedback, "release": release, "residual_dtype": residual_dtype}
-        settings |= {"dense": dense, "sixteen_bit": sixteen_bit, "dense_below": dense_below}
-        settings |= {"overflow_safety": overflow_safety}
-        run: dict[str, Any] = {"samples_per_step": samples_per_step, "steps_per_epoch": steps_per_epoch}
-        run |= {"log_dir": log_dir, "pace": pace, "executor": executor, "history": history}
-        self._build(Policy(**settings), RunSettings(**run), sinks, process_group)
+        policy = Policy(
+            base=base,
+            cf_range=cf_range,
+            controller=beside(controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step}),
+            error_feedback=error_feedback,
+            dense=dense,
+            sixteen_bit=sixteen_bit,
+            release=release,
+            residual_dtype=residual_dtype,
+            overflow_safety=overflow_safety,
+            dense_below=dense_below,
+            seed=seed,
+        )
+        settings = RunSettings(
+            policy=policy,
+            samples_per_step=samples_per_step,
+            steps_per_epoch=steps_per_epoch,
+            history=history,
+            log_dir=log_dir,
+            pace=pace,
+            executor=executor,
+        )
+        self._build(settings, sinks, process_group)
 
     @classmethod
     def from_policy(
         cls,
         policy: str | Path | Policy,
         *,
+        samples_per_step: float | None = None,
+        steps_per_epoch: int | None = None,
+        log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
-        **run: Any,
+        pace: float | None = None,
+        executor: str = "auto",
+        history: int = 1000,
     ) -> "AdaptiveCompressor":
         """Make one from a policy: the name of a shipped one (``"gravac"``), a path to a TOML file, or the object.
 
-        ``run`` takes ``samples_per_step``, ``steps_per_epoch``, ``history``, ``log_dir``, ``pace`` and ``executor`` of
-        the class.
+        The other arguments are those of the class.
 
         Raises:
-            SettingsError: there is no such policy, or it or ``run`` holds what is not allowed.
+            SettingsError: there is no such policy, or the policy or an argument holds what is not allowed.
         """
-        made, whole = cls.__new__(cls), policy if isinstance(policy, Policy) else load_policy(policy)
-        made._build(whole, RunSettings(**run), sinks, process_group)
+        settings = RunSettings(
+            policy=policy if isinstance(policy, Policy) else load_policy(policy),
+            samples_per_step=samples_per_step,
+            steps_per_epoch=steps_per_epoch,
+            history=history,
+            log_dir=log_dir,
+            pace=pace,
+            executor=executor,
+        )
+        return cls.from_settings(settings, sinks, process_group)
+
+    @classmethod
+    def from_settings(
+        cls, settings: RunSettings, sinks: Sequence[Sink] = (), process_group: dist.ProcessGroup | None = None
+    ) -> "AdaptiveCompressor":
+        """Make one from all settings of a run.
+
+        Raises:
+            SettingsError: ``sinks`` are not callables.
+        """
+        made = cls.__new__(cls)
+        made._build(settings, sinks, process_group)
         return made
 
-    def _build(self, policy: Policy, run: RunSettings, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
+    def _build(self, settings: RunSettings, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
             raise SettingsError(f"sinks: give a sequence of callables (got {shown(sinks)})")
-        self.policy = policy = run.policy(policy)
-        self._run = run
+        self.settings, self.policy = settings, settings.policy
         self._group = self._given_group = group
         self._agree_group: dist.ProcessGroup | None = None
         self._executor: Executor | None = None
-        self._sinks = Sinks(sinks, run.log_dir)
-        self._averager = averager_of(policy)
-        told = (self._sinks, run.samples_per_step, run.steps_per_epoch, {**policy.plain(), **run.plain()}, run.history)
-
-        def candidates(forms: Sequence[Form]) -> Admission:
-            return self._widen(admit(policy, self._averager, forms, self._link, self._coding), self._engine.compute_s)
-
-        self._deciding = Deciding(policy.controller, candidates, *told)
-        self._engine = Engine(self._averager, self._deciding, self._open)
+        self._sinks = Sinks(sinks, settings.log_dir)
+        built = build(settings, self._sinks, self._open)
+        self._engine, self._admission = built.engine, built.admission
         self._adapter = DDPAdapter(self._engine)
         self._attached = self._closed = False
         self._restored: dict[str, Any] | None = None
-        self._link: LinkProbe | None = None
-        self._coding: dict[float, float] = {}
-        self._widen: Widen = lambda admission, compute_s: admission
 
     def attach(
         self,
@@ -211,7 +237,7 @@ class AdaptiveCompressor(Live):
         self._adapter.watch(ddp, optimizer)
         if grad_scaler is not None and scaled:
             self._adapter.loss_scale = scale_of(grad_scaler, device=not self._engine.schedule.looks)
-            self._averager.feedback.guard()
+            self._engine.averager.feedback.guard()
         register(ddp, self.hook)
 
     def detach(self) -> None:
@@ -236,10 +262,6 @@ class AdaptiveCompressor(Live):
         self._check_kept()
         self._attached = True
 
-    def refuse_by_group(self) -> None:
-        """Have each group that is not finite refused by itself, see ``Feedback``; called before the first step."""
-        self._averager.feedback.refuse_by_group()
-
     def door(
         self,
         parameters: Mapping[str, torch.Tensor],
@@ -247,19 +269,15 @@ class AdaptiveCompressor(Live):
         group: dist.ProcessGroup | None = None,
         agree_group: dist.ProcessGroup | None = None,
         executor: Executor | None = None,
-        widen: Widen | None = None,
-        told: Mapping[str, str | int | float | bool] = NOTHING,
         same: Mapping[str, str] = NONE_MORE,
     ) -> Engine:
-        """Open the door for gradients of anything but DDP: see ``gravac.stepping.engine``. Called on every rank.
+        """Return the engine, for gradients of anything but DDP: see ``gravac.stepping.engine``. Called on every rank.
 
         Args:
             parameters: parameters whose gradients will be handed over, by name.
             group: ranks that average; ``None``: the default group.
-            agree_group: ranks that agree on decisions, where these are more (HSDP); ``None``: the same.
+            agree_group: ranks that agree on decisions, if these are more (HSDP); ``None``: the same.
             executor: runs the steps, instead of what ``group`` asks for: of ranks in memory, ``exchange.lockstep``.
-            widen: makes other candidates of those admitted; ``None``: they are what may be chosen.
-            told: settings that the run's record tells besides this compressor's.
             same: what must be the same on all ranks besides this compressor's settings and the parameters, by name.
 
         Raises:
@@ -269,8 +287,6 @@ class AdaptiveCompressor(Live):
         self._check_free()
         self._engine.know(parameters)
         self._check_kept()
-        self._widen = widen or self._widen
-        self._deciding.settings |= told
         self._group, self._agree_group, self._executor = group or self._group, agree_group, executor
         self._open(same)
         self._attached = True
@@ -391,7 +407,9 @@ class AdaptiveCompressor(Live):
             except Exception as error:
                 failure = error
             state = self._engine.state
-            self._sinks(EndRecord(state.step, {**totals(state, self._deciding.candidates), "cf": self._known_cf}))
+            self._sinks(
+                EndRecord(state.step, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
+            )
             self._sinks.close()
         finally:
             self._engine.close(failure)
@@ -401,7 +419,7 @@ class AdaptiveCompressor(Live):
 
         Not in it is what each rank may have its own of: ``log_dir``, ``sinks`` and ``pace``.
         """
-        run = {name: text_of(getattr(self._run, name)) for name in SHARED_RUN_SETTINGS}
+        run = {name: text_of(getattr(self.settings, name)) for name in SHARED_RUN_SETTINGS}
         versions = {"gravac's version": gravac.__version__, "torch's version": torch.__version__.split("+")[0]}
         return {**versions, **texts_of(self.policy), **run}
 
@@ -413,21 +431,26 @@ class AdaptiveCompressor(Live):
             return
         if self._executor is None:
             self._compare({**self.shared_settings(), **same})
-        where, run, given = (self._engine.device, self._group, self._agree_group), self._run, self._executor
-        opened = open_executor(*where, run.executor, run.pace) if given is None else Opened(given)
-        executor, self._link = opened[:2]
+        device, settings = self._engine.device, self.settings
+        opened = (
+            open_executor(device, self._group, self._agree_group, settings.executor, settings.pace)
+            if self._executor is None
+            else Opened(self._executor)
+        )
+        executor = opened.executor
+        self._admission.link = opened.link
         try:
             if self._restored is not None:
                 check_place(self._restored, executor.rank, executor.world)
             if executor.rank == 0:
                 self._sinks.open()
-            self._coding = time_codecs(self.policy, self._engine.forms, opened)
+            self._admission.coding = time_codecs(self.policy, self._engine.forms, opened)
         except BaseException as failure:
             executor.abandon(failure)  # which tells the ranks that did not fail
             executor.close()
             self._sinks.close()
             raise
-        self._engine.use(executor, self._coding)
+        self._engine.use(executor, self._admission.coding)
 
     def _compare(self, texts: Mapping[str, str]) -> None:
         """Compare settings over the ranks that decide together, and parameters over those that average."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A policy: a compressor, a controller and their settings, as one validated object or one TOML file."""
+"""All settings of a run. A policy, its larger part, is one validated object or one TOML file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
@@ -129,8 +129,60 @@ class Policy(Settings):
         return settings
 
 
+MIXING = 0.5
+"""Share of its own weights that a rank keeps where it takes up what travelled behind steps: Streaming DiLoCo's."""
+
+
+class RoundSettings(Settings):
+    """When ranks exchange; explained at :class:`gravac.OuterOptimizer`."""
+
+    every: tuple[int, int] = (1, 100)
+    fragments: int = Field(default=1, ge=1)
+    delay: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    mixing: float | None = Field(default=MIXING, ge=0, lt=1)
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _range(cls, value: Any) -> tuple[int, int]:
+        both = (value, value) if isinstance(value, int) else value
+        try:
+            low, high = both
+            right = all(type(bound) is int and bound >= 1 for bound in (low, high)) and low <= high
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
+        return low, high
+
+    @property
+    def behind(self) -> int | Literal["auto"]:
+        """``delay``; exchanges of every step are waited for where that is to be chosen."""
+        return 0 if self.every == (1, 1) and self.delay == "auto" else self.delay
+
+
+class OuterSettings(RoundSettings):
+    """All settings of outer steps, explained at :class:`gravac.OuterOptimizer`."""
+
+    by_speed: bool = False
+    samples: int | None = Field(default=None, ge=1)
+    anchor_dtype: Literal["float32", "bfloat16"] = "float32"
+    offload: bool = False
+    local_buffers: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, str | int | float | bool]:
+        """Return the settings that the run's record tells, by name, as plain values; none that was not set."""
+        told = ((name, str(value) if isinstance(value, tuple) else value) for name, value in self if value != ())
+        return {f"outer.{name}": value for name, value in told if value is not None}
+
+
 class RunSettings(Settings):
-    """What belongs to one run and not to a policy; explained at :class:`gravac.AdaptiveCompressor`."""
+    """All settings of a run; explained at :class:`gravac.AdaptiveCompressor`.
+
+    Attributes:
+        policy: what decides, what compresses, and how errors are fed back; a controller that counts epochs
+            (``for_run``) knows how many steps the run's have.
+        outer: settings of outer steps; ``None``: gradients are exchanged in each step.
+    """
 
     samples_per_step: float | None = Field(default=None, gt=0)
     steps_per_epoch: int | None = Field(default=None, gt=0)
@@ -138,6 +190,8 @@ class RunSettings(Settings):
     log_dir: Path | None = None
     pace: float | None = Field(default=None, gt=0)
     executor: Literal["auto", "thread", "stream"] = "auto"
+    policy: Policy = Field(default_factory=lambda: Policy())
+    outer: OuterSettings | None = None
 
     @field_validator("log_dir", mode="before")
     @classmethod
@@ -146,17 +200,17 @@ class RunSettings(Settings):
             raise ValueError("give a folder, such as 'runs/first', '.' for the present one, or None to write nothing")
         return value
 
-    def policy(self, policy: Policy) -> Policy:
-        """A policy as this run has it: a controller that counts epochs (``for_run``) learns how long they are."""
-        for_run = getattr(policy.controller, "for_run", None)
-        if self.steps_per_epoch is None or for_run is None:
-            return policy
-        return policy(controller=for_run(self.steps_per_epoch))
+    @field_validator("policy")
+    @classmethod
+    def _with_epochs(cls, policy: Policy, info: ValidationInfo) -> Policy:
+        steps, for_run = info.data.get("steps_per_epoch"), getattr(policy.controller, "for_run", None)
+        return policy if steps is None or for_run is None else policy(controller=for_run(steps))
 
     def plain(self) -> dict[str, str | int | float | bool]:
-        """The settings that the run's record tells, by name, as plain values."""
+        """Return the settings that the run's record tells, by dotted name, as plain values."""
         samples = self.samples_per_step or "steps/s x ranks"
-        return {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
+        run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
+        return {**self.policy.plain(), **run, **({} if self.outer is None else self.outer.plain())}
 
 
 def load_policy(source: str | Path) -> Policy:

@@ -9,19 +9,19 @@ import torch
 
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.exchange.lockstep import Lockstep
-from gravac.stepping.door import Door
+from gravac.stepping.engine import Engine
 from gravac.telemetry.jsonl import read_jsonl
 from gravac.telemetry.records import DecisionRecord
 from tests.outer.ranks import Ranks
 
 
-def opened(**settings: Any) -> tuple[AdaptiveCompressor, Door]:
+def opened(**settings: Any) -> tuple[AdaptiveCompressor, Engine]:
     """A compressor of one rank, with a record for every step."""
     compressor = AdaptiveCompressor(topk, controller=Static(cf=10, window=1), **settings)
     return compressor, compressor.door({"w": torch.ones(64, 64)}, executor=Lockstep(1, seconds=0.001).executors[0])
 
 
-def train(door: Door, steps: int) -> None:
+def train(door: Engine, steps: int) -> None:
     for _ in range(steps):
         door.begin()
         handle = door.ready([("w", torch.ones(64, 64))])

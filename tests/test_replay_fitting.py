@@ -72,9 +72,11 @@ def test_a_wrong_line_is_refused_in_words_or_replayed(
     [
         ("step", "cf", 0, "cf: 0, a compression factor expected"),
         ("step", "wire_bytes", "many", "wire_bytes: 'many', an integer expected"),
+        ("step", "energy", None, "energy: None, a number expected beside a gain"),
         ("step", "shadow", [[10]], r"shadow/0: \[10\], a list of 2 expected"),
         ("step", "seconds", True, "seconds: True, a number expected"),
         ("step", "every", -5, "every: -5, 1 or more expected"),
+        ("run", "version", 1, "version: 1, and this gravac reads 2"),
         ("run", "world_size", 0, "world_size: 0, 1 or more expected"),
         ("run", "candidates", 5, "candidates: 5, a list expected"),
         ("decision", "phase", None, "phase: None, a word expected"),

@@ -27,7 +27,7 @@ from gravac import (
     topk,
 )
 from gravac.exchange.lockstep import Lockstep
-from gravac.outer.settings import OuterSettings
+from gravac.policy import OuterSettings
 from gravac.policy import RunSettings
 from gravac.settings import Settings, is_number
 
@@ -205,7 +205,7 @@ def test_gravacs_settings_choose_gravac() -> None:
     ("text", "said"),
     [
         ("cf_range = [10", "not valid TOML"),
-        ("cf_rnage = [10, 1000]", "mine.toml: cf_rnage: unknown setting .*known settings: allocation, base, cf_range"),
+        ("cf_rnage = [10, 1000]", "mine.toml: cf_rnage: unknown setting .*known settings: base, cf_range"),
         ('[controller]\nname = "gravac"\nwindwo = 3', "mine.toml: controller: .*windwo: unknown setting"),
         ('[base]\nname = "topq"', "mine.toml: base: there is no compressor 'topq'"),
         ("cf_range = [1000, 10]", "mine.toml: cf_range: lower bound 1000 is above"),

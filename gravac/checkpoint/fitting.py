@@ -14,7 +14,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -99,17 +99,14 @@ Square = Annotated[float, AfterValidator(_square)]
 
 
 def like(kind: Any, **narrower: Any) -> type[Fields]:
-    """Return the fields of a dataclass, as a class of its own.
+    """Return the fields of a dataclass, all of them required, as a class of its own.
 
     Args:
         kind: dataclass.
         narrower: types of fields, in place of those that the dataclass has.
     """
     hints: dict[str, Any] = {**typing.get_type_hints(kind), **narrower}
-    made: dict[str, Any] = {
-        field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
-        for field in dataclasses.fields(kind)
-    }
+    made: dict[str, Any] = {field.name: (hints[field.name], ...) for field in dataclasses.fields(kind)}
     return create_model(kind.__name__, __base__=Fields, **made)
 
 
@@ -175,7 +172,8 @@ class RankState(Fields):
     releasing: dict[str, Sum]
     memory: dict[str, dict[str, FiniteTensor]]
     aside: dict[str, Residual]
-    outer: dict[str, Any] | None = None
+    compute_s: Seconds | None
+    outer: dict[str, Any] | None
 
 
 class SharesState(Fields):
@@ -186,27 +184,15 @@ class SharesState(Fields):
     own: tuple[Seconds, ...]
 
 
-class RoundsState(Fields):
-    """Counters of rounds, as ``Rounds.state_dict`` gives them."""
-
-    ended: Count
-    steps: Count
-    in_round: Count
-    length: Positive | None
-    behind: Count = 0
-    shares: SharesState | None = None
-    compute_s: Seconds | None = None
-
-
 class FragmentState(Fields):
     """A fragment between two steps, as ``Fragment.state_dict`` gives it."""
 
     anchors: dict[str, FiniteTensor]
     own: dict[str, FiniteTensor]
     due: Count | None
-    left: dict[str, FiniteTensor] = Field(default_factory=dict)
-    keeps: Share = 0.0
-    applied: bool = True
+    left: dict[str, FiniteTensor]
+    keeps: Share
+    applied: bool
 
 
 class BuffersState(Fields):
@@ -214,7 +200,7 @@ class BuffersState(Fields):
 
     anchors: dict[str, Tensor]
     own: dict[str, Tensor]
-    keeps: Share = 0.0
+    keeps: Share
 
 
 class RefusalsState(Fields):
@@ -224,27 +210,33 @@ class RefusalsState(Fields):
         verdicts: numbers of the rounds that are not over, and whether each fragment that arrived was applied.
     """
 
-    skipped: Count = 0
-    counted_from: Count = 0
-    on_end: tuple[Count, ...] = ()
-    refused: tuple[Count, ...] = ()
-    verdicts: tuple[tuple[Count, tuple[bool, ...]], ...] = ()
+    skipped: Count
+    counted_from: Count
+    on_end: tuple[Count, ...]
+    refused: tuple[Count, ...]
+    verdicts: tuple[tuple[Count, tuple[bool, ...]], ...]
 
 
 class OuterState(Fields):
-    """What ``OuterOptimizer.state_dict`` has besides ``RankState``.
+    """The state of outer steps, as ``RoundState.dump`` gives it.
 
     Attributes:
         candidates: compressor, CF, number of steps of a round and delay in steps of each candidate.
     """
 
-    rounds: RoundsState
+    phase: Literal["timing", "undecided", "decided"]
+    ended: Count
+    steps: Count
+    in_round: Count
+    every: Count
+    delay: Count
+    candidates: tuple[tuple[str, Factor, Positive, Count], ...]
+    shares: SharesState | None
     fragments: tuple[FragmentState, ...]
     buffers: BuffersState
     optimizer: dict[str, Any]
     inner: dict[str, Any]
-    candidates: tuple[tuple[str, Factor, Positive, Count], ...] = ()
-    refusals: RefusalsState = Field(default_factory=RefusalsState)
+    refusals: RefusalsState
 
 
 class GatheredStates(Fields):

@@ -60,7 +60,7 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
     for field, own in (("base", policy.base.name), ("controller", policy.controller.name)):
         if fields[field] != own:
             raise SettingsError(f"{field}: the state was made with {fields[field]!r}, this compressor has {own!r}")
-    if fields["outer"] is not None:
+    if fields["outer"] is not None and engine.state.outer is None:
         raise SettingsError("outer: the state is an OuterOptimizer's; load it with one")
     if engine.ready_to_run:
         check_place(fields, engine.state.rank, engine.state.world)
@@ -95,7 +95,7 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
     marks = {key: repr(mark) for key, mark in TAKEN_FOR_ONE.items()}
     plain = {key: part for key, part in state.items() if key not in marks or marks[key] != repr(part)}
     rank_state(plain)
-    return {"outer": None, **{key: part if key == "outer" else as_tuples(part) for key, part in plain.items()}}
+    return {key: part if key == "outer" else as_tuples(part) for key, part in plain.items()}
 
 
 def check_place(state: Mapping[str, Any], rank: int, world: int) -> None:

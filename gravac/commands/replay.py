@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``gravac replay``: what another policy would have decided on a recorded run."""
+"""The command ``gravac replay``: whether a policy decides on a recorded run's measurements what the run decided."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from gravac.commands.common import Commands, require, runs
 from gravac.commands.policies import table
 from gravac.policy import load_policy
-from gravac.settings import SettingsError
 
 if TYPE_CHECKING:
     from gravac.candidate import Candidate
@@ -25,25 +24,20 @@ def add(commands: Commands) -> None:
     """Add the command and its arguments."""
     parser = commands.add_parser(
         "replay",
-        help="what another policy would have decided in a recorded run",
-        description="Feeds the measurements of a recorded run to another policy's controller. Gains and step times of "
-        "what did not run are estimated from what did; the share of steps that rests on estimates is printed.",
+        help="whether a policy decides what a recorded run decided, and where not first",
+        description="Feeds the measurements of a recorded run to a policy's controller, up to the first step in which "
+        "it would run something else than the run did. The run's own policy decides all of the run again.",
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="gravac.jsonl of a run's log_dir")
     parser.add_argument("--policy", required=True, metavar="P", help="a shipped policy, or a TOML file")
     parser.add_argument(
-        "--every",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="of outer steps: from one exchange to the next, one number, or the lowest and the highest (as recorded)",
-    )
-    parser.add_argument(
         "--run", type=int, default=-1, dest="which", metavar="N", help="which run of the file, from 0 (default: last)"
     )
     parser.add_argument("--all", action="store_true", dest="whole", help="show decisions that change nothing too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write decisions and steps to this file")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw both CFs over steps (extra: lab)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write decisions, and where they part, to this file")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw what ran, and where the policy parts from it (extra: lab)"
+    )
     runs(parser, _run, ValueError)
 
 
@@ -52,14 +46,8 @@ def _run(options: argparse.Namespace) -> None:
         require("lab", "matplotlib")
     from gravac.replay import read_trace, replay
 
-    every = options.every and (options.every[0], options.every[-1])
-    if every and (len(options.every) > 2 or not 1 <= every[0] <= every[1]):
-        raise SettingsError(
-            f"every: {options.every} is no range; give a number of steps, or the lowest and the highest"
-        )
-    trace = read_trace(options.trace, options.which)
-    played = replay(trace, load_policy(options.policy), every)
-    print(words(played, options.whole, trace.run.candidates))
+    played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
+    print(words(played, options.whole))
     if options.json is not None:
         from gravac.lab.json_file import write_json
 
@@ -68,82 +56,100 @@ def _run(options: argparse.Namespace) -> None:
         draw(played, options.plot, options.policy)
 
 
-def words(played: Replay, whole: bool = False, recorded_candidates: Sequence[Candidate] = ()) -> str:
-    """Return recorded and replayed decisions side by side, by step; then what the replay rests on.
+def words(played: Replay, whole: bool = False) -> str:
+    """Return recorded and replayed decisions side by side, by step; then how far the replay goes.
 
     Args:
         played: replay of a recorded run.
         whole: whether to list decisions that change neither's candidate, too.
-        recorded_candidates: what the recorded run could choose from, by which its decisions are described.
     """
-    from gravac.telemetry.words import dropped_words, reason_words
+    from gravac.telemetry.words import described, reason_words
 
-    recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
-    candidates = (*recorded_candidates, *played.candidates)
+    trace, candidates = played.trace, played.trace.run.candidates
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
-        (
-            str(played.steps[0]),
-            _ran(played.ran[0], played.ran_every[0], candidates),
-            _ran(played.would[0], played.would_every[0], candidates),
-            "where it begins",
-        ),
+        (str(trace.steps[0].step), described(trace.choices()[0]), described(played.first), "where it begins"),
     ]
     left_out = 0
+    recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
     for step in sorted({*recorded, *replayed}):
         for then, now in itertools.zip_longest(recorded.get(step, []), replayed.get(step, [])):
-            if not whole and not any(one is not None and one.changed for one in (then, now)):
+            if not whole and not any(record is not None and record.changed for record in (then, now)):
                 left_out += 1
                 continue
-            reasons = [reason_words(one.reason, candidates) if one else "-" for one in (then, now)]
+            reasons = [reason_words(record.reason, candidates) if record else "-" for record in (then, now)]
             reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
             rows.append((str(step), _choice(then, candidates), _choice(now, candidates), reason))
-    ran, would = zip(played.ran, played.ran_every, strict=True), zip(played.would, played.would_every, strict=True)
-    apart = sum(a != b for a, b in zip(ran, would, strict=True))
-    counted, other = ("rounds", "CF or length") if max(played.ran_every + played.would_every) > 1 else ("steps", "CF")
     lines = [
         table(rows),
         "",
         "* the candidate changes" + (f"; {left_out} rows where none does are left out (--all)" if left_out else ""),
-        f"{counted}: {len(played.steps)}; another {other} than recorded in {apart} of them",
+        exact_words(played),
         f"decisions: {'the same as recorded' if played.same else 'not the same as recorded'}",
-        f"{counted} that rest on estimates: {played.share_estimated:.1%}",
-        *(f"not among the candidates: {dropped_words(one)}" for one in played.dropped),
         *(f"note: {note}" for note in played.notes),
     ]
     return "\n".join(lines)
 
 
-def draw(played: Replay, path: Path, policy: str) -> None:
-    """Draw both CFs over steps, as a PNG; steps that rest on estimates are shaded. Needs matplotlib.
+def exact_words(played: Replay) -> str:
+    """Return how far a replay goes, and what happens where it ends.
 
-    Where ranks made outer steps, the numbers of steps from one exchange to the next stand below, by rounds.
+    Args:
+        played: replay of a recorded run.
+    """
+    from gravac.telemetry.words import described
+
+    rounds, parting = _counts_rounds(played), played.parting
+    if parting is None:
+        return f"exact: in all {played.steps} {'rounds' if rounds else 'steps'} the policy would run what ran"
+    where = f"exact up to {'round' if rounds else 'step'} {parting.step}; there the policy would"
+    ran, would = described(parting.ran), described(parting.would)
+    if ran != would:
+        return f"{where} run {would}, the run ran {ran}"
+    return f"{where} evaluate {_cfs(parting.would_evaluate)} beside {ran}, the run evaluated {_cfs(parting.evaluated)}"
+
+
+def draw(played: Replay, path: Path, policy: str) -> None:
+    """Draw the CFs that ran over steps, and where the policy parts from them, as a PNG. Needs matplotlib.
+
+    If ranks made outer steps, the numbers of steps from one exchange to the next stand below, by rounds.
+
+    Args:
+        played: replay of a recorded run.
+        path: file to write.
+        policy: name of the policy.
     """
     from matplotlib.figure import Figure  # without pyplot: a PNG is drawn by Agg, whatever the display
 
-    rounds = max(played.ran_every + played.would_every) > 1
+    rounds, parting, records = _counts_rounds(played), played.parting, played.trace.steps
     figure = Figure(figsize=(8, 6 if rounds else 4), layout="constrained")
     panels = figure.subplots(2 if rounds else 1, squeeze=False, sharex=True)[:, 0]
-    pairs = [(played.ran, played.would), (played.ran_every, played.would_every)]
+    ran = [[record.cf for record in records], [float(record.every) for record in records]]
+    would = [None, None] if parting is None else [parting.would.cf, float(parting.would.every)]
     names = ["compression factor (1 is dense)", "steps from one exchange to the next"]
-    bars = [(step, 1) for step, estimated in zip(played.steps, played.estimated, strict=True) if estimated]
-    for axes, (ran, would), name, unit in zip(panels, pairs, names, ("x", ""), strict=False):
-        axes.step(played.steps, ran, where="post", color="#0072b2", label="recorded")
-        axes.step(played.steps, would, where="post", color="#d55e00", linestyle="--", label=f"replayed: {policy}")
-        if bars:
-            label = f"estimated ({played.share_estimated:.0%} of {'rounds' if rounds else 'steps'})"
-            height = axes.get_xaxis_transform()
-            axes.broken_barh(
-                bars, (0, 1), transform=height, color="#999999", alpha=0.25, linewidth=0, antialiased=False, label=label
-            )
-        values = sorted({*ran, *would})
+    for axes, line, other, name, unit in zip(panels, ran, would, names, ("x", ""), strict=False):
+        axes.step([record.step for record in records], line, where="post", color="#0072b2", label="recorded")
+        ticks = {*line}
+        if parting is not None and other is not None:
+            axes.axvline(parting.step, color="#d55e00", linestyle="--", linewidth=1)
+            axes.plot([parting.step], [other], "o", color="#d55e00", label=f"{policy} parts at {parting.step}")
+            ticks.add(other)
         axes.set_yscale("log")
-        axes.set_yticks(values, [f"{value:.3g}{unit}" for value in values], minor=False)
+        axes.set_yticks(sorted(ticks), [f"{tick:.3g}{unit}" for tick in sorted(ticks)], minor=False)
         axes.set_yticks([], minor=True)
         axes.set_ylabel(name)
     panels[-1].set_xlabel("round" if rounds else "step")
     panels[0].legend(loc="best", frameon=False)
     figure.savefig(path, dpi=120)
+
+
+def _counts_rounds(played: Replay) -> bool:
+    """True if the run's steps are rounds of outer steps."""
+    return max(record.every for record in played.trace.steps) > 1
+
+
+def _cfs(cfs: Sequence[float]) -> str:
+    return ", ".join(f"{cf:g}x" for cf in cfs) or "nothing"
 
 
 def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionRecord]]:
@@ -156,15 +162,3 @@ def _choice(record: DecisionRecord | None, candidates: Sequence[Candidate]) -> s
     if record is None:
         return "-"
     return described(candidate_of(record, candidates)) + ("*" if record.changed else "")
-
-
-def _ran(cf: float, every: int, candidates: Sequence[Candidate]) -> str:
-    """What ran at a CF, of which the compressor is not recorded: the first candidate that has both numbers."""
-    from gravac.telemetry.words import described
-
-    alike = [one for one in candidates if one.cf == cf]
-    exact = [one for one in alike if one.every == every]
-    if exact and exact[0].delay == 0:
-        return described(exact[0])
-    method = alike[0].method if alike else ""
-    return (method or f"{cf:.4g}x") + f", every {every} steps" * (every > 1)

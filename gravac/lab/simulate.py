@@ -61,7 +61,7 @@ def train(
     averagers = [_averager(base, feedback) for _ in range(ranks)]
     chosen = Scheduled(base.name if base.compresses else DENSE, cf)
 
-    def admit(_: object) -> Admission:
+    def admit(*_: object) -> Admission:
         return Admission((Candidate(DENSE, 1.0, 1.0), chosen.at(first)))
 
     engines = []

@@ -135,7 +135,7 @@ class Buffers:
             anchor.copy_(state["anchors"][name])
         for name, buffer in self.own.items():
             buffer.copy_(state["own"][name])
-        self._own = state.get("keeps", 0.0)
+        self._own = state["keeps"]
 
     # where a mean is not finite
 

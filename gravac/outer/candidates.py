@@ -3,7 +3,7 @@
 """What a controller chooses from where ranks exchange every so many steps: (how often, compressor, CF)."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -94,7 +94,7 @@ def widened(
             behind = known.get((one.compressor, one.cf, number)) or delays(one, number, compute_s, delay, fragments)
             ways = [at_every(one, number, compute_s, it, world) for it in behind]
             found += ways if chooses else [most_promising(ways)]
-    return Admission(screened(found, lambda one: keep_all), admission.dropped)
+    return Admission(screened(found, keep_all), admission.dropped)
 
 
 def offered(identities: Iterable[Sequence[Any]]) -> Offered:
@@ -137,7 +137,7 @@ def delays(
     return (0, min(most, max(1, math.ceil(takes))))
 
 
-def screened(candidates: Sequence[Candidate], stays: Callable[[Candidate], bool]) -> tuple[Candidate, ...]:
+def screened(candidates: Sequence[Candidate], keep_all: bool) -> tuple[Candidate, ...]:
     """Return the first of candidates, then the others by bytes, less those that none would choose.
 
     Left out is a compressed one that sends no less than another of at least its efficiency; those that are waited for
@@ -146,10 +146,10 @@ def screened(candidates: Sequence[Candidate], stays: Callable[[Candidate], bool]
 
     Args:
         candidates: all that there are.
-        stays: whether one stays whatever the others are.
+        keep_all: whether to leave nothing out.
     """
     first, *others = candidates
-    kept = [one for one in others if stays(one) or one.dense or not any(_better(other, one) for other in candidates)]
+    kept = [one for one in others if keep_all or one.dense or not any(_better(other, one) for other in candidates)]
     return (first, *sorted(kept, key=lambda one: (one.wire_ratio, one.cf, one.delay)))
 
 

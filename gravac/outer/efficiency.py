@@ -37,19 +37,6 @@ def efficiency(candidate: Candidate, every: int, delay: int = 0, world: int = ME
     return round(_dense(every, delay, world) * math.pow(candidate.efficiency, _power(candidate, every)), 4)
 
 
-def in_each_step(candidate: Candidate, world: int = MEASURED_WORLD) -> float:
-    """Return what the efficiency of a candidate of outer steps is where each step is exchanged.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> bits = Candidate("quantize", 16.0, 15.0, 0.96, every=100, apart=((50, 1.0), (100, 2.2)))
-        >>> round(in_each_step(replace(bits, efficiency=efficiency(bits, 100))), 3)
-        0.96
-    """
-    share = min(1.0, max(0.0, candidate.efficiency / _dense(candidate.every, candidate.delay, world)))
-    return math.pow(share, 1 / _power(candidate, candidate.every))
-
-
 def _dense(every: int, delay: int, world: int) -> float:
     by_ranks = tuple((number, efficiency_at(points, every)) for number, points in DENSE.items())
     return efficiency_at(by_ranks, min(world, max(DENSE))) * efficiency_at(BEHIND, 1 + delay)

@@ -5,7 +5,7 @@
 Its fields are told in ``gravac.checkpoint.fitting``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,73 +20,61 @@ from gravac.checkpoint.fitting import (
     copied,
     fitted,
 )
-from gravac.outer.buffers import Buffers
-from gravac.outer.fragments import Fragment
+from gravac.outer.round_state import RoundState
 from gravac.settings import SettingsError
 
 Load = Callable[[str, torch.optim.Optimizer, Mapping[str, Any]], None]
 """Has an optimizer load a copy of a state, of which the path is given first."""
 
 
-def check_outer(
-    plain: Any,
-    fragments: Sequence[Fragment],
-    buffers: Buffers,
-    outer: torch.optim.Optimizer,
-    inner: torch.optim.Optimizer,
-) -> None:
-    """Check that what ``OuterOptimizer.state_dict`` has besides the compressor's state fits.
+def check_outer(plain: Any, own: RoundState, world: int | None) -> None:
+    """Check that a dumped state of outer steps fits.
 
     Args:
-        plain: that part of the state.
-        fragments: parts of the model that is to load it.
-        buffers: buffers of that model.
-        outer: optimizer of the anchors.
-        inner: optimizer of the model.
+        plain: what ``RoundState.dump`` gave.
+        own: state that is to take its place.
+        world: number of ranks that saved; ``None``: each rank's share of a round is not restored.
 
     Raises:
         SettingsError: it does not; the message has the path of what is wrong.
     """
     state = fitted(OuterState, plain, "outer")
-    then, now = [[*one.anchors] for one in state.fragments], [[*one.anchors] for one in fragments]
+    then, now = [[*fragment.anchors] for fragment in state.fragments], [[*part.anchors] for part in own.fragments]
     if then != now:
         raise SettingsError(
             f"fragments: the state has {len(then)} with {sum(map(len, then))} parameters, and this one {len(now)} "
             f"with {sum(map(len, now))}, or they have other names"
         )
-    for at, (one, fragment) in enumerate(zip(state.fragments, fragments, strict=True)):
+    for at, (saved, fragment) in enumerate(zip(state.fragments, own.fragments, strict=True)):
         path = f"outer/fragments/{at}"
-        check_tensors(f"{path}/anchors", one.anchors, fragment.anchors)
-        check_tensors(f"{path}/own", one.own, fragment.parameters)
-        check_tensors(f"{path}/left", one.left, fragment.parameters, some=True)
-        if one.left:
-            check_names(f"{path}/left", one.left, fragment.parameters)
-    check_tensors("outer/buffers/anchors", state.buffers.anchors, buffers.anchors)
-    check_tensors("outer/buffers/own", state.buffers.own, buffers.own)
-    check_optimizer("outer/optimizer", state.optimizer, outer)
-    check_optimizer("outer/inner", state.inner, inner)
+        check_tensors(f"{path}/anchors", saved.anchors, fragment.anchors)
+        check_tensors(f"{path}/own", saved.own, fragment.parameters)
+        check_tensors(f"{path}/left", saved.left, fragment.parameters, some=True)
+        if saved.left:
+            check_names(f"{path}/left", saved.left, fragment.parameters)
+    check_tensors("outer/buffers/anchors", state.buffers.anchors, own.buffers.anchors)
+    check_tensors("outer/buffers/own", state.buffers.own, own.buffers.own)
+    check_optimizer("outer/optimizer", state.optimizer, own.outer)
+    check_optimizer("outer/inner", state.inner, own.inner)
+    if (state.every > 0) != (state.phase == "decided"):
+        raise SettingsError(f"outer/every: {state.every} steps in a round that is {state.phase!r}")
+    if state.shares is not None and world is not None:
+        _check_shares(state.shares, world)
 
 
-def check_shares(plain: Any, world: int | None) -> None:
+def _check_shares(shares: SharesState, world: int) -> None:
     """Check that what is known of all ranks' steps is of as many ranks as there were.
-
-    Args:
-        plain: what ``Shares.state_dict`` gave.
-        world: number of ranks that saved; ``None``: it is not used.
 
     Raises:
         SettingsError: it is not.
     """
-    shares = fitted(SharesState, plain, "outer/rounds/shares")
-    if world is None:
-        return
-    for name, numbers, count in (("seconds", shares.seconds, world), ("samples", shares.samples, world)):
-        if len(numbers) not in (0, count):
-            raise SettingsError(f"outer/rounds/shares/{name}: {len(numbers)} numbers, {count} expected")
+    for name, numbers in (("seconds", shares.seconds), ("samples", shares.samples)):
+        if len(numbers) not in (0, world):
+            raise SettingsError(f"outer/shares/{name}: {len(numbers)} numbers, {world} expected")
     if len(shares.own) not in (0, 2):
-        raise SettingsError(f"outer/rounds/shares/own: {len(shares.own)} numbers, seconds and samples expected")
+        raise SettingsError(f"outer/shares/own: {len(shares.own)} numbers, seconds and samples expected")
     if shares.samples and not sum(shares.samples):
-        raise SettingsError("outer/rounds/shares/samples: all are 0, and ranks count by them")
+        raise SettingsError("outer/shares/samples: all are 0, and ranks count by them")
 
 
 @contextmanager

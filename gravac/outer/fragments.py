@@ -251,11 +251,9 @@ class Fragment:
         for name, anchor in self.anchors.items():
             anchor.copy_(state["anchors"][name])
             self.parameters[name].copy_(state["own"][name])
-        self.journey, self.due, self.own = None, state["due"], state.get("keeps", 0.0)
-        self.applied = state.get("applied", True)
-        self.left = {
-            name: torch.empty_like(self.parameters[name]).copy_(one) for name, one in state.get("left", {}).items()
-        }
+        self.journey, self.due, self.own = None, state["due"], state["keeps"]
+        self.applied = state["applied"]
+        self.left = {name: torch.empty_like(self.parameters[name]).copy_(one) for name, one in state["left"].items()}
 
 
 def in_fragments(

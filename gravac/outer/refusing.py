@@ -208,10 +208,10 @@ class Refusals:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        self.skipped, self._on_end = state.get("skipped", 0), [*state.get("on_end", [])]
-        self._refused = [*state.get("refused", [])]
-        self._verdicts = {number: [*them] for number, them in state.get("verdicts", [])}
-        self._warnings, self._mended_in, self._counted_from = [], 0, state.get("counted_from", 0)
+        self.skipped, self._on_end = state["skipped"], [*state["on_end"]]
+        self._refused = [*state["refused"]]
+        self._verdicts = {number: [*them] for number, them in state["verdicts"]}
+        self._warnings, self._mended_in, self._counted_from = [], 0, state["counted_from"]
 
 
 def _tensors(kept: Any, key: str = "") -> list[tuple[str, torch.Tensor]]:

@@ -14,18 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from gravac.candidate import Candidate
 from gravac.exchange.executor import both
 from gravac.measurement import LocalMeasurement
-from gravac.outer.buffers import Buffers
 from gravac.outer.candidates import Delay
 from gravac.outer.fragments import Fragment, Journey
-from gravac.outer.refusing import Refusals
-from gravac.outer.shares import Shares
+from gravac.outer.round_state import RoundState
 from gravac.stepping.engine import Engine, StepInputs
 from gravac.stepping.handle import Handle
 
@@ -38,95 +35,84 @@ BEHIND = 2
 
 
 class Rounds:
-    """Counts a rank's steps, and has fragments leave and arrive.
+    """Counts a rank's steps, and exchanges fragments when their turn comes.
 
     Args:
         engine: takes pseudo-gradients in.
-        fragments: parts of the model, in the order in which they leave.
-        buffers: travel with the last fragment.
-        outer: optimizer of the anchors.
-        shares: what each rank does in a round.
+        state: state of the outer steps.
         every: lowest and highest number of steps of a round.
         delay: number of steps behind which a fragment travels, and more where it takes longer; 0: training waits for
             it; ``"auto"``: as many as are decided, and training waits for the rest.
-        own: share of its own weights that a rank keeps where it takes up anchors that travelled behind steps; ``None``:
-            what it learned meanwhile.
-        refusals: what becomes of means that are not finite.
-        check_fits: called before a fragment leaves; raises where what ranks train does not fit what they exchange.
+        mixing: share of its own weights that a rank keeps when it applies anchors that were in flight during steps;
+            ``None``: what it learned meanwhile.
+        check_fits: called before a fragment leaves; raises if what ranks train does not fit what they exchange.
 
     Attributes:
-        ended: number of rounds whose last fragment has left.
-        late: number of fragments that had not come when they were due; each was taken up later.
         begun: whether a step was made, since this was made.
-        shares: those given.
     """
 
     def __init__(
         self,
         engine: Engine,
-        fragments: Sequence[Fragment],
-        buffers: Buffers,
-        outer: torch.optim.Optimizer,
-        shares: Shares,
+        state: RoundState,
         every: tuple[int, int],
         delay: Delay,
-        own: float | None,
-        refusals: Refusals,
+        mixing: float | None,
         check_fits: Callable[[], None] = lambda: None,
     ) -> None:
-        self.ended = self.late = 0
         self.begun = False
-        self._engine, self._fragments, self._buffers, self._outer = engine, fragments, buffers, outer
-        self.shares = shares
-        self._refusals = refusals
-        self._unread: list[tuple[int, Journey]] = []  # by place of the fragment; the host has not read the verdicts
-        self._every, self._delay, self._own = every, delay, own
+        self._engine, self._state = engine, state
+        self._every, self._delay, self._mixing = every, delay, mixing
         self._check_fits = check_fits
         self._in_time = delay in (0, "auto")  # what is due is waited for
-        self._whole = self._in_time and len(fragments) == 1
-        self._steps = self._in_round = 0
-        self._length: int | None = None  # of the round: steps of a rank on average
-        self._behind = 0 if delay == "auto" else delay  # of the round: steps of a rank on average, too
-        self._mine: int | None = None  # steps of this rank
+        self._whole = self._in_time and len(state.fragments) == 1
+        self._is_fixed = every[0] == every[1] and delay != "auto"
+        state.delay = 0 if delay == "auto" else delay
         self._journeys: list[Journey] = []
+        self._unread: list[tuple[int, Journey]] = []  # by place of the fragment; the host has not read the verdicts
         self._handle: Handle | None = None
-        self._decision: Future[Candidate] | None = None  # of the present round
-        self._began: list[float] = []
-        self._waited = self._paused = 0.0
+        self._decision: Future[Candidate] | None = None  # of the round that began last
+        self._step_began: list[float] = []
+        self._idle = self._paused = 0.0
 
     def leave(self, learning_rate: float) -> None:
-        """Count a step, and hand over the fragments whose turn it is.
+        """Count a step, and exchange the fragments whose turn it is.
 
         Args:
-            learning_rate: learning rate of the inner optimizer; nan when not known.
+            learning_rate: learning rate of the inner optimizer; nan if not known.
 
         Raises:
             ExchangeError: a rank did not answer.
             NotFiniteError: the means of some rounds on end were not finite.
             ValueError: what is to leave does not fit; see ``OuterOptimizer.step``.
         """
+        state = self._state
         self.begun = True
-        self.shares.made()
-        self._steps += 1
-        self._in_round += 1
+        state.shares.made()
+        state.steps += 1
+        state.in_round += 1
         if self._in_time:
             self._take_up_due()
-        self._length = self._length or self._known()
-        if self._length is not None and not (self._whole and self.under_way):
-            self._mine = self._mine or self.shares.begin(self._length)
-            behind = max(0, self._in_round - self._mine)  # it was decided late, in the first round
-            self._leave(self._mine + behind, self._length + behind, learning_rate)
+        if state.phase in ("timing", "undecided"):
+            self._decide()
+        if self._whole and state.under_way:
+            return
+        if state.phase == "decided":
+            state.train(state.shares.begin(state.every))
+        if state.phase == "training":
+            late = max(0, state.in_round - state.own_steps)  # it was decided late, in the first round
+            self._leave(state.own_steps + late, state.every + late, learning_rate)
 
     def arrive(self) -> None:
-        """Take up fragments that are due and have come; one that is late has time until it is to leave again."""
+        """Apply fragments that are due and have come; a late one has time until it is to leave again."""
         self._take_up_due()
-        self.shares.trains()
-        self._refusals.tell()
-        if self._whole and not self.under_way:
-            self._check(self.ended - 1)
+        self._state.shares.trains()
+        self._state.refusals.tell()
+        if self._whole and not self._state.under_way:
+            self._check(self._state.ended - 1)
 
     def leave_now(self, learning_rate: float, whole: bool = False) -> None:
-        """End the round: have all fragments leave that have not.
+        """End the round: exchange all fragments that have not left.
 
         Args:
             learning_rate: learning rate of the inner optimizer.
@@ -135,143 +121,127 @@ class Rounds:
         Raises:
             RuntimeError: ranks make other numbers of steps, and this one is within a round.
         """
-        if self.shares.by_speed and self._in_round:
+        state = self._state
+        if state.shares.by_speed and state.in_round:
             raise RuntimeError(
-                f"by_speed: this rank is {self._in_round} steps into round {self.ended}, others elsewhere; save and "
+                f"by_speed: this rank is {state.in_round} steps into round {state.ended}, others elsewhere; save and "
                 "synchronize on all ranks when the same round has ended, as told by .rounds"
             )
-        if self._journeys or (whole and self._in_round):
-            self._leave(self._in_round, self._in_round, learning_rate)
+        if self._journeys or (whole and state.in_round):
+            self._leave(state.in_round, state.in_round, learning_rate)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Nobody trains in here: what it takes is not a step's."""
+        """Leave the time in here out of the steps' times: nobody trains."""
         since = time.perf_counter()
         try:
             yield
         finally:
             self._paused += time.perf_counter() - since
-            self.shares.trains()
+            self._state.shares.trains()
 
     def finish(self) -> None:
-        """Wait until nothing is under way, and take up all of it."""
-        for fragment in self._fragments:
+        """Wait until nothing is in flight, and apply all of it."""
+        for fragment in self._state.fragments:
             self._finish(fragment)
-        self._refusals.tell()
+        self._state.refusals.tell()
 
     def settle(self) -> None:
-        """Wait until nothing is under way; what has come is taken up when it is due."""
-        for fragment in self._fragments:
+        """Wait until nothing is in flight; what has come is applied when it is due."""
+        for fragment in self._state.fragments:
             self._arrive(fragment, trains=False)
 
-    def read_verdicts(self) -> None:
-        """Have the host read all verdicts, and make this rank finite if it is not, before it is saved.
+    def prepare_to_save(self) -> None:
+        """Read all verdicts, make this rank finite if it is not, and wait for what was decided for the round.
 
-        Called on every rank; nothing is under way.
+        Called on every rank; nothing is in flight.
         """
+        state = self._state
         self._engine.drain()
-        self._read(self.ended)
-        self._refusals.mend_before_saving(self.ended)
-        self._refusals.tell()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters, and how many steps the round has; nothing is under way."""
-        self._length = self._length or (self._decided() if self.ended else None)
-        known = {"ended": self.ended, "steps": self._steps, "in_round": self._in_round, "length": self._length}
-        compute_s = self._engine.compute_s
-        return {**known, "behind": self._behind, "compute_s": compute_s, "shares": self.shares.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from counters."""
-        self.ended, self._steps, self._in_round = state["ended"], state["steps"], state["in_round"]
-        self._length = state["length"]
-        self._behind = state.get("behind", self._behind)
-        self._engine.compute_s = state.get("compute_s")  # earlier states do not have it
-        self.shares.load_state_dict(state.get("shares"))
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a fragment is under way, or not taken up yet."""
-        return any(fragment.due is not None for fragment in self._fragments)
+        self._read(state.ended)
+        state.refusals.mend_before_saving(state.ended)
+        state.refusals.tell()
+        if state.phase == "undecided" and state.ended:
+            self._decide_by_the_last_round()
 
     def _take_up_due(self) -> None:
-        for fragment in self._fragments:
-            if fragment.due is None or fragment.due > self._steps:
+        state = self._state
+        for fragment in state.fragments:
+            if fragment.due is None or fragment.due > state.steps:
                 continue
             if not self._in_time and fragment.journey is not None and not fragment.journey.here:
-                self.late += fragment.due == self._steps
+                state.late += fragment.due == state.steps
                 continue
             self._finish(fragment)
 
-    def _known(self) -> int | None:
-        """Return how many steps the present round has; ``None``: that is not known yet."""
-        low, high = self._every
-        warm = max(2, min(WARM, high - 1))
-        if low == high and self._delay != "auto":
-            return low
-        if self.ended == 0 and len(self._began) < warm:
-            self._began.append(self._now())
-            if len(self._began) == warm:
-                took = [after - before for before, after in zip(self._began, self._began[1:], strict=False)]
-                self._decision = self._engine.prepare(statistics.median(took[1:] or took))
-            return None
-        if self._whole and self.under_way:
-            return None
-        return self._decided()
+    def _decide(self) -> None:
+        """Learn how many steps the present round has, if that is known."""
+        state = self._state
+        if self._is_fixed:
+            state.decide(self._every[0])
+        elif state.phase == "timing":
+            self._time_a_step()
+        elif not (self._whole and state.under_way):
+            self._decide_by_the_last_round()
 
-    def _decided(self) -> int | None:
-        """Wait for what was decided for the present round; return how many steps it has, ``None`` if nothing was."""
-        low, high = self._every
-        if low == high and self._delay != "auto":
-            return low
+    def _time_a_step(self) -> None:
+        """Take the moment; after some steps, have the first decision made by what a step takes."""
+        warm = max(2, min(WARM, self._every[1] - 1))
+        self._step_began.append(self._now())
+        if len(self._step_began) == warm:
+            moments = zip(self._step_began, self._step_began[1:], strict=False)
+            seconds = [after - before for before, after in moments]
+            self._decision = self._engine.prepare(statistics.median(seconds[1:] or seconds))
+            self._state.phase = "undecided"
+
+    def _decide_by_the_last_round(self) -> None:
+        """Wait for what was decided for the present round, if anything was."""
         if self._whole:
             self._engine.drain()
-        if self.ended and self._whole:
+        if self._whole and self._state.ended:
             candidate = self._engine.candidate
         else:
             candidate = None if self._decision is None else self._decision.result()
-        if candidate is None:
-            return None
-        self._behind = candidate.delay
-        return candidate.every
+        if candidate is not None:
+            self._state.decide(candidate.every, candidate.delay)
 
-    def _leave(self, length: int, every: int, learning_rate: float) -> None:
-        """Have those leave whose turn it is in a round of ``length`` steps, of a rank on average ``every``."""
-        number = len(self._fragments)
-        behind = self._behind
-        if self._delay == "auto" and length != every:  # as large a share of this rank's own steps
-            behind = min(length, -(-behind * length // every))
-        own = self._own if behind else 0.0
-        ready = sum(step <= self._in_round for step in leaves_at(length, number))
+    def _leave(self, steps: int, every: int, learning_rate: float) -> None:
+        """Exchange those whose turn it is in a round of so many ``steps``, of a rank on average ``every``."""
+        state = self._state
+        number = len(state.fragments)
+        behind = state.delay
+        if self._delay == "auto" and steps != every:  # as large a share of this rank's own steps
+            behind = min(steps, -(-behind * steps // every))
+        own = self._mixing if behind else 0.0
+        ready = sum(step <= state.in_round for step in leaves_at(steps, number))
         if ready > len(self._journeys):
             self._check_fits()
-            self._buffers.check()
+            state.buffers.check()
         for at in range(len(self._journeys), ready):
-            fragment, last = self._fragments[at], at == number - 1
+            fragment, last = state.fragments[at], at == number - 1
             self._finish(fragment)
             if at == 0:
-                self._check(self.ended - (1 if number == 1 else 2))
-                self.shares.ask()
+                self._check(state.ended - (1 if number == 1 else 2))
+                state.shares.ask()
                 self._decision = self._engine.begin(StepInputs(learning_rate=learning_rate, every=every))
-                self._read(self.ended - BEHIND)  # which the executor has caught up with
-            weight = self.shares.weight
-            journey = fragment.leave(self._steps + behind, weight, self.ended, own)
+                self._read(state.ended - BEHIND)  # which the executor has caught up with
+            journey = fragment.leave(state.steps + behind, state.shares.weight, state.ended, own)
             self._journeys.append(journey)
-            buffers = self._buffers.leave(weight, own or 0.0) if last else ()
+            buffers = state.buffers.leave(state.shares.weight, own or 0.0) if last else ()
             whole = None if buffers else journey.whole
             sound = journey.sets_out(self._engine, buffers)
             self._handle = self._engine.exchange((*journey.pieces, *buffers), whole, True, journey.came, sound)
             if not self._engine.schedule.looks:
                 self._unread.append((at, journey))
             elif sound is False:
-                self._refusals.mend(journey, self.ended)
+                state.refusals.mend(journey, state.ended)
         if ready == number:
             self._end()
 
     def _end(self) -> None:
         sent, self._journeys = tuple(self._journeys), []
-        overlaps, backward = not (self._whole and not self._behind), self._engine.mark()
-        idle, paused, steps_of_ranks = self._waited, self._paused, self.shares.steps
+        overlaps, backward = not self._whole or self._state.delay > 0, self._engine.mark()
+        idle, paused, steps_of_ranks = self._idle, self._paused, self._state.shares.steps
 
         def fill(measurement: LocalMeasurement) -> None:
             measurement.verdicts.append(functools.reduce(both, (journey.applied for journey in sent)))
@@ -281,16 +251,16 @@ class Rounds:
             measurement.steps_of_ranks, measurement.spread = steps_of_ranks, spread(sent)
 
         self._engine.end(fill)
-        self.shares.end()
-        self.ended += 1
-        self._in_round, self._length, self._mine, self._waited, self._paused = 0, None, None, 0.0, 0.0
+        self._state.shares.end()
+        self._state.end_round()
+        self._idle = self._paused = 0.0
 
     def _finish(self, fragment: Fragment) -> None:
         self._arrive(fragment)
         if fragment.due is not None:
             fragment.take_up()
-            if fragment is self._fragments[-1]:
-                self._buffers.take_up_if(fragment.applied)
+            if fragment is self._state.fragments[-1]:
+                self._state.buffers.take_up_if(fragment.applied)
 
     def _arrive(self, fragment: Fragment, trains: bool = True) -> None:
         """Wait for a fragment that is under way, and have its anchors make their step.
@@ -301,7 +271,7 @@ class Rounds:
         """
         if fragment.journey is None:
             return
-        last = fragment is self._fragments[-1]
+        last = fragment is self._state.fragments[-1]
         if last and trains and not fragment.journey.here:
             fragment.journey.awaited = self._engine.mark()
         since = time.perf_counter()
@@ -309,19 +279,19 @@ class Rounds:
             self._handle.wait()
         fragment.journey.wait()
         if trains and not last:  # of the last one the exchange tells, when it ended
-            self._waited += time.perf_counter() - since
+            self._idle += time.perf_counter() - since
         self._engine.executor.join()
         journey = fragment.journey
-        fragment.arrive(self._outer)
-        if fragment is self._fragments[-1]:
-            self._buffers.refuse(fragment.applied)
-            self._buffers.arrive()
+        fragment.arrive(self._state.outer)
+        if last:
+            self._state.buffers.refuse(fragment.applied)
+            self._state.buffers.arrive()
         if isinstance(journey.applied, bool):
-            self._learn(self._fragments.index(fragment), journey, journey.applied)
+            self._learn(self._state.fragments.index(fragment), journey, journey.applied)
 
     def _check(self, last: int) -> None:
         """End training if all ranks know by round ``last`` that it does not get on."""
-        self._refusals.check(self.ended, last, 0 if self._engine.schedule.looks else BEHIND)
+        self._state.refusals.check(self._state.ended, last, 0 if self._engine.schedule.looks else BEHIND)
 
     def _read(self, last: int) -> None:
         """Have the host read verdicts, of rounds up to ``last``, that it could not look at before and has by now."""
@@ -330,11 +300,11 @@ class Rounds:
             assert journey.verdicts is not None
             applied, sound = map(bool, journey.verdicts.tolist())
             if not sound:
-                self._refusals.mend(journey, self.ended)
+                self._state.refusals.mend(journey, self._state.ended)
             self._learn(position, journey, applied)
 
     def _learn(self, position: int, journey: Journey, applied: bool) -> None:
-        self._refusals.learn(journey, position, applied, self._engine.state.rank, self._engine.state.world)
+        self._state.refusals.learn(journey, position, applied, self._engine.state.rank, self._engine.state.world)
 
     def _now(self) -> float:
         if self._engine.device.type == "cuda":

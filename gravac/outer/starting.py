@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.exchange.alike import described
 from gravac.integrations.ddp import canonical
-from gravac.outer.settings import OuterSettings
+from gravac.policy import OuterSettings
 from gravac.stepping.engine import refuse_complex
 from gravac.texts import text_of, texts_of
 

@@ -1,210 +1,250 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What another policy would have decided in a recorded run.
+"""Feeds a recorded run to a policy's controller, and stops where the controller would run something else.
 
-A controller is a pure function of measurements, so a run's records can be fed to another one, step by step, with the
-two steps of latency that training has. A trace has measurements only of what ran, and the gain of shadow CFs. What did
-not run is filled in, and the step counts as estimated:
+A controller is a pure function of measurements. Fed with the measurements of its own run, in the order and with the
+latency of training, a controller decides what the run decided: nothing but measurements leads to decisions.
 
-- gain: interpolated in log CF between the CFs of that compressor that ran or were shadows, at the median of their
-  ``NEAREST`` gains nearest in time; beyond the lowest and the highest, theirs. Shadow gains are optimistic.
-- step time: interpolated in wire bytes between the candidates that ran, at the median of their ``NEAREST`` clean step
-  times nearest in time; beyond the fewest and the most bytes, theirs. A clean step evaluates no shadow CFs.
-- where ranks made outer steps, a step here is a round; gains are those of the number of steps from one exchange to the
-  next that is nearest among those that ran, and bytes are those of one of a round's steps.
-- predicted wire ratio of a candidate that the run did not admit: interpolated, log on log, between those that it
-  did and those it dropped; beyond them, in proportion to CF.
-
-A window's gain is a ratio of sums, so it needs each step's energy (``Σ‖g_ef‖²``). Where step records hold none, every
-step counts the same, and a decision near a threshold may differ from the run's; the replay then says so in its notes.
-
-Nothing is filled in for what another history would have done to the gradients: every gain is one of this training run.
-A step that ran what the policy would have run, with the same shadow CFs, is fed as it was recorded.
+Another policy's controller is fed as long as it would run what ran, with the same shadow CFs evaluated. From the first
+other step on, the trace has no measurement of what the policy would run, and the replay ends. Nothing is estimated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gravac.candidate import DENSE, Candidate, Dropped
-from gravac.controllers.base import Decision
-from gravac.outer.candidates import check_chosen, choices
-from gravac.policy import Policy
-from gravac.replay.admission import admit_recorded
-from gravac.replay.recording import Recording
+from gravac.candidate import DENSE, Candidate
+from gravac.controllers.base import Controller, Decision, Measurement, at_latency
+from gravac.outer.candidates import check_chosen
+from gravac.policy import Policy, RunSettings
 from gravac.replay.trace import Trace
 from gravac.settings import SettingsError
 from gravac.stepping.agreement import gain
 from gravac.stepping.step_records import decided
 from gravac.telemetry.jsonl import finite
-from gravac.telemetry.records import DecisionRecord
+from gravac.telemetry.records import DecisionRecord, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first step in which a policy would run something else than was recorded.
+
+    Attributes:
+        step: number of the step, counted from 0.
+        ran: candidate that ran.
+        would: candidate that the policy would run.
+        evaluated: shadow CFs that were evaluated.
+        would_evaluate: shadow CFs that the policy would evaluate.
+    """
+
+    step: int
+    ran: Candidate
+    would: Candidate
+    evaluated: tuple[float, ...]
+    would_evaluate: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What was decided, and what the policy would have decided.
+    """Decisions of a run and of a policy, up to the step in which the policy would run something else.
 
     Attributes:
-        steps: numbers of the steps that were recorded, counted from 0.
-        ran: CF of each step as recorded.
-        would: CF of each step as the policy would have had it.
-        ran_every: number of steps that each stands for, as recorded: 1, but for a round of outer steps.
-        would_every: that number as the policy would have had it.
-        estimated: whether what the policy was fed in each step rests on an estimate.
+        trace: the recorded run.
+        first: candidate that the policy begins with.
+        parting: where run and policy part; ``None``: nowhere.
         candidates: what the policy could choose from, dense first.
-        dropped: what the policy could not choose, each with the cause.
-        recorded: the run's decisions.
-        replayed: the policy's decisions, in the same form; ``step`` is the first step that one holds for.
+        recorded: the run's decisions, as far as the replay has measurements for the policy's.
+        replayed: the policy's decisions, in the same form; ``step`` is the first step that a decision holds for.
         notes: what else keeps the replay from being the run itself.
     """
 
-    steps: tuple[int, ...]
-    ran: tuple[float, ...]
-    would: tuple[float, ...]
-    ran_every: tuple[int, ...]
-    would_every: tuple[int, ...]
-    estimated: tuple[bool, ...]
+    trace: Trace
+    first: Candidate
+    parting: Parting | None
     candidates: tuple[Candidate, ...]
-    dropped: tuple[Dropped, ...]
     recorded: tuple[DecisionRecord, ...]
     replayed: tuple[DecisionRecord, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def share_estimated(self) -> float:
-        """Share of the steps that rest on estimates, in [0, 1]."""
-        return sum(self.estimated) / len(self.estimated)
+    def steps(self) -> int:
+        """Number of steps in which the policy would run what ran: all that were recorded, or those before they part."""
+        return len(self.trace.steps) if self.parting is None else self.parting.step - self.trace.steps[0].step
 
     @property
     def same(self) -> bool:
-        """Whether every decision fell at the same step, for the same candidate, as in the run."""
-        return [_gist(record) for record in self.recorded] == [_gist(record) for record in self.replayed]
+        """True if every decision fell at the same step, for the same candidate, as in the run."""
+        return self.parting is None and [*map(_gist, self.recorded)] == [*map(_gist, self.replayed)]
 
     def plain(self) -> dict[str, Any]:
-        """The replay as plain values for JSON; a number that is not finite is ``None``."""
-        names = ("step", "ran", "would", "ran_every", "would_every", "estimated")
-        steps = zip(self.steps, self.ran, self.would, self.ran_every, self.would_every, self.estimated, strict=True)
+        """Return the replay as plain values for JSON; a number that is not finite is ``None``."""
         plain: dict[str, Any] = finite(
             {
-                "share_estimated": self.share_estimated,
                 "same": self.same,
+                "first_step": self.trace.steps[0].step,
+                "steps": self.steps,
+                "steps_recorded": len(self.trace.steps),
+                "parting": self.parting,
                 "notes": self.notes,
-                "candidates": [_candidate(one) for one in self.candidates],
-                "dropped": [
-                    {
-                        **_candidate(one.candidate),
-                        "cause": one.cause,
-                        "other": _candidate(one.other),
-                        "ratio": one.ratio,
-                    }
-                    for one in self.dropped
-                ],
+                "candidates": self.candidates,
                 "recorded": self.recorded,
                 "replayed": self.replayed,
-                "steps": [dict(zip(names, step, strict=True)) for step in steps],
             }
         )
         return plain
 
 
-def replay(trace: Trace, policy: Policy, every: tuple[int, int] | None = None) -> Replay:
-    """Feed a run's measurements to a policy's controller.
+def replay(trace: Trace, policy: Policy) -> Replay:
+    """Feed a run's measurements to a policy's controller until it would run something else.
+
+    The controller chooses from the run's own candidates, less those that the policy does not allow.
 
     Args:
         trace: the recorded run.
-        policy: gives controller, range and base; its base must be the one recorded, as a trace says nothing of the
-            gain of another compressor.
-        every: lowest and highest number of steps from one exchange to the next, of outer steps; ``None``: as recorded.
+        policy: gives controller, range and base; its base must be the recorded one, as a trace says nothing of another
+            compressor.
+
+    Returns:
+        Both sets of decisions, and where run and policy part.
 
     Raises:
-        SettingsError: ``every`` is not for this run or this controller, the policy has another base or decides by
-            single tensors, the trace has no or not all steps, or it has no gain of any CF where one is needed.
+        SettingsError: the policy has another base, decides by single tensors, does not choose how often ranks exchange
+            although the run did, or has but choices that the run did not have; or the trace has not all steps.
     """
     if not trace.steps:
         raise SettingsError("trace: it has no step records, so there is nothing to replay")
     numbers = [record.step for record in trace.steps]
-    if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+    if numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
         raise SettingsError("trace: steps are missing in between; a controller must see every step")
-    notes = _notes(trace, policy)
-    candidates, dropped = admit_recorded(trace.run, policy, _every(trace, policy, every))
-    recording = Recording(trace, policy.base.name)
-    controller = policy.controller
-    state, coming = controller.start(candidates)
-    if coming.sums != "none":
+    steps_per_epoch = trace.number("steps_per_epoch")
+    epoch = None if steps_per_epoch is None else int(steps_per_epoch)
+    policy = RunSettings(steps_per_epoch=epoch, policy=policy).policy
+    notes = _settings_noted(trace, policy)
+    candidates, left_out = _candidates(trace, policy)
+    controller = at_latency(policy.controller, trace.latency)
+    state, first = controller.start(candidates)
+    coming, decision = deque([first] * trace.latency), first
+    parting, replayed = None, list[DecisionRecord]()
+    for record, ran in zip(trace.steps, trace.choices(), strict=True):
+        holds = coming.popleft()
+        _check_recorded(controller, holds)
+        if (parting := _parting(record, ran, holds)) is not None:
+            break
+        measured = _measurement(trace, record, holds.candidate)
+        before = decision.runs
+        state, decision = controller.observe(state, measured)
+        changed = decision.runs != before
+        if changed or decision.summary is not None:
+            last = gain(measured.error, measured.energy)
+            replayed.append(decided(record.step + trace.latency, decision, changed, last, steps_per_epoch))
+        coming.append(decision)
+    end = math.inf if parting is None else parting.step + trace.latency
+    recorded = tuple(one for one in trace.decisions if one.step < end)
+    return Replay(trace, first.candidate, parting, candidates, recorded, tuple(replayed), (*notes, *left_out))
+
+
+def _candidates(trace: Trace, policy: Policy) -> tuple[tuple[Candidate, ...], list[str]]:
+    """Return the run's candidates that a policy allows, and a note of choices that the run did not have.
+
+    Raises:
+        SettingsError: the policy's choices are fixed, and the run did not have one of them; or its controller does not
+            choose how often ranks exchange, although the run's did; or the run has no candidates.
+    """
+    controller, base, run = policy.controller, policy.base, trace.run
+    if not (run.candidates and run.candidates[0].dense):
+        raise SettingsError("trace: the run's first candidate is not dense, so no controller can start from them")
+    first, *others = run.candidates
+    check_chosen(controller, min(one.every for one in run.candidates), max(one.every for one in run.candidates))
+    proposed = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
+    dense_cfs = {first.cf, *(form.cf for form in policy.dense_formats)}
+    chosen = [one for one in others if one.cf in (dense_cfs if one.dense else proposed)]
+    known = [*run.candidates, *(() if controller.keeps_all else (one.candidate for one in run.dropped))]
+    unknown = {*proposed} - {1.0, first.cf} - {one.cf for one in known if not one.dense}
+    names = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown))
+    if unknown and controller.keeps_all:
+        raise SettingsError(
+            f"controller: {controller.name} runs {names}, which the run could not choose, so its trace says nothing "
+            "of that; give a policy that chooses from the run's candidates"
+        )
+    left_out = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
+    return (first, *chosen), [left_out] if unknown else []
+
+
+def _parting(record: StepRecord, ran: Candidate, holds: Decision) -> Parting | None:
+    """Return how a recorded step and the decision that holds in the step differ; ``None``: they do not."""
+    evaluated = tuple(cf for cf, _ in record.shadow)
+    if _identity(ran) == _identity(holds.candidate) and evaluated == holds.shadow:
+        return None
+    return Parting(record.step, ran, holds.candidate, evaluated, holds.shadow)
+
+
+def _measurement(trace: Trace, record: StepRecord, candidate: Candidate) -> Measurement:
+    """Return the measurement that a record was made of.
+
+    The record has no mean of the ranks' step times: throughput gives the mean back.
+    """
+    samples = trace.number("samples_per_step") or float(trace.run.world_size)
+    timed = math.isfinite(record.t_system) and record.t_system > 0
+    energy = math.nan if record.energy is None else record.energy
+    return Measurement(
+        step=record.step,
+        candidate=replace(candidate, every=record.every),  # a round may be shorter or longer than was decided
+        seconds=samples / record.t_system if timed else record.seconds / record.every,
+        samples=samples,
+        error=math.nan if record.gain is None else energy * (1 - record.gain),
+        energy=energy,
+        shadow=tuple((cf, energy * (1 - share)) for cf, share in record.shadow),
+        waited=record.waited_seconds,
+        coded=record.coded_seconds,
+        exchanged=record.exchanged_seconds,
+        learning_rate=record.learning_rate,
+        drift=record.drift,
+    )
+
+
+def _check_recorded(controller: Controller[Any], holds: Decision) -> None:
+    """Check that a trace records all that a decision asks for.
+
+    Raises:
+        SettingsError: the decision is of single tensors, or asks for their norms.
+    """
+    if holds.sums != "none" or holds.tensors:
         raise SettingsError(
             f"controller: {controller.name} decides by norms of single tensors, which a trace does not hold; give a "
             "policy with another"
         )
-    holds: Decision = coming
-    steps_per_epoch = trace.number("steps_per_epoch")
-    would: list[Candidate] = []
-    estimated, replayed = [], []
-    for record in trace.steps:
-        measured, guessed = recording.measure(record, holds)
-        would.append(measured.candidate)
-        estimated.append(guessed)
-        state, decision = controller.observe(state, measured)
-        changed = decision.runs != coming.runs
-        if changed or decision.summary is not None:
-            last = gain(measured.error, measured.energy)
-            replayed.append(decided(record.step + 2, decision, changed, last, steps_per_epoch))
-        holds, coming = coming, decision
-    return Replay(
-        tuple(numbers),
-        tuple(record.cf for record in trace.steps),
-        tuple(one.cf for one in would),
-        tuple(record.every for record in trace.steps),
-        tuple(one.every for one in would),
-        tuple(estimated),
-        candidates,
-        dropped,
-        trace.decisions,
-        tuple(replayed),
-        notes,
-    )
 
 
-def _every(trace: Trace, policy: Policy, every: tuple[int, int] | None) -> tuple[int, ...]:
-    """Numbers of steps of a round to choose from; none where the run exchanged gradients.
+def _settings_noted(trace: Trace, policy: Policy) -> Sequence[str]:
+    """Return what differs between run and policy besides the controller.
 
     Raises:
-        SettingsError: they are not for the run, or the controller does not choose between them.
+        SettingsError: the policy has another base.
     """
-    if every is not None and not trace.every:
-        raise SettingsError("every: the run exchanged in every step, and a trace of it says nothing of rounds")
-    numbers = trace.every if every is None else choices(*every)
-    if numbers:
-        check_chosen(policy.controller, numbers[0], numbers[-1])
-    return numbers
-
-
-def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
-    """What differs between run and replay; refuses another base."""
     recorded = trace.run.settings
-    base = recorded.get("base", next((r.compressor for r in trace.steps if r.compressor != DENSE), policy.base.name))
+    base = recorded.get("base", policy.base.name)
     if policy.base.name not in (base, DENSE):
         raise SettingsError(
             f"base: the policy's is {policy.base.name}, the trace was recorded with {base}, and says nothing of "
             f"another compressor's gain; give a policy with base {base}"
         )
     notes = []
-    for name, value in policy.plain().items():
+    for name, setting in policy.plain().items():
         matters = name.startswith(("base.", "dense")) or name in ("error_feedback", "release")
-        if matters and name in recorded and str(recorded[name]) != str(value):
-            notes.append(f"{name}: recorded with {recorded[name]}, the policy has {value}; gains are the recording's")
+        if matters and name in recorded and str(recorded[name]) != str(setting):
+            notes.append(f"{name}: recorded with {recorded[name]}, the policy has {setting}; gains are the recording's")
     if trace.steps[0].step:
         notes.append(f"the run was resumed at step {trace.steps[0].step}; the controller starts afresh there")
-    if all(record.energy is None for record in trace.steps):
-        notes.append(
-            "the trace has no energies, so every step counts the same in a window's gain; decisions may differ for that"
-        )
-    return tuple(notes)
+    return notes
 
 
-def _candidate(one: Candidate) -> dict[str, Any]:
-    return {"compressor": one.compressor, "cf": one.cf, "every": one.every, "wire_ratio": one.wire_ratio}
+def _gist(record: DecisionRecord) -> tuple[Any, ...]:
+    return record.step, record.changed, *_identity(record)
 
 
-def _gist(record: DecisionRecord) -> tuple[int, str, float, int, bool]:
-    return record.step, record.compressor, float(f"{record.cf:.5g}"), record.every, record.changed
+def _identity(ran: Candidate | DecisionRecord) -> tuple[str, float, int, int]:
+    return ran.compressor, ran.cf, ran.every, ran.delay

@@ -1,55 +1,97 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a recorded run back from its trace."""
+"""A recorded run, read back from its trace; records that no controller could be fed are refused."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from gravac.replay.fitting import check_record
-from gravac.replay.old_records import run_of_words
+from gravac.candidate import Candidate
+from gravac.controllers.base import LATENCY
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import read_jsonl
-from gravac.telemetry.records import DecisionRecord, RunRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.words import candidate_of
 
-SAME_CF = 1e-5
-"""Relative difference below which two CFs are the same: records write them with six digits."""
+LONGEST_LATENCY = 16
+"""Most steps from a measurement to its decision that a trace may show; executors have two or three."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What was recorded of one run.
+    """Records of one run.
 
     Attributes:
         run: settings, ranks and candidates of the run.
-        steps: every step recorded, in order, without a gap.
-        decisions: every decision recorded.
+        steps: every step recorded, in order.
+        decisions: every decision recorded, in order.
+        latency: number of steps from a measurement to the first step that its decision holds for.
     """
 
     run: RunRecord
     steps: tuple[StepRecord, ...]
     decisions: tuple[DecisionRecord, ...]
+    latency: int = LATENCY
 
-    @property
-    def every(self) -> tuple[int, ...]:
-        """Numbers of steps that a round could have, ascending; none where the run exchanged gradients."""
-        numbers = {one.every for one in self.run.candidates}
-        return tuple(sorted(numbers)) if "outer.every" in self.run.settings or numbers - {1} else ()
+    def choices(self) -> list[Candidate]:
+        """Return the candidate that was decided for each step; a round may have more or fewer steps than decided.
+
+        Before the first decision, ``every`` is what the second round has: time is measured before the first round
+        begins, so the first round is longer.
+        """
+        chosen, every, decided = [], self.steps[:2][-1].every, 0
+        for record in self.steps:
+            while decided < len(self.decisions) and self.decisions[decided].step <= record.step:
+                every, decided = self.decisions[decided].every, decided + 1
+            chosen.append(candidate_of(replace(record, every=every), self.run.candidates))
+        return chosen
 
     def number(self, setting: str) -> float | None:
-        """A setting of the run that is a number; ``None`` where it is a word, such as ``"auto"``, or missing."""
-        value = self.run.settings.get(setting)
-        return value if isinstance(value, (int, float)) else None
+        """Return a setting of the run that is a number; ``None`` if the setting is missing or a word (``"auto"``)."""
+        number = self.run.settings.get(setting)
+        return number if isinstance(number, (int, float)) else None
+
+
+@dataclass(slots=True)
+class _Run:
+    """Records of one run, as they are read."""
+
+    run: RunRecord
+    steps: list[StepRecord] = field(default_factory=list)
+    decisions: list[DecisionRecord] = field(default_factory=list)
+    latency: int | None = None
+
+    def decided(self, decision: DecisionRecord) -> None:
+        """Add a decision: it follows the record of the step that was measured."""
+        self.decisions.append(decision)
+        if self.latency is None and self.steps:
+            self.latency = decision.step - self.steps[-1].step
+
+    @property
+    def trace(self) -> Trace:
+        latency = LATENCY if self.latency is None else self.latency
+        if not 1 <= latency <= LONGEST_LATENCY:
+            raise SettingsError(
+                f"trace: the first decision after a step holds from {latency} steps later, 1 to {LONGEST_LATENCY} "
+                "expected; give a gravac.jsonl as it was written"
+            )
+        return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency)
 
 
 def read_trace(path: str | Path, run: int = -1) -> Trace:
-    """Read one run of a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``), of any version so far.
+    """Read one run of a file that ``JSONLSink`` wrote (``gravac.jsonl`` in ``log_dir``).
 
     Args:
         path: file to read.
         run: number of the run among those with steps, counted from 0; negative from the end.
+
+    Returns:
+        The run's records.
 
     Raises:
         SettingsError: there is no such file or run, or a line is not a record or holds what it may not hold; the
@@ -57,32 +99,97 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
     """
     path = Path(path)
     try:
-        records = read_jsonl(path, run_of_words, check_record)
+        records = read_jsonl(path, check_record)
     except OSError as error:
         raise SettingsError(f"trace: cannot read {str(path)!r} ({error.strerror}); give a gravac.jsonl") from None
     except ValueError as error:
         raise SettingsError(f"trace: {error}") from None
-    runs: list[tuple[RunRecord, list[StepRecord], list[DecisionRecord]]] = []
+    runs: list[_Run] = []
     for record in records:
         if isinstance(record, RunRecord):
-            runs.append((record, [], []))
+            runs.append(_Run(record))
         elif not runs:
             raise SettingsError(f"trace: {path} does not begin with a run record; give a whole gravac.jsonl")
         elif isinstance(record, StepRecord):
-            runs[-1][1].append(record)
+            runs[-1].steps.append(record)
         elif isinstance(record, DecisionRecord):
-            runs[-1][2].append(record)
-    whole = [one for one in runs if one[1]]
-    if not whole:
+            runs[-1].decided(record)
+    with_steps = [one for one in runs if one.steps]
+    if not with_steps:
         raise SettingsError(
             f"trace: {path} has no step records, so there is nothing to replay; record with log_dir, two steps or more"
         )
-    if not -len(whole) <= run < len(whole):
-        raise SettingsError(f"run: {run} is not one of the {len(whole)} runs with steps in {path}")
-    settings, steps, decisions = whole[run]
-    return Trace(settings, tuple(steps), tuple(decisions))
+    if not -len(with_steps) <= run < len(with_steps):
+        raise SettingsError(f"run: {run} is not one of the {len(with_steps)} runs with steps in {path}")
+    return with_steps[run].trace
 
 
-def same(a: float, b: float) -> bool:
-    """Whether two CFs are the same, up to how records round them."""
-    return math.isclose(a, b, rel_tol=SAME_CF)
+# ranges of numbers that controllers compute with
+
+Range = tuple[Callable[[Any], bool], str]
+"""Whether a number lies in a range, and the range in words."""
+
+COUNT: Range = (lambda number: number >= 0, "0 or more")
+POSITIVE: Range = (lambda number: number >= 1, "1 or more")
+FACTOR: Range = (lambda number: 1e-9 <= number <= 1e9, "a compression factor")
+ABOVE_0: Range = (lambda number: 0 < number < math.inf, "a finite number above 0")
+SECONDS: Range = (lambda number: number is None or 0 <= number < math.inf, "seconds, 0 or more")
+SHARE: Range = (lambda number: number is None or 0 <= number <= 1, "a share between 0 and 1")
+
+CANDIDATE: Mapping[str, Range] = {
+    "cf": FACTOR,
+    "wire_ratio": ABOVE_0,
+    "every": POSITIVE,
+    "delay": COUNT,
+    "coding_s": SECONDS,
+    "exchange_s": SECONDS,
+    "step_s": SECONDS,
+    "compute_s": SECONDS,
+    "behind": SHARE,
+    "by_gain": (lambda points: all(low[0] < high[0] for low, high in pairwise(points)), "ascending gains"),
+}
+STEP: Mapping[str, Range] = {
+    "step": COUNT,
+    "cf": FACTOR,
+    "every": POSITIVE,
+    "delay": COUNT,
+    "seconds": (lambda number: not (number < 0 or number > 1e12), "seconds"),
+    "t_system": (lambda number: not (number < 0 or number > 1e18), "samples per second"),
+    "energy": (lambda number: number is None or not number < 0, "0 or more"),
+    "shadow": (lambda pairs: all(FACTOR[0](cf) for cf, _ in pairs), "compression factors and their gains"),
+}
+DECISION: Mapping[str, Range] = {"step": COUNT, "cf": FACTOR, "every": POSITIVE, "delay": COUNT}
+SETTINGS: Mapping[str, Range] = {
+    "samples_per_step": (lambda number: isinstance(number, str) or 1e-6 <= number <= 1e18, "samples, or a word"),
+    "steps_per_epoch": (lambda number: isinstance(number, str) or 1 <= number <= 1e18, "steps, or a word"),
+}
+
+
+def check_record(record: Record) -> None:
+    """Check that a controller can compute with a record's numbers.
+
+    Args:
+        record: record of a trace.
+
+    Raises:
+        ValueError: a number is out of its range; the message names field and number.
+    """
+    if isinstance(record, StepRecord):
+        _check(record, STEP, "")
+        if record.gain is not None and record.energy is None:
+            raise ValueError("energy: None, a number expected beside a gain")
+    elif isinstance(record, DecisionRecord):
+        _check(record, DECISION, "")
+    elif isinstance(record, RunRecord):
+        _check(record, {"world_size": POSITIVE}, "")
+        for name, (fits, words) in SETTINGS.items():
+            if name in record.settings and not fits(record.settings[name]):
+                raise ValueError(f"settings/{name}: {record.settings[name]!r:.80}, {words} expected")
+        for at, candidate in enumerate(record.candidates):
+            _check(candidate, CANDIDATE, f"candidates/{at}/")
+
+
+def _check(part: Record | Candidate, ranges: Mapping[str, Range], path: str) -> None:
+    for name, (fits, words) in ranges.items():
+        if not fits(number := getattr(part, name)):
+            raise ValueError(f"{path}{name}: {number!r:.80}, {words} expected")

@@ -108,10 +108,8 @@ def admit(
     return admitted(policy, predicted)
 
 
-def admitted(
-    policy: Policy, predicted: Predicted, stays: Callable[[Candidate], bool] = lambda candidate: False
-) -> Admission:
-    """The admission of a run, and of a replayed one: drops what would send no less than dense, or what another does.
+def admitted(policy: Policy, predicted: Predicted) -> Admission:
+    """The admission of a run: drops what would send no less than dense, or what another does.
 
     Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense. Where 16 bit is a
     candidate, less than that is what counts.
@@ -119,7 +117,6 @@ def admitted(
     Args:
         policy: gives controller, base and range.
         predicted: makes a candidate of what the policy proposes.
-        stays: whether a candidate is admitted whatever it sends.
     """
     dense, *sixteen = (predicted(form, form.cf) for form in policy.dense_formats)
     if not policy.base.compresses:
@@ -133,7 +130,7 @@ def admitted(
     for one in (*sixteen, *sorted(wanted, key=lambda c: (c.wire_ratio, c.cf))):
         twin = next((other for other in candidates if alike(one, other)), None)
         least = next(other for other in reversed(candidates) if other.dense)
-        if stays(one) or (twin is None and one.wire_ratio > least.wire_ratio):
+        if twin is None and one.wire_ratio > least.wire_ratio:
             candidates.append(one)
         elif twin is not None:
             dropped.append(Dropped(one, "same_bytes", twin, twin.wire_ratio / one.wire_ratio))

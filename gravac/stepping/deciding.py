@@ -3,7 +3,7 @@
 """A run's controller at work: what it may choose from, what it has decided, and what is told of that."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from gravac.averaging.plan import Form
@@ -18,8 +18,25 @@ from gravac.stepping.run_state import RunState
 from gravac.stepping.step_records import decided, step_record
 from gravac.telemetry.records import Record, RunRecord
 
-NOTHING: Mapping[str, str | int | float | bool] = MappingProxyType({})
-"""No settings."""
+Admit = Callable[[RunState, Sequence[Form]], Admission]
+"""Admits candidates once the model and the ranks are known: of a run's state, and the gradients' shapes and dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """What a run's records tell besides decisions.
+
+    Attributes:
+        samples_per_step: number of samples of a step over all ranks; ``None`` counts a step of a rank as one sample.
+        steps_per_epoch: number of steps of an epoch, by which reasons are dated; ``None``: they are not.
+        settings: told in the run's record; see ``RunRecord``.
+        history: number of decision records, the newest, that the state holds; sinks get all.
+    """
+
+    samples_per_step: float | None = None
+    steps_per_epoch: int | None = None
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    history: int = 1000
 
 
 class Deciding:
@@ -27,39 +44,29 @@ class Deciding:
 
     Args:
         controller: decides which candidate runs.
-        admit: gives the candidates for forms, and those dropped.
+        admit: admits candidates, see ``Admit``.
         emit: takes records; called by the executor.
-        samples_per_step: number of samples over all ranks; ``None`` counts a step of a rank as one sample.
-        steps_per_epoch: number of steps that names the epoch in reasons; ``None``: it is not named.
-        settings: told in the run's record; see ``RunRecord``.
-        records: number of decisions' records, the newest, that the state keeps; ``emit`` takes all.
+        reporting: what records tell besides decisions.
 
     Attributes:
         decision: decision in force; ``None`` before the first step.
         candidates: candidates admitted; none before the first step.
-        settings: told in the run's record, when the first step begins.
         restored: state of the controller, dumped, that the next ``start`` restores; ``None``: there is none.
     """
 
     def __init__(
         self,
         controller: Controller[Any],
-        admit: Callable[[Sequence[Form]], Admission],
+        admit: Admit,
         emit: Callable[[Record], None],
-        samples_per_step: float | None = None,
-        steps_per_epoch: int | None = None,
-        settings: Mapping[str, str | int | float | bool] = NOTHING,
-        records: int = 1000,
+        reporting: Reporting = Reporting(),
     ) -> None:
         self.decision: Decision | None = None
         self.candidates: tuple[Candidate, ...] = ()
         self._controller = controller
         self._admit = admit
         self._emit = emit
-        self._samples = samples_per_step
-        self._steps_per_epoch = steps_per_epoch
-        self._records = records
-        self.settings = dict(settings)
+        self._reporting = reporting
         self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
         self._latency = 0
@@ -79,12 +86,12 @@ class Deciding:
 
     def start(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
-        self.candidates, dropped = self._admit(forms)
+        self.candidates, dropped = self._admit(state, forms)
         if self.restored is not None:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
             state.controller, self.decision = self._controller.start(self.candidates)
-        self._emit(RunRecord(self.settings, world, self.candidates, dropped, self._timed))
+        self._emit(RunRecord(dict(self._reporting.settings), world, self.candidates, dropped, self._timed))
         if self.restored is not None and self.decision.reason:
             ran = [] if state.candidate is None else [state.candidate]
             self._record(state, state.step, identify(ran) != identify([self.decision.candidate]))
@@ -100,7 +107,8 @@ class Deciding:
 
     def samples(self, ranks: int) -> float:
         """Return the number of samples of a step over all ranks."""
-        return self._samples if self._samples is not None else float(ranks)
+        samples = self._reporting.samples_per_step
+        return float(ranks) if samples is None else samples
 
     def observe(self, state: RunState, measured: Measurement, local: LocalMeasurement) -> None:
         """Decide by a step that the ranks agree on, and tell.
@@ -126,11 +134,11 @@ class Deciding:
     def _record(self, state: RunState, first: int, changed: bool) -> None:
         """Tell of the decision in force, which holds from a step on, and keep that record."""
         assert self.decision is not None
-        record = decided(first, self.decision, changed, state.gain, self._steps_per_epoch)
+        record = decided(first, self.decision, changed, state.gain, self._reporting.steps_per_epoch)
         state.history.append(record)
         self._shorten(state)
         self._emit(record)
 
     def _shorten(self, state: RunState) -> None:
         """Drop the oldest decisions' records where there are more than are to be kept."""
-        del state.history[: -self._records]
+        del state.history[: -self._reporting.history]

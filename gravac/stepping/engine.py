@@ -93,8 +93,6 @@ class Engine:
         shapes: shapes of the parameters, by name, in memory order.
         forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
         described: the parameters in words, in the model's order, to be compared over the ranks.
-        compute_s: seconds that a step takes without exchange, mean over ranks; ``None``: not known. A source may set it
-            before the first step, the same on all ranks.
 
     Example:
         >>> import torch
@@ -121,7 +119,6 @@ class Engine:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.forms: list[Form] = []
         self.described: dict[str, str] = {}
-        self.compute_s: float | None = None
         self._open = open_executor
         self._executor: Executor | None = None
         self._agreement: Agreement | None = None
@@ -202,7 +199,7 @@ class Engine:
         def decide() -> None:
             with named_failure(self.state, lambda: "what a step's compute takes"):
                 ((total,),) = executor.agreed(in_flight[0])
-            self.compute_s = total / executor.agree_world
+            self.state.compute_s = total / executor.agree_world
             decided.set_result(self._first_decision(self.forms).candidate)
 
         executor.call(decide, functools.partial(fail, decided))

@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,13 @@ Tensors = dict[str, torch.Tensor]
 
 Groups = tuple[tuple[str, ...], ...]
 """Exchange groups: names of parameters that are exchanged together, in order."""
+
+
+class ModeState(Protocol):
+    """The part of the state that one way to run a step has for itself."""
+
+    def dump(self) -> dict[str, Any]:
+        """Return tensors and plain values."""
 
 
 @dataclass(slots=True)
@@ -68,6 +75,9 @@ class RunState:
         wire_ratio: wire ratio of the last agreed step; ``None`` before.
         totals: what all steps add up to.
         history: the newest decision records, as many as the run's setting ``history`` says.
+        compute_s: seconds that a step takes without exchange, mean over ranks; ``None``: not known. A source may set
+            this before the first step, the same on all ranks.
+        outer: state of outer steps; ``None`` if gradients are exchanged.
     """
 
     step: int = 0
@@ -87,6 +97,8 @@ class RunState:
     wire_ratio: float | None = None
     totals: Totals = field(default_factory=Totals)
     history: list[DecisionRecord] = field(default_factory=list)
+    compute_s: float | None = None
+    outer: ModeState | None = None
 
     def dump(self) -> dict[str, Any]:
         """Return tensors, which are the live ones, and plain values; without the controller's state.
@@ -110,10 +122,12 @@ class RunState:
             "gain": self.gain,
             "totals": {name: getattr(totals, name) for name in ("wire_bytes", "dense_wire_bytes", "norm_bytes")},
             "history": [asdict(record) for record in self.history],
+            "compute_s": self.compute_s,
+            "outer": None if self.outer is None else self.outer.dump(),
         }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Restore plain values from what ``dump`` gave; rank, world and tensors stay as they are."""
+        """Restore plain values from what ``dump`` gave; rank, world, tensors and ``outer`` stay as they are."""
         self.step, self.loss_scale, self.gain = plain["step"], plain["loss_scale"], plain["gain"]
         self.candidate = None if plain["candidate"] is None else Candidate(**plain["candidate"])
         self.factors = Factors(plain["factors"]["cf"], plain["factors"]["cfs"])
@@ -121,3 +135,4 @@ class RunState:
         self.layout = tuple(tuple(names) for names in plain["layout"])
         self.totals = Totals(**plain["totals"])
         self.history = [DecisionRecord(**record) for record in plain["history"]]
+        self.compute_s = plain["compute_s"]

@@ -23,10 +23,7 @@ Made = TypeVar("Made")
 """A record, or a dataclass that stands in one."""
 
 RUN_VERSION = 2
-"""Value of ``"version"`` in the line of a run; a line without one is of version 1, which had candidates in words."""
-
-OldRun = Callable[[dict[str, Any]], RunRecord]
-"""A function that makes a run's record from the values in its line of version 1."""
+"""Value of ``"version"`` in the line of a run; lines of runs with another are refused."""
 
 Check = Callable[[Record], None]
 """A function that raises ``ValueError``, naming field and value, where a record holds what it may not hold."""
@@ -106,7 +103,7 @@ def plain_settings(record: RunRecord) -> dict[str, str | int | float | bool]:
     }
 
 
-def read_jsonl(path: str | Path, old_run: OldRun | None = None, check: Check = lambda record: None) -> list[Record]:
+def read_jsonl(path: str | Path, check: Check = lambda record: None) -> list[Record]:
     """Read the records of a file that ``JSONLSink`` wrote, of all its runs, in order.
 
     A line cut short by a crash is left out: the last one, or one before a run's first record. A ``null`` where a
@@ -114,21 +111,16 @@ def read_jsonl(path: str | Path, old_run: OldRun | None = None, check: Check = l
 
     Args:
         path: file to read.
-        old_run: reads the runs of version 1, whose candidates are words; ``gravac.replay.old_records.run_of_words``.
         check: called with each record.
 
     Raises:
-        ValueError: any other line is not a record, or holds what it may not hold, or a run is of a version that is not
-            read; the message names file, line, field and value.
+        ValueError: any other line is not a record, holds what it may not hold, or is a run's of another version; the
+            message names file, line, field and value.
     """
-    return list(_records(Path(path), old_run, check))
+    return list(_records(Path(path), check))
 
 
-class _VersionError(Exception):
-    """A run's line is whole, and of a version that is not read."""
-
-
-def _records(path: Path, old_run: OldRun | None, check: Check) -> Iterator[Record]:
+def _records(path: Path, check: Check) -> Iterator[Record]:
     torn: tuple[int, Exception] | None = None
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -141,10 +133,8 @@ def _records(path: Path, old_run: OldRun | None, check: Check) -> Iterator[Recor
                 fault = number, error
             else:
                 try:
-                    record = _from_json(values, old_run)
+                    record = _from_json(values)
                     check(record)
-                except _VersionError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from None
                 except ValueError as error:
                     raise ValueError(f"{path}, line {number}: not a record of gravac: {error}") from None
             if torn is not None and not isinstance(record, RunRecord):
@@ -154,37 +144,16 @@ def _records(path: Path, old_run: OldRun | None, check: Check) -> Iterator[Recor
             torn = fault
 
 
-def _from_json(values: Any, old_run: OldRun | None) -> Record:
+def _from_json(values: Any) -> Record:
     if not isinstance(values, dict) or not isinstance(told := values.get("kind"), str) or told not in KINDS:
         kinds = ", ".join(KINDS)
         raise ValueError(
             f"kind: {values.get('kind') if isinstance(values, dict) else values!r:.80}, one of {kinds} expected"
         )
     kind = KINDS[told]
-    version = values.get("version", 1) if kind is RunRecord else RUN_VERSION
-    if version == 1 and old_run is not None:
-        return _read_old(values, old_run)
-    if version != RUN_VERSION:
-        raise _VersionError(
-            f"a run of version {version!r}, this gravac reads {RUN_VERSION}; version 1 is read with "
-            "old_run=gravac.replay.old_records.run_of_words"
-        )
+    if kind is RunRecord and values.get("version") != RUN_VERSION:
+        raise ValueError(f"version: {values.get('version')!r:.80}, and this gravac reads {RUN_VERSION}")
     return _made(kind, values, "")
-
-
-def _read_old(values: dict[str, Any], old_run: OldRun) -> RunRecord:
-    """Read a run of version 1, and check what it holds as if its line were of this one.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        record = old_run(values)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a run of version 1 expected, and {error!r}") from None
-    for name in ("settings", "world_size"):
-        _typed(getattr(record, name), _hints(RunRecord)[name], name)
-    return record
 
 
 def _made(kind: type[Made], values: Any, path: str) -> Made:

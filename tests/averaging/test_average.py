@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core operation over ranks in memory: nothing is lost, whatever changes (invariants 1, 3 and 4)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import pytest
@@ -14,42 +15,36 @@ from hypothesis import given
 
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Piece, Plan
-from gravac.candidate import Candidate
+from gravac.averaging.plan import Piece
+from gravac.candidate import DENSE, Candidate
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
 from gravac.compressors.base import Rounds, energy, k_for
-from gravac.controllers import Static
+from gravac.controllers.base import Decision, Measurement, Sums
 from gravac.exchange import memory
 from gravac.exchange.fuse import ALIGNMENT
 from gravac.exchange.lockstep import Lockstep
+from gravac.measurement import LocalMeasurement
 from gravac.stepping.admission import Admission
-from gravac.stepping.clock import Timestamps
-from gravac.stepping.coalescing import ReadyGroup
 from gravac.stepping.deciding import Deciding
-from gravac.stepping.planning import Factors
-from gravac.stepping.steps import Steps
+from gravac.stepping.engine import Engine
+from gravac.stepping.factors import Factors
+from gravac.stepping.handle import Handle
 
 SHAPES = {"conv": (8, 4, 3, 3), "bias": (8,), "linear": (40, 30), "tiny": (2, 2)}
 
 
-class Given(NamedTuple):
-    """Stands in for a planner: the plan is what a test says."""
+@dataclass
+class Dictated:
+    """Stands in for a controller: it decides what a test says."""
 
-    told: Factors
-    made: Plan
+    decision: Decision
 
-    def factors(self, *_: object) -> Factors:
-        return self.told
+    def start(self, candidates: Sequence[Candidate]) -> tuple[None, Decision]:
+        return None, self.decision
 
-    def plan(self, *_: object) -> Plan:
-        return self.made
-
-    def wire_bytes(self, *_: object) -> int:
-        return 1
-
-    def forget(self) -> None:
-        pass
+    def observe(self, state: None, measurement: Measurement) -> tuple[None, Decision]:
+        return None, self.decision
 
 
 @dataclass
@@ -63,20 +58,23 @@ class World:
     release: float = 1.0
     safe: bool = False
     dtype: torch.dtype = torch.float32
-    masked: bool = False
+    host_looks: bool = True
     averagers: list[Averager] = field(init=False)
 
     def __post_init__(self) -> None:
         feedbacks = [Feedback(self.release, self.safe) for _ in range(self.ranks)]
         self.averagers = [Averager(self.base, self.dense, self.strength, 16, f) for f in feedbacks]
-        self.lockstep = Lockstep(self.ranks, masked=self.masked)
-        first = Candidate("dense", 1.0, 1.0)
-        self.steps = [
-            Steps(one, Deciding(Static(cf=1), lambda _: Admission((first,), ()), lambda _: None))
-            for one in self.averagers
-        ]
-        for steps, executor in zip(self.steps, self.lockstep.executors, strict=True):
-            steps.open(executor)
+        self.lockstep = Lockstep(self.ranks, host_looks=self.host_looks)
+        self.controller: Any = Dictated(Decision(self.candidate(None)))
+        self.engines = [Engine(averager, self.deciding()) for averager in self.averagers]
+        for engine, executor in zip(self.engines, self.lockstep.executors, strict=True):
+            engine.use(executor)
+
+    def deciding(self) -> Deciding:
+        return Deciding(self.controller, lambda _: Admission((self.candidate(None),), ()), lambda _: None)
+
+    def candidate(self, cf: float | None) -> Candidate:
+        return Candidate(DENSE, self.dense.cf, self.dense.cf) if cf is None else Candidate(self.base.name, cf, cf)
 
     def step(
         self,
@@ -86,21 +84,27 @@ class World:
         layout: list[list[str]],
         shadow: tuple[float, ...] = (),
         cfs: Mapping[str, float | None] = MappingProxyType({}),
-        **plan: Any,
+        sums: Sums = "none",
     ) -> list[dict[str, torch.Tensor]]:
         """One step of all ranks, group after group; returns what each rank applies."""
         outs = [{name: g.clone() for name, g in mine.items()} for mine in gradients]
-        failures: list[BaseException] = []
-        for steps, averager, out in zip(self.steps, self.averagers, outs, strict=True):
-            steps._planner = Given(Factors(cf, cfs), averager.plan(step, cf, shadow, cfs=cfs, **plan))  # type: ignore[assignment]
-            steps.begin([], None, failures.append)
+        own = tuple((name, self.candidate(cfs[name])) for name in sorted(cfs))
+        self.controller.decision = Decision(self.candidate(cf), shadow, tensors=own, sums=sums)
+        begun: list[Future[Candidate]] = []
+        handles: list[Handle] = []
+        for engine, out in zip(self.engines, outs, strict=True):
+            assert engine.state.step == step
+            engine.deciding.decision = engine.decision and self.controller.decision
+            begun.append(engine.begin())
             for group in layout:
-                pieces = tuple(Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group)
-                steps.exchange(ReadyGroup(pieces, None, lambda: None, failures.append))
-                steps.flush()
-            steps.end(Timestamps(), failures.append)
+                handles.append(engine.exchange([Piece(n, out[n].view(-1), tuple(out[n].shape)) for n in group]))
+                engine.flush()
+            engine.end()
         self.lockstep.run()
-        assert not failures, failures
+        assert {future.result() for future in begun} == {self.controller.decision.candidate}
+        for handle in handles:
+            handle.wait()
+        assert self.lockstep.failure is None
         return outs
 
     def kept(self, name: str) -> torch.Tensor:
@@ -184,7 +188,7 @@ def test_gain_is_between_zero_and_one(cfs: list[float | None], base: Compressor)
     for step, cf in enumerate(cfs):
         world.step(gradients(3, step), cf, step, LAYOUTS[0])
         for averager in world.averagers:
-            error, whole = float(averager.stats.error), float(averager.stats.energy)
+            error, whole = float(averager.measurement.error), float(averager.measurement.energy)
             assert 0 <= error <= whole * (1 + 1e-6)
 
 
@@ -193,7 +197,7 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
     error = whole = 0.0
     for step in range(400):
         out = [{"linear": torch.randn(40, 30)}]
-        world.averagers[0].begin()
+        world.averagers[0].measure(LocalMeasurement(step, world.candidate(10.0)))
         memory.run(
             [
                 world.averagers[0].average(
@@ -201,8 +205,8 @@ def test_gain_of_randomk_is_one_over_cf_in_expectation() -> None:
                 )
             ]
         )
-        error += float(world.averagers[0].stats.error)
-        whole += float(world.averagers[0].stats.energy)
+        error += float(world.averagers[0].measurement.error)
+        whole += float(world.averagers[0].measurement.energy)
     assert 1 - error / whole == pytest.approx(0.1, abs=0.004)
 
 
@@ -233,7 +237,7 @@ def test_what_is_not_laid_out_is_added_to_the_mean_and_taken_from_the_residual()
     x = mine["linear"].view(-1)
     assert torch.allclose(out["linear"].view(-1), x / 2)
     assert torch.allclose(world.averagers[0].feedback.residual["linear"], x / 2)
-    assert float(world.averagers[0].stats.error) == pytest.approx(float(energy(x)) / 4)
+    assert float(world.averagers[0].measurement.error) == pytest.approx(float(energy(x)) / 4)
 
 
 @pytest.mark.parametrize("cf", [None, 10.0])
@@ -245,11 +249,11 @@ def test_with_overflow_safety_a_non_finite_gradient_moves_no_residual(cf: float 
     held = [{k: v.clone() for k, v in a.feedback.held.items()} for a in world.averagers]
     poisoned = gradients(3, 1)
     poisoned[2]["linear"][3, 4] = bad
-    for steps in world.steps:
-        steps.state.factors = Factors(cf)  # no release between
+    for engine in world.engines:
+        engine.state.factors = Factors(cf)  # no release between
     outs = world.step(poisoned, cf, 1, LAYOUTS[1])
     assert all(not out["linear"].isfinite().all() for out in outs)
-    assert all(not averager.stats.finite for averager in world.averagers)
+    assert all(not averager.measurement.finite for averager in world.averagers)
     for averager, old, old_held in zip(world.averagers, before, held, strict=True):
         assert averager.feedback.residual.keys() == old.keys()
         assert all(torch.equal(averager.feedback.residual[k], old[k]) for k in old)
@@ -342,7 +346,7 @@ def test_each_tensor_is_compressed_at_its_own_cf_and_the_bytes_are_those_predict
     world = World(topk)
     world.step(gradients(3, 0), 10.0, 0, LAYOUTS[0], cfs=own)
     for averager in world.averagers:
-        assert averager.stats.sent == k_for(288, 4.0) + k_for(1200, 50.0)
+        assert averager.measurement.sent == k_for(288, 4.0) + k_for(1200, 50.0)
         assert float((averager.feedback.residual["conv"] != 0).sum()) == 288 - k_for(288, 4.0)
         forms = {name: (shape, torch.float32) for name, shape in SHAPES.items()}
         predicted = sum(
@@ -376,7 +380,8 @@ def test_only_tensors_whose_cf_fell_release_their_residual() -> None:
 def test_gradients_are_added_up_as_they_are_and_reported_once(cf: float | None) -> None:
     world = World(topk)
     total = [{name: torch.zeros(shape) for name, shape in SHAPES.items()} for _ in range(3)]
-    for step, sums in enumerate(("add", "add", "report")):
+    reports: tuple[Sums, ...] = ("add", "add", "report")
+    for step, sums in enumerate(reports):
         grads = gradients(3, step)
         if step == 1:
             grads[0]["bias"][0] = float("nan")
@@ -390,37 +395,10 @@ def test_gradients_are_added_up_as_they_are_and_reported_once(cf: float | None) 
                     so_far[name] += g
         world.step(grads, cf, step, LAYOUTS[0], sums=sums)
     for averager, so_far in zip(world.averagers, total, strict=True):
-        assert {name: float(norm) for name, norm in averager.stats.sums.items()} == pytest.approx(
+        assert {name: float(norm) for name, norm in averager.measurement.norms.items()} == pytest.approx(
             {name: float(so_far[name].square().sum()) for name in ("conv", "linear")}
         )
         assert not averager.diagnostics.sums
-
-
-@pytest.mark.parametrize("cf", [None, 10.0])
-def test_a_survey_tells_each_tensors_error_at_each_cf_and_changes_nothing(cf: float | None) -> None:
-    world, plain = World(topk), World(topk)
-    for step in range(2):
-        grads = gradients(3, step)
-        out = world.step(grads, cf, step, LAYOUTS[1], survey=(4.0, 50.0), cfs={"conv": 20.0} if step else {})
-        same = plain.step(grads, cf, step, LAYOUTS[1], cfs={"conv": 20.0} if step else {})
-        assert all(torch.equal(out[0][name], same[0][name]) for name in SHAPES)
-        if step:
-            continue
-        for averager, mine in zip(world.averagers, grads, strict=True):
-            assert set(averager.stats.curves) == {"conv", "linear"}
-            for name, numbers in averager.stats.curves.items():
-                largest = mine[name].view(-1).square().sort(descending=True).values
-                lost = [float(largest[k_for(len(largest), at) :].sum()) for at in (4.0, 50.0)]
-                assert [float(number) for number in numbers] == pytest.approx([float(largest.sum()), *lost], rel=1e-5)
-
-
-@pytest.mark.parametrize("cf", [None, 10.0])
-def test_a_survey_names_the_same_tensors_when_a_gradient_is_not_finite(cf: float | None) -> None:
-    world = World(topk)
-    grads = gradients(3, 0)
-    grads[1]["conv"][0, 0, 0, 0] = float("nan")
-    world.step(grads, cf, 0, LAYOUTS[0], survey=(4.0, 50.0))
-    assert all(set(averager.stats.curves) == {"conv", "linear"} for averager in world.averagers)
 
 
 def test_sums_are_forgotten_when_nobody_wants_them() -> None:

@@ -16,6 +16,7 @@ from gravac.averaging import fused_tensors
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Choice, Piece
+from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import (
     Compressor,
@@ -34,6 +35,7 @@ from gravac.compressors.ladder import wire_ratio
 from gravac.compressors.orthonormal import by_cholesky, by_householder
 from gravac.compressors.quantize import Quantize
 from gravac.exchange import memory
+from gravac.measurement import LocalMeasurement
 
 Shape = tuple[int, ...]
 Groups = Sequence[Sequence[int]]
@@ -50,7 +52,7 @@ BASES: tuple[tuple[Compressor, float], ...] = (
     (ladder, wire_ratio(powersgd(2), powersgd(2).candidates((1.0, 1e6))[0])),  # type: ignore[index]
 )
 
-MASKS: Any = SimpleNamespace(judge=lambda flag: flag, masked=True)
+MASKS: Any = SimpleNamespace(judge=lambda flag: flag, host_looks=False)
 """An executor under which only the device knows whether gradients were finite."""
 
 
@@ -61,7 +63,7 @@ class Run:
         base: what all compress by.
         cf: compression factor.
         world: number of ranks.
-        masked: whether nobody may look at data.
+        host_looks: whether the host may look at data.
         dtype: number format of gradients.
         made: makes what keeps residuals.
     """
@@ -71,11 +73,11 @@ class Run:
         base: Compressor,
         cf: float,
         world: int,
-        masked: bool,
+        host_looks: bool,
         dtype: torch.dtype,
         made: Callable[[], Feedback] = Feedback,
     ) -> None:
-        self.cf, self.masked, self.dtype = cf, masked, dtype
+        self.cf, self.host_looks, self.dtype = cf, host_looks, dtype
         self.averagers = [Averager(base, dense, None, 16, made()) for _ in range(world)]
         self.ledgers = [Ledger(world) for _ in range(world)]
         for rank, averager in enumerate(self.averagers):
@@ -89,8 +91,9 @@ class Run:
             mine[2].zero_()
         if spoilt is not None:
             outs[-1][spoilt].view(-1)[3] = float("inf")
+        chosen = Candidate(self.averagers[0].base.name, self.cf, self.cf)
         for averager in self.averagers:
-            averager.begin(MASKS if self.masked else None)
+            averager.measure(LocalMeasurement(number, chosen), None if self.host_looks else MASKS)
         with mock.patch.object(fused_tensors, "goes_alone", return_value=not together):
             for group in groups:
                 pieces = [[Piece(str(i), mine[i].view(-1), SHAPES[i]) for i in group] for mine in outs]
@@ -118,7 +121,7 @@ def _groups(numbers: Sequence[int]) -> Groups:
 
 @pytest.mark.parametrize("way", [by_householder, by_cholesky], ids=lambda way: way.__name__)
 @given(
-    masked=st.booleans(),
+    host_looks=st.booleans(),
     case=st.sampled_from(BASES),
     world=st.sampled_from([2, 3]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
@@ -127,7 +130,7 @@ def _groups(numbers: Sequence[int]) -> Groups:
 )
 def test_together_each_comes_out_as_by_itself(
     way: Callable[[torch.Tensor], torch.Tensor],
-    masked: bool,
+    host_looks: bool,
     case: tuple[Compressor, float],
     world: int,
     dtype: torch.dtype,
@@ -135,7 +138,7 @@ def test_together_each_comes_out_as_by_itself(
     spoilt: int | None,
 ) -> None:
     """Means, residuals, memories and sums, over steps whose groups differ, as DDP's do; what travels is as much."""
-    together, alone = (Run(*case, world, masked, dtype) for _ in range(2))
+    together, alone = (Run(*case, world, host_looks, dtype) for _ in range(2))
     with mock.patch("gravac.compressors.powersgd.orthonormal", way):
         for number, numbers in enumerate(parted):
             poisoned = spoilt if number == 2 else None
@@ -144,8 +147,8 @@ def test_together_each_comes_out_as_by_itself(
             for one, other in zip(together.averagers, alone.averagers, strict=True):
                 alike(one.feedback.residual, other.feedback.residual, dtype)
                 alike(one.memory.kept, other.memory.kept, dtype)
-                alike(float(one.stats.error), float(other.stats.error), torch.float32)
-                assert one.stats.achieved_cf == pytest.approx(other.stats.achieved_cf)
+                alike(float(one.measurement.error), float(other.measurement.error), torch.float32)
+                assert one.measurement.achieved_cf == pytest.approx(other.measurement.achieved_cf)
     assert together.ledgers[0].payload_bytes == alone.ledgers[0].payload_bytes
 
 
@@ -160,7 +163,7 @@ CHOOSING: tuple[tuple[Compressor, float], ...] = (
 """What chooses coordinates; of some settings only the larger tensors are of whole chunks."""
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["looking", "masks"])
+@pytest.mark.parametrize("host_looks", [True, False], ids=["looking", "masks"])
 @given(
     case=st.sampled_from(CHOOSING),
     made=st.sampled_from([Feedback, lambda: Feedback(safe=True), lambda: Feedback(dtype="bfloat16")]),
@@ -170,7 +173,7 @@ CHOOSING: tuple[tuple[Compressor, float], ...] = (
     falls=st.booleans(),
 )
 def test_what_chooses_coordinates_comes_out_to_the_bit(
-    masked: bool,
+    host_looks: bool,
     case: tuple[Compressor, float],
     made: Callable[[], Feedback],
     dtype: torch.dtype,
@@ -179,10 +182,10 @@ def test_what_chooses_coordinates_comes_out_to_the_bit(
     falls: bool,
 ) -> None:
     """Residuals too, rounded at random or not, kept twice or not, and while some are released as a CF falls."""
-    together, alone = (Run(*case, 2, masked, dtype, made) for _ in range(2))
+    together, alone = (Run(*case, 2, host_looks, dtype, made) for _ in range(2))
     for number, numbers in enumerate(parted):
         # a host that looks takes a residual back by subtracting, to rounding
-        poisoned, groups = spoilt if number == 2 and masked else None, _groups(numbers)
+        poisoned, groups = spoilt if number == 2 and not host_looks else None, _groups(numbers)
         if falls and number == 1:
             for averager in (*together.averagers, *alone.averagers):
                 averager.feedback.hold()
@@ -203,7 +206,7 @@ def test_what_chooses_coordinates_comes_out_to_the_bit(
 
 
 def test_a_checkpoint_of_a_batch_goes_on_alone() -> None:
-    runs = [Run(powersgd, 3.0, 2, False, torch.float64) for _ in range(2)]
+    runs = [Run(powersgd, 3.0, 2, True, torch.float64) for _ in range(2)]
     everything = [list(range(len(SHAPES)))]
     for number in range(2):
         runs[0].step(number, everything, True)

@@ -15,10 +15,12 @@ from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.fused_tensors import LARGEST, grouped
 from gravac.averaging.plan import Choice, Piece
+from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, dense, ladder, quantize, topk
 from gravac.compressors.ladder import wire_ratio
 from gravac.exchange import memory
+from gravac.measurement import LocalMeasurement
 
 Shape = tuple[int, ...]
 
@@ -46,7 +48,7 @@ def average(
         outs = [[torch.randn(shape, generator=draw).to(dtype) for shape in shapes] for _ in averagers]
         pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
         for averager in averagers:
-            averager.begin()
+            averager.measure(LocalMeasurement(step, Candidate(base.name, cf, cf)))
         for group in [slice(i, i + 1) for i in range(len(shapes))] if by_itself else [slice(None)]:
             memory.run(
                 [a.average(mine[group], a.plan(step, cf)) for a, mine in zip(averagers, pieces, strict=True)], ledgers
@@ -69,9 +71,9 @@ def test_tensors_side_by_side_come_out_as_each_alone(
         for mine, other in zip(together[rank], alone[rank], strict=True):
             torch.testing.assert_close(mine, other, rtol=0 if ranks == 2 else 1e-6, atol=0 if ranks == 2 else 1e-6)
         assert merged[rank].feedback.residual.keys() == single[rank].feedback.residual.keys()
-        assert float(merged[rank].stats.energy) == pytest.approx(float(single[rank].stats.energy), rel=1e-5)
-        assert merged[rank].stats.achieved_cf == pytest.approx(single[rank].stats.achieved_cf)
-    lost, lost_alone = (sum(float(averager.stats.error) for averager in some) for some in (merged, single))
+        assert float(merged[rank].measurement.energy) == pytest.approx(float(single[rank].measurement.energy), rel=1e-5)
+        assert merged[rank].measurement.achieved_cf == pytest.approx(single[rank].measurement.achieved_cf)
+    lost, lost_alone = (sum(float(averager.measurement.error) for averager in some) for some in (merged, single))
     assert lost == pytest.approx(lost_alone, rel=1e-5, abs=1e-9)  # whose shard a second coding is may differ
 
 
@@ -93,6 +95,7 @@ def test_what_goes_together_does_not_depend_on_what_a_rank_keeps() -> None:
     averagers = [Averager(quantize(4), dense, None, 16, Feedback()) for _ in range(2)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, 2
+        averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)))
     averagers[0].feedback.residual["0"] = torch.ones(5)
     outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
@@ -108,12 +111,13 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
     averagers = [Averager(quantize(4), dense, None, 16, Feedback()) for _ in range(2)]
     for rank, averager in enumerate(averagers):
         averager.rank, averager.world = rank, 2
+        averager.measure(LocalMeasurement(0, Candidate("quantize", 8.0, 8.0)))
     outs = [[torch.ones(shape) for shape in shapes] for _ in averagers]
     outs[1][2][3, 4] = float("inf")
     pieces = [[Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)] for mine in outs]
     memory.run([a.average(mine, a.plan(0, 8.0)) for a, mine in zip(averagers, pieces, strict=True)])
     assert all(out.isnan().all() for mine in outs for out in mine)
-    assert all(averager.feedback.empty and not averager.stats.finite for averager in averagers)
+    assert all(averager.feedback.empty and not averager.measurement.finite for averager in averagers)
 
 
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
@@ -142,14 +146,15 @@ def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gravac.averaging.fused_tensors.LARGEST", 100)
-    masked = SimpleNamespace(judge=lambda finite: finite, masked=True)
+    unseen = SimpleNamespace(judge=lambda finite: finite, host_looks=False)
     shapes: list[Shape] = [(7, 33), (5,), (40, 30), (129, 3), (60, 60)]
     outs: dict[bool, list[torch.Tensor]] = {}
     for look in (True, False):
         draw, averager = torch.Generator().manual_seed(0), Averager(quantize(bits), dense, None, 16, Feedback())
         outs[look] = [torch.randn(shape, generator=draw) for shape in shapes]
         pieces = [Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(outs[look])]
-        averager.begin(None if look else masked)  # type: ignore[arg-type]
+        measurement = LocalMeasurement(0, Candidate("quantize", 32 / bits, 32 / bits))
+        averager.measure(measurement, None if look else unseen)  # type: ignore[arg-type]
         ledger = Ledger(1)
         memory.run([averager.average(pieces, averager.plan(0, 32 / bits))], [ledger])
     assert all(torch.equal(*both) for both in zip(*outs.values(), strict=True))

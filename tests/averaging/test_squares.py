@@ -13,10 +13,12 @@ from gravac.averaging.feedback import Feedback
 from gravac.averaging.norms import all_finite, energies_of, lost
 from gravac.averaging.plan import Piece
 from gravac.averaging.trial import average, averagers, gradients
+from gravac.candidate import DENSE, Candidate
 from gravac.compressors.sparse import Sparse
 from gravac.compressors.squares import energy, norm, norms_of_rows, power_of_two
 from gravac.exchange import memory
 from gravac.exchange.lockstep import Lockstep
+from gravac.measurement import LocalMeasurement
 from gravac.stepping.agreement import gain
 
 pytestmark = pytest.mark.timeout(120)
@@ -103,8 +105,8 @@ def test_gradients_of_any_magnitude_of_float32_reach_all_ranks_finite(
         xs = [(x.double() * magnitude).to(dtype) for x in gradients(3, (40, 40), seed=step)]
         outs = average(ranks, xs, cf, step)
         for averager, out in zip(ranks, outs, strict=True):
-            assert bool(out.isfinite().all()) and averager.stats.finite is True
-            share = gain(float(averager.stats.error), float(averager.stats.energy))
+            assert bool(out.isfinite().all()) and averager.measurement.finite is True
+            share = gain(float(averager.measurement.error), float(averager.measurement.energy))
             assert share is not None and 0 < share < 1
             assert torch.equal(out, outs[0])
             assert bool(averager.feedback.residual["w"].isfinite().all())
@@ -123,20 +125,20 @@ def test_what_is_held_is_released_by_the_gradients_norm_at_any_magnitude(magnitu
     assert all(float(size) > 0 for size in feedback.leftover(lambda _: False).values())
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("host_looks", [True, False])
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
     ("dtype", "largest"), [(torch.float16, 60000.0), (torch.float32, 1e38), (torch.bfloat16, 1e38)], ids=str
 )
 def test_dense_means_do_not_overflow_where_native_ddps_do_not(
-    masked: bool, world: int, dtype: torch.dtype, largest: float
+    host_looks: bool, world: int, dtype: torch.dtype, largest: float
 ) -> None:
-    lockstep = Lockstep(world, masked=masked)
+    lockstep = Lockstep(world, host_looks=host_looks)
     outs = [torch.full((50,), largest, dtype=dtype) for _ in range(world)]
     made = [Averager(topk, dense, None, 10, Feedback(safe=True)) for _ in range(world)]
     for rank, (averager, executor) in enumerate(zip(made, lockstep.executors, strict=True)):
         averager.rank, averager.world = rank, world
-        averager.begin(executor)
+        averager.measure(LocalMeasurement(0, Candidate(DENSE, 1.0, 1.0)), executor)
     memory.run(
         [one.average([Piece("w", out, (5, 10))], one.plan(0, None), out) for one, out in zip(made, outs, strict=True)]
     )

@@ -11,11 +11,13 @@ from gravac import SettingsError, conformance, hard_threshold, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
+from gravac.candidate import Candidate
 from gravac.collectives import AllGather
 from gravac.compressors import Context, HardThreshold, Sparse, dense
 from gravac.compressors.base import energy, k_for
 from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
+from gravac.measurement import LocalMeasurement
 
 FEW, SOME, MOST, NONE = (hard_threshold(threshold=at) for at in (2.0, 0.5, 0.005, 100.0))
 
@@ -80,7 +82,7 @@ def test_what_stays_below_is_sent_once_the_residual_has_grown() -> None:
     sent = []
     for step in range(8):
         out = torch.full((4, 4), 0.3)
-        averager.begin()
+        averager.measure(LocalMeasurement(step, Candidate("hard_threshold", 1.0, 1.0)))
         memory.run([averager.average([Piece("w", out.view(-1), (4, 4))], averager.plan(step, 1.0))])
         averager.commit()
         sent.append(round(float(out[0, 0]), 5))

@@ -80,8 +80,6 @@ CHANGES: dict[str, Any] = {
     "overflow_safety": True,
     "dense_below": 4096,
     "seed": 1,
-    "allocation": "by_gain",
-    "survey_every": 50,
 }
 
 

@@ -20,7 +20,7 @@ from gravac.exchange import fifo, streams
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.streams import StreamExecutor
-from gravac.stepping.door import Handle
+from gravac.stepping.handle import Handle
 from tests.device.idle import Idle, Moment
 
 
@@ -117,7 +117,7 @@ def test_close_returns_while_peers_stall_and_what_is_known_stays_readable(peers:
 @pytest.mark.parametrize("kind", ["thread", "stream"])
 def test_after_a_failure_nobody_waits_for_peers(peers: Peers, kind: str) -> None:
     compressor, _ = stalled(peers, kind)
-    compressor._steps.executor.abandon(ValueError("boom"))
+    compressor._engine.executor.abandon(ValueError("boom"))
     assert compressor.cf == 1
     assert compressor.history == []
     assert compressor.state_dict()["step"] in (2, 3)
@@ -127,15 +127,12 @@ def test_after_a_failure_nobody_waits_for_peers(peers: Peers, kind: str) -> None
 def test_on_streams_the_host_learns_that_another_rank_failed(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "LOOK_SECONDS", 0.05)
     compressor, _ = stalled(peers, "stream")
-    executor: Any = compressor._steps.executor
+    executor: Any = compressor._engine.executor
     monkeypatch.setattr(executor._failures, "look", lambda: "rank 1 of 2 failed: ValueError: boom")
     with pytest.raises(ExchangeError, match="rank 0 of 1 got no answer: rank 1 of 2 failed: ValueError: boom"):
         executor.drain()
-    door = compressor._door
-    failures: list[BaseException] = []
-    door.begin(fail=failures.append)
-    assert all("rank 1 of 2 failed" in str(failure) for failure in failures)
-    assert failures
+    with pytest.raises(ExchangeError, match="rank 1 of 2 failed"):
+        compressor._engine.begin().result(timeout=0)
     compressor.close()
 
 

@@ -84,8 +84,8 @@ def started(rank: int, world: int, pace: float) -> list[Any]:
         compressor.attach(ddp, optimizer)
         train(ddp, optimizer, rank, range(2))
         return (
-            [str(c) for c in compressor._steps.candidates],
-            str(compressor._steps.state.ran),
+            [str(c) for c in compressor._engine.deciding.candidates],
+            str(compressor._engine.state.candidate),
             compressor.ledger.wire_bytes,
         )
 

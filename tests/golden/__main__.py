@@ -1,56 +1,96 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.golden against COMMIT``: whether the present code makes the same five runs, bit for bit.
+"""``python -m tests.golden against COMMIT``: whether the present code makes the same runs as a commit, bit for bit.
 
-It records them with that commit's code, in a worktree of its own, and with the present one, which takes every run up
-again from the checkpoint of before. ``record`` and ``compare`` do one part of it.
+Both record in processes of their own: the commit in a worktree, by the driver that it has there, and the present code
+by the present one. ``record`` and ``compare`` do one part each.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import gravac
+from tests.golden.cases import CASES
 from tests.golden.compare import compare
 from tests.golden.runs import record
+from tests.worktrees import ROOT, commit, worktree
+
+FORM = 1
+"""Number of what a recording holds and of the commands that make it; a driver of another number is refused."""
 
 
-def against(commit: str) -> int:
-    """Record both and compare; the number of differences."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tree = folder / "tree"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True)
-        try:
-            command = [sys.executable, "-m", "tests.golden", "record", str(folder / "before")]
-            subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, check=True)
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], check=True)
-        record(folder / "after", folder / "before")
+def against(name: str) -> int:
+    """Have a commit and the present code record, compare, and return the number of differences.
+
+    Raises:
+        ValueError: git knows no such commit, or its driver makes recordings of another form.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with worktree(folder / "tree", commit(name)) as tree:
+            check_driver(tree, name)
+            drive(tree, "record", str(folder / "before"))
+        drive(ROOT, "record", str(folder / "after"))
         return compare(folder / "before", folder / "after")
+
+
+def check_driver(tree: Path, name: str) -> None:
+    """Refuse a commit whose driver cannot record what is compared here.
+
+    Raises:
+        ValueError: there is no driver of this form, or it would drive another package.
+    """
+    asked = drive(tree, "form", check=False)
+    answer = json.loads(asked.stdout) if asked.returncode == 0 else {}
+    if answer.get("form") != FORM:
+        raise ValueError(
+            f"BEFORE: tests/golden of {name!r} makes no recordings of form {FORM}, which hold what outlives formats; "
+            "name a commit whose tests/golden does"
+        )
+    if not Path(answer["package"]).is_relative_to(tree):
+        raise ValueError(f"BEFORE: {name!r} imported {answer['package']}, which is not below {tree}")
+
+
+def drive(tree: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the driver of a tree, with the package of that tree."""
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-m", "tests.golden", *arguments]
+    return subprocess.run(
+        command, cwd=tree, env=environment, check=check, text=True, capture_output=arguments == ("form",)
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     what = parser.add_subparsers(dest="what", required=True)
-    recording = what.add_parser("record", help="make all runs")
-    recording.add_argument("out", type=Path)
-    recording.add_argument(
-        "--checkpoints", type=Path, help="go on from the checkpoints of this recording, not one's own"
-    )
-    comparing = what.add_parser("compare", help="whether two recordings are the same; exit status 1 where not")
+    what.add_parser("form", help="say what recordings this driver makes, and of which package, as JSON")
+    recording = what.add_parser("record", help="make recordings")
+    recording.add_argument("out", type=Path, help="folder for them")
+    recording.add_argument("cases", nargs="*", metavar="case", help=f"any of {', '.join(CASES)} (default: all)")
+    comparing = what.add_parser("compare", help="compare two folders of recordings; exit status 1 if they differ")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
-    what.add_parser("against", help="both, with a commit's code and the present one").add_argument("commit")
-    arguments = parser.parse_args()
-    if arguments.what == "against":
-        return 1 if against(arguments.commit) else 0
-    if arguments.what == "record":
-        record(arguments.out, arguments.checkpoints)
+    what.add_parser("against", help="record with a commit and with the present code, and compare").add_argument(
+        "commit"
+    )
+    options = parser.parse_args()
+    if options.what == "form":
+        print(json.dumps({"form": FORM, "package": gravac.__file__}))
         return 0
-    return 1 if compare(arguments.before, arguments.after) else 0
+    if options.what == "record":
+        record(options.out, options.cases or CASES)
+        return 0
+    if options.what == "compare":
+        return 1 if compare(options.before, options.after) else 0
+    try:
+        return 1 if against(options.commit) else 0
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -1,98 +1,71 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two recordings are the same: every tensor bit for bit, every plain value through a written mapping.
+"""Whether two recordings are the same: tensors bit for bit, all else equal. What is in them does not matter here."""
 
-Sums that a step records (errors, energies, gains) agree within ``RECORDED``, as the way squares are summed may change.
-What was decided by them, and whatever else is in words or whole numbers, must be equal.
-"""
-
-import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gravac.checkpoint.state import TAKEN_FOR_ONE, with_named_numbers
-from tests.golden.runs import CASES
-
-RENAMED: Mapping[str, str] = {"worth": "efficiency"}
-"""Keys of before, wherever they stand in a checkpoint, by what they are called now."""
-
-MAPPING: Mapping[str, Callable[[Any], Any]] = {"gravac.version": lambda version: 3, "gravac.report": with_named_numbers}
-"""By its path in a checkpoint (``gravac.version``), what a plain value of before is now; others are unchanged."""
-
-RECORDED = 1e-6
-"""Largest relative difference of a recorded floating-point number."""
-
-UNPAIRED: frozenset[str] = frozenset(
-    {
-        "gravac.older_reports",
-        "gravac.report.numbers.left",
-        "gravac.ran.method",
-        "gravac.report.candidate.method",
-        *(f"gravac.{key}" for key in TAKEN_FOR_ONE),
-    }
-)
-"""Paths of a checkpoint that stand on one side alone: reports of executors with a longer latency are new, what only a
-device knows of residuals, the name that people are shown of a candidate, and what has torch.distributed.checkpoint
-refuse a state."""
-
-
-def differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """Every path at which two recordings differ, with what stands there."""
-    where = re.sub(r"^(checkpoint|end)\.", "", path)
-    if where in MAPPING:
-        before = MAPPING[where](before)
-    if isinstance(before, torch.Tensor):
-        same = (
-            isinstance(after, torch.Tensor) and before.dtype == after.dtype and torch.equal(_bits(before), _bits(after))
-        )
-        return [] if same else [f"{path}: tensors differ"]
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        before = {RENAMED.get(key, key): one for key, one in before.items()}
-        keys = sorted({*before, *after}, key=str)
-        found = []
-        for key in keys:
-            at = f"{path}.{key}" if path else str(key)
-            if key not in after or key not in before:
-                found += (
-                    []
-                    if re.sub(r"^(checkpoint|end)\.", "", at) in UNPAIRED
-                    else [f"{at}: only {'before' if key in before else 'after'}"]
-                )
-            else:
-                found += differences(before[key], after[key], at)
-        return found
-    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
-        if len(before) != len(after):
-            return [f"{path}: {len(before)} entries before, {len(after)} after"]
-        pairs = enumerate(zip(before, after, strict=True))
-        return [line for at, (one, other) in pairs for line in differences(one, other, f"{path}[{at}]")]
-    same = before == after or (before != before and after != after) or _recorded_alike(path, before, after)
-    return [] if same else [f"{path}: {before!r} before, {after!r} after"]
+SHOWN = 20
+"""Most differences of a case that are printed."""
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print what differs; the number of differences."""
-    found = 0
-    for case in CASES:
-        ranks = zip(torch.load(before / f"{case}.pt"), torch.load(after / f"{case}.pt"), strict=True)
-        lines = [f"rank {rank}: {line}" for rank, (one, other) in enumerate(ranks) for line in differences(one, other)]
-        same = f"tensors the same, bit for bit; recorded numbers within {RECORDED:g}"
-        print(f"{case}: {same if not lines else f'{len(lines)} differences'}")
-        for line in lines[:20]:
+    """Compare the recordings in two folders, print what differs, and return the number of differences.
+
+    A case that only one side recorded is a difference; so are two folders without recordings.
+    """
+    cases = sorted({file.stem for folder in (before, after) for file in folder.glob("*.pt")})
+    if not cases:
+        print("no recordings")
+        return 1
+    total = 0
+    for case in cases:
+        sides = {"before": before / f"{case}.pt", "after": after / f"{case}.pt"}
+        there = [side for side, file in sides.items() if file.exists()]
+        if len(there) == 1:
+            lines = [f"recorded {there[0]} only"]
+        else:
+            lines = differences(*(torch.load(file, weights_only=True) for file in sides.values()))
+        print(f"{case}: {f'{len(lines)} differences' if lines else 'the same, bit for bit'}")
+        for line in lines[:SHOWN]:
             print(f"  {line}")
-        found += len(lines)
-    return found
+        total += len(lines)
+    return total
 
 
-def _recorded_alike(path: str, before: Any, after: Any) -> bool:
-    """Whether these are two floats, recorded by gravac, that are close; losses must be equal."""
-    floats = isinstance(before, float) and isinstance(after, float)
-    return floats and "gravac" in path and math.isclose(before, after, rel_tol=RECORDED)
+def differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Return a line for each place where two recordings differ, with its path."""
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        if (before.dtype, before.shape) != (after.dtype, after.shape):
+            return [f"{path}: {_form(before)} before, {_form(after)} after"]
+        unlike = int((_bits(before) != _bits(after)).any(dim=-1).sum())
+        return [f"{path}: {unlike} of {before.numel()} elements differ"] if unlike else []
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        lines = []
+        for key in sorted({*before, *after}, key=str):
+            at = f"{path}/{key}" if path else str(key)
+            if key in before and key in after:
+                lines += differences(before[key], after[key], at)
+            else:
+                lines.append(f"{at}: {'before' if key in before else 'after'} only")
+        return lines
+    if isinstance(before, list) and isinstance(after, list):
+        pairs = enumerate(zip(before, after, strict=False))
+        lines = [line for at, (one, other) in pairs for line in differences(one, other, f"{path}[{at}]")]
+        if len(before) != len(after):
+            lines.append(f"{path}: {len(before)} entries before, {len(after)} after")
+        return lines
+    same = type(before) is type(after) and (before == after or (before != before and after != after))
+    return [] if same else [f"{path}: {before!r} before, {after!r} after"]
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {[*tensor.shape]}"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1)
+    """Return a tensor's bytes, ``[elements, bytes of an element]``."""
+    return tensor.contiguous().view(-1, 1).view(torch.uint8)

@@ -1,108 +1,118 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The five runs: three real DDP ranks over gloo, several buckets, a checkpoint on the way, everything kept."""
+"""Record the runs: each once without a stop, and once stopped, saved and resumed by new objects."""
 
+import io
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from gravac import AdaptiveCompressor, Goodput, GraVAC, Static, ladder, powersgd, quantize, topk, topkc
-from tests.golden.script import scripted
+from gravac.exchange.lockstep import Lockstep
+from tests.golden.cases import CASES, Case
+from tests.golden.ranks import Net, Plain
+from tests.golden.script import Script, scripted
 from tests.ranks import processes
 
 RANKS = 3
-STEPS = 40
-MORE = 20
-"""Steps after the checkpoint."""
 
-CASES: dict[str, dict[str, Any]] = {
-    "topk-gravac": {"base": topk, "cf_range": (10, 1000), "controller": GraVAC(window=4)},
-    "ladder-goodput": {"base": ladder, "cf_range": (2, 1000), "controller": Goodput(window=5)},
-    "powersgd-static": {"base": powersgd, "cf_range": (2, 100), "controller": Static(cf=8)},
-    "one-bit-static": {"base": quantize(1), "cf_range": (32, 32), "controller": Static(cf=32)},
-    "topkc-by-gain": {
-        "base": topkc,
-        "cf_range": (2, 100),
-        "controller": Static(cf=16),
-        "allocation": "by_gain",
-        "survey_every": 6,
-    },
-}
+LATENCY = 3
+"""Most exchanges from a measurement to its decision, see ``Executor``."""
+
+ELEMENTS = sum(parameter.numel() for parameter in Net().parameters())
 
 
-class Net(torch.nn.Module):
-    """Convolutions, tables, wide and narrow matrices: some 150,000 elements, with tensors that are sent dense."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table = torch.nn.Embedding(200, 64)
-        self.conv = torch.nn.Conv1d(64, 96, 3, padding=1)
-        self.norm = torch.nn.LayerNorm(96)
-        self.wide = torch.nn.Linear(96, 512)
-        self.narrow = torch.nn.Linear(512, 96)
-        self.out = torch.nn.Linear(96, 200)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        seen = self.norm(self.conv(self.table(x).transpose(1, 2)).transpose(1, 2))
-        predicted: torch.Tensor = self.out(seen + self.narrow(self.wide(seen).relu()))
-        return predicted
-
-
-def loss_of(ddp: DistributedDataParallel, rank: int, step: int) -> torch.Tensor:
-    g = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randint(0, 200, (4, 17), generator=g)
-    return torch.nn.functional.cross_entropy(ddp(x[:, :-1]).flatten(0, 1), (3 * x[:, 1:].flatten() + 1) % 200)
-
-
-def trained(
-    rank: int, case: str, checkpoint: dict[str, Any] | None, steps: range
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train from the start or from a checkpoint: what came of it, and a checkpoint of its end."""
-    ddp = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    with scripted(rank), AdaptiveCompressor(**CASES[case]) as compressor:
-        if checkpoint is not None:
-            ddp.module.load_state_dict(checkpoint["model"])
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            compressor.load_state_dict(checkpoint["gravac"])
-        compressor.attach(ddp, optimizer)
-        for step in steps:
-            optimizer.zero_grad()
-            loss = loss_of(ddp, rank, step)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        at_end = {
-            "model": {name: tensor.clone() for name, tensor in ddp.module.state_dict().items()},
-            "optimizer": _copied(optimizer.state_dict()),
-            "gravac": _copied(compressor.state_dict()),
-        }
-    return {"losses": torch.stack(losses)}, at_end
-
-
-def recorded(rank: int, world: int, case: str, folder: str) -> dict[str, Any]:
-    """One rank of a run; with ``folder``, what follows the checkpoint starts from the one that lies there."""
-    begun, checkpoint = trained(rank, case, None, range(STEPS))
-    given = torch.load(Path(folder) / f"{case}.pt", weights_only=True)[rank]["checkpoint"] if folder else checkpoint
-    more, end = trained(rank, case, _copied(given), range(STEPS, STEPS + MORE))
-    return {"losses": begun["losses"], "checkpoint": checkpoint, "more": more["losses"], "end": end}
-
-
-def record(out: Path, checkpoints: Path | None) -> None:
-    """Make all runs; one file each, a list with an entry per rank."""
+def record(out: Path, cases: Iterable[str]) -> None:
+    """Record cases, one file each: a recording of each rank, by name."""
     out.mkdir(parents=True, exist_ok=True)
-    for case in CASES:
-        torch.save(processes(recorded, RANKS, case, str(checkpoints or "")), out / f"{case}.pt")
-        print(case, flush=True)
+    for name in cases:
+        began = time.monotonic()
+        by_process = processes(recorded, 1 if CASES[name].in_memory else RANKS, name)
+        ranks = [recording for recordings in by_process for recording in recordings]
+        torch.save({f"rank {rank}": recording for rank, recording in enumerate(ranks)}, out / f"{name}.pt")
+        decided = ranks[0]["uninterrupted"]["decided"]
+        changes = sum(decision["changed"] for decision in decided)
+        took = time.monotonic() - began
+        print(f"{name}: recorded, {len(decided)} decisions, {changes} of them changes ({took:.0f} s)", flush=True)
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
+def recorded(rank: int, world: int, name: str) -> list[Plain]:
+    """Return a recording of each rank in this process, ``rank`` alone unless the ranks are in memory."""
+    case = CASES[name]
+    end = case.steps + case.more
+    with scripted(ELEMENTS) as script:
+        whole = Run(case, rank, script)
+        whole.train(range(end))
+        uninterrupted = whole.results()
+    with scripted(ELEMENTS) as script:
+        stopped = Run(case, rank, script)
+        stopped.train(range(case.steps))
+        saved = stopped.save()
+        beginnings = stopped.end()
+    del whole, stopped
+    with scripted(ELEMENTS) as script:
+        more = Run(case, rank, script, saved)
+        more.train(range(case.steps, end))
+        resumed = more.results()
+    for beginning, rest in zip(beginnings, resumed, strict=True):
+        rest["losses"] = torch.cat([beginning["losses"], rest["losses"]])
+        # a checkpoint may have the clocks of exchanges that ranks had not agreed on, and so their records, or not
+        last = max((candidate["step"] for candidate in beginning["ran"]), default=0) + LATENCY
+        rest["ran"] = beginning["ran"] + [candidate for candidate in rest["ran"] if candidate["step"] > last]
+    pairs = zip(uninterrupted, resumed, strict=True)
+    return [{"uninterrupted": without, "resumed": with_stop} for without, with_stop in pairs]
+
+
+class Run:
+    """The ranks of a case that are in this process, as they train.
+
+    Args:
+        case: what they train.
+        rank: number of the only rank, unless the ranks are in memory.
+        script: answers for clocks.
+        saved: what a stopped run saved; nothing starts anew.
+    """
+
+    def __init__(self, case: Case, rank: int, script: Script, saved: bytes = b"") -> None:
+        checkpoint = torch.load(io.BytesIO(saved), weights_only=True) if saved else {"made": {}, "ranks": {}}
+        self._case, self._script = case, script
+        script.made = checkpoint["made"]
+        self._lockstep = Lockstep(RANKS, latency=LATENCY, host_looks=False, seconds=1e-3) if case.in_memory else None
+        executors = {rank: None} if self._lockstep is None else dict(enumerate(self._lockstep.executors))
+        self._ranks = {
+            number: case.rank(number, case.settings, case.optimizer, executor, checkpoint["ranks"].get(number))
+            for number, executor in executors.items()
+        }
+        self._losses: list[torch.Tensor] = []
+
+    def train(self, steps: range) -> None:
+        """Make steps, by their numbers."""
+        ranks = self._ranks.values()
+        for step in steps:
+            if step == self._case.falls_at:
+                for rank in ranks:
+                    rank.optimizer.param_groups[0]["lr"] /= 10
+            self._losses.append(torch.stack([rank.leave(step) for rank in ranks]))
+            if self._lockstep is not None:
+                self._lockstep.run()
+            for rank in ranks:
+                rank.arrive()
+
+    def save(self) -> bytes:
+        """Return a file of all that another run resumes from."""
+        file = io.BytesIO()
+        states = {number: rank.state_dict() for number, rank in self._ranks.items()}
+        torch.save({"made": self._script.made, "ranks": states}, file)
+        return file.getvalue()
+
+    def results(self) -> list[Plain]:
+        """Return what each rank came to, and end them."""
+        finals = [rank.final() for rank in self._ranks.values()]
+        return [{**final, **end} for final, end in zip(finals, self.end(), strict=True)]
+
+    def end(self) -> list[Plain]:
+        """Close what compresses; return the losses and decisions of each rank."""
+        losses = torch.stack(self._losses, dim=1)
+        ends = [rank.end() for rank in self._ranks.values()]
+        return [{"losses": own, **end} for own, end in zip(losses, ends, strict=True)]

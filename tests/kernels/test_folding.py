@@ -12,11 +12,13 @@ from gravac import Compressor, dense, kernels, ladder, quantize, topkc
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
+from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors.ladder import wire_ratio
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.topkc import TopKC
 from gravac.exchange import memory
+from gravac.measurement import LocalMeasurement
 from tests.kernels import DEVICE
 from tests.kernels import kernels as need_kernels
 from tests.kernels.test_quantize import Launches
@@ -25,7 +27,7 @@ need_kernels("quantize")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of what is divided by zero
 
-MASKED: Any = SimpleNamespace(judge=lambda finite: finite, masked=True)
+MASKED: Any = SimpleNamespace(judge=lambda finite: finite, host_looks=False)
 """Of an executor, what says that the host must not look."""
 
 SHAPES = ((40, 30), (7, 33), (5,))
@@ -59,7 +61,7 @@ class Ranks:
         running = []
         for averager, mine in zip(self.averagers, outs, strict=True):
             pieces = [Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(mine)]
-            averager.begin(MASKED)
+            averager.measure(LocalMeasurement(step, Candidate(averager.base.name, self.cf, self.cf)), MASKED)
             running.append(averager.average(pieces, averager.plan(step, self.cf)))
         memory.run(running, [Ledger(len(outs)) for _ in outs])
         for averager in self.averagers:
@@ -126,8 +128,8 @@ def test_folded_in_the_kernel_or_before_it_all_is_the_same(
     # what a second coding adds is taken off what was sent, or what was sent and that off x: another rounding
     assert_same(ours.kept(), theirs.kept(), exact=base.name != "topkc" or world < 3)
     for averager, other in zip(ours.averagers, theirs.averagers, strict=True):
-        assert float(averager.stats.error) == pytest.approx(float(other.stats.error), rel=1e-4)
-        assert float(averager.stats.energy) == pytest.approx(float(other.stats.energy), rel=1e-4)
+        assert float(averager.measurement.error) == pytest.approx(float(other.measurement.error), rel=1e-4)
+        assert float(averager.measurement.energy) == pytest.approx(float(other.measurement.energy), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,8 @@ def test_a_gradient_that_is_not_finite_gives_nan_everywhere_and_moves_nothing(
     else:
         assert_same(ranks.kept(), before)
     for averager in ranks.averagers:
-        assert not bool(averager.stats.finite)
-        assert float(averager.stats.error) == float(averager.stats.energy) == 0.0
+        assert not bool(averager.measurement.finite)
+        assert float(averager.measurement.error) == float(averager.measurement.energy) == 0.0
     assert all(out.isfinite().all() for outs in ranks.step(8) for out in outs)
 
 

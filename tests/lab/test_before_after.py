@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A commit against HEAD: what is made of pairs of turns, and where it is published. Taking them takes minutes."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,16 @@ def row() -> dict[str, Any]:
     return {**made, "before": "1" * 40, "after": "2" * 40, "steps": 7}
 
 
+def tree_with(driver: str, tree: Path) -> Path:
+    """Return a worktree with a driver of its own."""
+    package = (tree / before_after.DRIVER).parent
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (tree / before_after.DRIVER).write_text(driver)
+    return tree
+
+
 def test_turns_alternate_so_that_drift_meets_both_sides() -> None:
     sides = [side for sides in before_after.order(4) for side in sides]
     assert sides == ["before", "after", "after", "before"] * 2
@@ -40,27 +49,44 @@ def test_what_is_compared_is_each_pair_of_turns() -> None:
 
 
 def test_sides_take_turns_and_a_rank_that_fails_is_told_of(tmp_path: Path) -> None:
-    (tmp_path / "one_side.py").write_text(ECHO)
-    with before_after.Side(tmp_path, tmp_path) as side:
+    tree = tree_with(ECHO, tmp_path / "tree")
+    with before_after.Side(tree, tmp_path) as side:
         assert side.workloads() == ["a step"]
         assert side.tell("run 3") == {"seconds": 3}
         with pytest.raises(RuntimeError, match="rank 0 failed, or hung:\nno such word"):
             side.tell("fail")
 
 
-def test_an_unknown_commit_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ValueError, match="git knows no commit 'nosuchcommit'"):
-        before_after.commit("nosuchcommit")
+def test_each_side_runs_the_driver_of_its_own_worktree(tmp_path: Path) -> None:
+    for name in before_after.SIDES:
+        tree = tree_with(ECHO.replace("a step", f"a step of {name}"), tmp_path / name)
+        with before_after.Side(tree, tmp_path) as side:
+            assert side.workloads() == [f"a step of {name}"]
 
 
-def test_a_worktree_is_gone_also_when_what_it_was_for_is_stopped(tmp_path: Path) -> None:
-    place = tmp_path / "code"
-    with pytest.raises(KeyboardInterrupt), before_after.worktree(place, before_after.commit("HEAD")):
-        assert (place / "gravac" / "__init__.py").exists()
-        raise KeyboardInterrupt
-    known = subprocess.run(["git", "worktree", "list"], cwd=before_after.ROOT, capture_output=True, text=True).stdout
-    assert not place.exists()
-    assert str(place) not in known
+def test_a_driver_that_imports_the_package_of_another_commit_is_refused(tmp_path: Path) -> None:
+    tree = tree_with(ECHO.replace('os.path.abspath("x")', '"/elsewhere/gravac"'), tmp_path / "tree")
+    with (
+        before_after.Side(tree, tmp_path) as side,
+        pytest.raises(RuntimeError, match="a rank imported /elsewhere/gravac"),
+    ):
+        side.workloads()
+
+
+def test_a_commit_without_a_driver_is_refused(tmp_path: Path) -> None:
+    before_after.check_drivers({"after": tree_with(ECHO, tmp_path / "after")})
+    with pytest.raises(ValueError, match=r"BEFORE: its commit has no tests/measure/one_side\.py"):
+        before_after.check_drivers({"before": tmp_path})
+
+
+def test_a_workload_that_only_one_side_knows_is_skipped_with_a_word() -> None:
+    workloads = {"before": ["dense", "by gain", "topk"], "after": ["topk", "outer", "dense"]}
+    assert before_after.shared(workloads) == (
+        ["topk", "dense"],
+        ["skipped by gain: only the driver of before knows it", "skipped outer: only the driver of after knows it"],
+    )
+    with pytest.raises(ValueError, match="no workload in common"):
+        before_after.shared({"before": ["by gain"], "after": ["outer"]})
 
 
 def test_the_document_has_a_section_only_once_there_is_a_record(

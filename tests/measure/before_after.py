@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a step takes longer than before: one commit against HEAD, taking turns every second.
 
-Each side is a process group of two gloo ranks on loopback, one thread each, with the package of one commit. Both live
-at the same time and train the same workloads (``tests.measure.one_side``), but never at once: a turn of some steps of
-one, then of the other, in the order before, after, after, before, while the other side waits for a word. So what drifts
-on the machine from second to second meets both. What is compared is each pair of turns: the ratio of two median step
-times.
+Each side is a process group of two gloo ranks on loopback, one thread each, with the package of one commit and with
+that commit's own driver, ``tests/measure/one_side.py``, which says what lines the two sides share. Both live at the
+same time and train the same workloads, but never at once: a turn of some steps of one, then of the other, in the order
+before, after, after, before, while the other side waits for a word. So what drifts on the machine from second to second
+meets both. What is compared is each pair of turns: the ratio of two median step times. A workload that only one side's
+driver knows is skipped.
 
     python -m tests.measure.before_after BEFORE [--json FILE] [--pairs N] [--steps N]
 
@@ -17,7 +18,6 @@ What is not committed is not measured. Workloads that are complete are kept when
 import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -25,15 +25,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from gravac.lab.training.run import MALLOC
-from tests.measure import one_side, results
+from tests.measure import results
+from tests.worktrees import commit, worktree
 
-ROOT = Path(__file__).parents[2]
+DRIVER = Path("tests", "measure", "one_side.py")
+"""Where a commit has its driver."""
 
 WORLD = 2
 
@@ -47,9 +49,9 @@ Pair = dict[str, float]
 
 SECTION = """## A step, before and after: `make measure-before-after BEFORE=<commit>`
 
-Two gloo ranks on loopback, one thread each, for either commit. Both live at once and train in turns of some steps, in
-the order before, after, after, before; medians over turns of a turn's median step, and of the ratio of the two turns of
-a pair with its 95 % bootstrap interval.
+Two gloo ranks on loopback, one thread each, for either commit, by its own driver. Both live at once and train in turns
+of some steps, in the order before, after, after, before; medians over turns of a turn's median step, and of the ratio
+of the two turns of a pair with its 95 % bootstrap interval.
 
 <!-- table before_after: begin -->
 
@@ -84,40 +86,12 @@ def summarize(what: str, pairs: list[Pair], wire_ratios: list[float]) -> dict[st
     }
 
 
-def commit(name: str) -> str:
-    """Return the full hash of a commit.
-
-    Raises:
-        ValueError: git knows no such commit.
-    """
-    found = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if found.returncode:
-        raise ValueError(f"BEFORE: git knows no commit {name!r}; name one, such as BEFORE=HEAD~3")
-    return found.stdout.strip()
-
-
-@contextmanager
-def worktree(folder: Path, of: str) -> Iterator[Path]:
-    """Check a commit out into a new folder; it is gone afterwards, also from git's list."""
-    git = ["git", "-C", str(ROOT), "worktree"]
-    try:
-        subprocess.run([*git, "add", "--quiet", "--detach", str(folder), of], check=True)
-        yield folder
-    finally:
-        subprocess.run([*git, "remove", "--force", str(folder)], check=False)
-
-
 class Side:
-    """Ranks that train with the package of one worktree when they are told to; a context manager that ends them.
+    """Ranks that train as the driver of a worktree has them train; a context manager that ends them.
 
     Args:
         code: the worktree.
-        folder: holds the driver; the side's files go into a folder below it.
+        folder: holds a folder of the ranks' files.
     """
 
     def __init__(self, code: Path, folder: Path) -> None:
@@ -126,14 +100,14 @@ class Side:
     def __enter__(self) -> "Side":
         self._place = Path(tempfile.mkdtemp(dir=self._folder))
         environment = {**MALLOC, **os.environ, "PYTHONPATH": str(self._code), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(self._folder / "one_side.py")]
+        command = [sys.executable, "-m", ".".join(DRIVER.with_suffix("").parts)]
         self._ranks: list[subprocess.Popen[str]] = []
         for rank in range(WORLD):
             with self._log(rank).open("w") as log:
                 self._ranks.append(
                     subprocess.Popen(
                         [*command, str(rank), str(WORLD), str(self._place)],
-                        cwd=self._place,
+                        cwd=self._code,
                         env=environment,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
@@ -192,24 +166,50 @@ def _pipe(end: IO[str] | None) -> IO[str]:
     return end
 
 
+def shared(workloads: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
+    """Return the workloads that both sides train, in the order of after, and a line for each that is skipped.
+
+    Args:
+        workloads: names of what each side's driver can train.
+
+    Raises:
+        ValueError: they have none in common.
+    """
+    both = [name for name in workloads["after"] if name in workloads["before"]]
+    if not both:
+        raise ValueError("BEFORE: its driver and HEAD's have no workload in common")
+    skipped = [
+        f"skipped {name}: only the driver of {side} knows it"
+        for side in SIDES
+        for name in workloads[side]
+        if name not in both
+    ]
+    return both, skipped
+
+
 def measure(before: str, pairs: int, steps: int, path: str | None) -> results.Rows:
-    """Time every workload, telling of each; keep the rows after each; return them.
+    """Time every workload that both sides have, telling of each; keep the rows after each; return them.
 
     Args:
         before: hash of the commit to compare HEAD with.
         pairs: pairs of turns of each workload.
         steps: steps of a turn.
         path: where rows are kept; ``None`` keeps none.
+
+    Raises:
+        ValueError: a commit has no driver, or the two have no workload in common.
     """
     hashes = {"before": before, "after": commit("HEAD")}
     rows: results.Rows = []
     began = time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        shutil.copy(one_side.__file__, folder / "one_side.py")  # alone: beside tests/measure it would import that
         code = {name: stack.enter_context(worktree(folder / name, of)) for name, of in hashes.items()}
+        check_drivers(code)
         sides = {name: stack.enter_context(Side(at, folder)) for name, at in code.items()}
-        workloads, *_ = [side.workloads() for side in sides.values()]
+        workloads, skipped = shared({name: side.workloads() for name, side in sides.items()})
+        for line in skipped:
+            print(line, file=sys.stderr)
         try:
             for what in workloads:
                 row = _timed(what, sides, pairs, steps)
@@ -221,6 +221,17 @@ def measure(before: str, pairs: int, steps: int, path: str | None) -> results.Ro
         except KeyboardInterrupt:
             print(f"stopped: {len(rows)} of {len(workloads)} workloads are complete", file=sys.stderr)
     return rows
+
+
+def check_drivers(code: Mapping[str, Path]) -> None:
+    """Refuse a side whose worktree has no driver: another copy of the file would drive it.
+
+    Raises:
+        ValueError: a side has none.
+    """
+    for name, tree in code.items():
+        if not (tree / DRIVER).exists():
+            raise ValueError(f"{name.upper()}: its commit has no {DRIVER}; name a commit that has")
 
 
 def _timed(what: str, sides: dict[str, Side], pairs: int, steps: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ goes on where it was.
 import itertools
 from collections.abc import Iterable
 
-from gravac.outer.settings import MIXING
+from gravac.policy import MIXING
 from tests.measure import outer_costs
 from tests.measure.outer_costs import Case
 from tests.measure.outer_efficiency import SETUPS, TUNED_ON

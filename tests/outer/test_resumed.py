@@ -146,18 +146,6 @@ def test_a_search_that_starts_anew_as_nothing_measured_can_be_chosen_any_more_sa
     assert equal(again.anchors)
 
 
-def test_a_state_from_before_candidates_were_kept_loads_and_tells_what_it_lacks() -> None:
-    first = before()
-    states = [saved(outer.state_dict()) for outer in first.outer]
-    for state in states:
-        del state["outer"]["candidates"], state["outer"]["rounds"]["compute_s"]
-    again, (restored, _) = taken_up(states)
-    assert {one.delay for one in restored.state.candidates} == {0}
-    (record,) = restored.history[len(first.outer[0].history) :]
-    assert "restored with other candidates, without" in record.reason
-    assert equal(again.train(5).anchors)
-
-
 # over gloo
 
 SLOW: dict[str, Any] = {

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -71,28 +70,6 @@ def test_constraints_pin_exactly_and_once_for_a_python() -> None:
     keys = [(pin[1].lower().replace("_", "-"), pin[3]) for pin in pins if pin]
     assert len(set(keys)) == len(keys)
     assert ("torch", None) in keys
-
-
-def test_imports_go_down_only() -> None:
-    layers = [
-        "settings", "guarded", "texts", "live", "entry_points", "candidate", "collectives", "compressors", "kernels",
-        "costmodel", "exchange", "averaging", "telemetry", "controllers", "policy", "stepping", "integrations",
-        "checkpoint", "adaptive", "outer", "conformance", "frameworks", "replay", "lab", "commands", "cli",
-    ]  # fmt: skip
-    frameworks = {"frameworks", "lightning_hooks", "lightning", "pytorch_lightning", "accelerate", "transformers"}
-
-    def layer(parts: Sequence[str]) -> int:
-        """The integrations of training frameworks know no more of gravac than its users do."""
-        above = parts[0] == "integrations" and not frameworks.isdisjoint(parts[1:2])
-        return layers.index("frameworks" if above else parts[0])
-
-    for path in sorted((ROOT / "gravac").rglob("*.py")):
-        parts = path.relative_to(ROOT / "gravac").with_suffix("").parts
-        if parts[0] in ("__init__", "__main__"):
-            continue
-        for imported in re.findall(r"^(?:from|import) gravac\.([\w.]+)", path.read_text(), re.MULTILINE):
-            below = layer(imported.split(".")) <= layer(parts)
-            assert below, f"{'.'.join(parts)} imports gravac.{imported}, which is above it"
 
 
 def test_the_example_runs(tmp_path: Path) -> None:

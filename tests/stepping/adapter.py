@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from gravac import AdaptiveCompressor
-from gravac.stepping.door import Door
+from gravac.stepping.engine import Engine
 
 
 class Averaged:
@@ -19,7 +19,7 @@ class Averaged:
         door: opens the compressor's door on these parameters; ``compressor.door``, if need be with an executor.
     """
 
-    def __init__(self, module: torch.nn.Module, door: Callable[[dict[str, torch.Tensor]], Door]) -> None:
+    def __init__(self, module: torch.nn.Module, door: Callable[[dict[str, torch.Tensor]], Engine]) -> None:
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.door = door(self.parameters)
 

@@ -28,7 +28,6 @@ from gravac.exchange.group import GroupTransport
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened, open_executor
 from gravac.exchange.streams import StreamExecutor
-from gravac.replay.admission import admit_recorded
 from gravac.stepping import codec_timing
 from gravac.stepping.admission import Admission, admit, averager_of
 from gravac.stepping.codec_timing import BUDGET, ELEMENTS, REPEATS, WARM, time_codecs, typical
@@ -216,15 +215,6 @@ def test_a_sample_is_of_the_shape_that_most_elements_have_and_bounded(shapes: li
     assert sample == typical(forms)
 
 
-@pytest.mark.parametrize("timed", [False, True])
-def test_a_replay_has_what_the_run_was_told(timed: bool) -> None:
-    """And times nothing itself."""
-    policy = policy_of(ladder)
-    admission = admitted(policy, dict.fromkeys(cfs_of(policy), 3e-9) if timed else {})
-    again = admit_recorded(RunRecord(policy.plain(), 3, *admission), policy)
-    assert list(map(repr, again)) == list(map(repr, admission))
-
-
 # over real process groups
 
 Numbers = dict[float, float]
@@ -302,7 +292,7 @@ def trained(rank: int, world: int, passes: float | None) -> tuple[str, str, list
     with AdaptiveCompressor(topk, sinks=[records.append], dense_below=16) as compressor:
         compressor.attach(ddp, optimizer)
         train(ddp, optimizer, rank, range(2))
-        candidates, ran = repr(compressor._steps.candidates), str(compressor._steps.state.ran)
+        candidates, ran = repr(compressor._engine.deciding.candidates), str(compressor._engine.state.candidate)
     return candidates, ran, [record for record in records if isinstance(record, RunRecord)]
 
 

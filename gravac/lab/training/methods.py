@@ -35,7 +35,7 @@ from gravac import AdaptiveCompressor, Static
 from gravac.candidate import DENSE, Span
 from gravac.compressors import Compressor, dense
 from gravac.lab.training.expression import compressor, controller, settings
-from gravac.outer.settings import Exchanging
+from gravac.policy import RoundSettings
 from gravac.settings import Settings
 
 RANGE = (10.0, 1000.0)
@@ -57,7 +57,7 @@ _OUTER = re.compile(r"outer(?P<settings>\([^:]*\))?:(?P<base>[^@]+)(?:@(?P<low>[
 _TORCHFT = re.compile(r"torchft-(?P<name>diloco|localsgd)(?P<settings>\(.*\))?")
 
 
-class Between(Exchanging):
+class Between(RoundSettings):
     """Settings of outer steps, as they stand in a method's parentheses: when ranks exchange, and what they do with it.
 
     Attributes:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OuterOptimizer: ranks train on their own, and exchange every so many steps how far they came."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -21,12 +21,12 @@ from gravac.integrations.ddp import learning_rate
 from gravac.live import Live
 from gravac.outer.anchors import Keeping
 from gravac.outer.buffers import Buffers
-from gravac.outer.candidates import check_chosen, choices, offered, widened
-from gravac.outer.fitting import check_outer, check_shares, loaded_or_as_before
-from gravac.outer.fragments import Fragment, in_fragments
+from gravac.outer.candidates import check_chosen
+from gravac.outer.fitting import check_outer, loaded_or_as_before
+from gravac.outer.fragments import in_fragments
 from gravac.outer.refusing import Refusals
+from gravac.outer.round_state import RoundState
 from gravac.outer.rounds import Rounds
-from gravac.outer.settings import MIXING, OuterSettings
 from gravac.outer.sgd import OuterSGD
 from gravac.outer.shares import Shares
 from gravac.outer.starting import (
@@ -39,10 +39,10 @@ from gravac.outer.starting import (
     share,
     trained,
 )
+from gravac.policy import MIXING, OuterSettings, Policy, RunSettings, beside
 from gravac.settings import SettingsError
-from gravac.stepping.admission import Admission
 from gravac.stepping.run_state import RunState
-from gravac.telemetry.records import DecisionRecord
+from gravac.telemetry.records import DecisionRecord, Sink
 
 Outer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of its parameters, the anchors."""
@@ -82,8 +82,7 @@ class OuterOptimizer(Live):
         process_group: ranks that exchange; ``None``: the default group.
         log_dir: folder for TensorBoard and JSONL logs; ``None`` writes nothing.
         executor: runs the exchange, in place of what the group asks for: of ranks in memory, ``exchange.lockstep``.
-        settings: any other of ``AdaptiveCompressor``'s but what is DDP's: ``error_feedback``,
-            ``dense``, ``seed``, ``sinks`` ...
+        window: this and all further arguments are those of ``AdaptiveCompressor``.
 
     Raises:
         SettingsError: a setting is wrong; the message names it, its value and what is allowed.
@@ -117,7 +116,7 @@ class OuterOptimizer(Live):
         base: Compressor | str = ladder,
         cf_range: tuple[float, float] = (2, 1000),
         every: int | tuple[int, int] = (1, 100),
-        controller: Controller[Any] | str = "goodput",
+        controller: Controller[Any] | str | None = None,
         outer: Outer = OuterSGD,
         fragments: int = 1,
         delay: int | Literal["auto"] = "auto",
@@ -130,21 +129,62 @@ class OuterOptimizer(Live):
         process_group: dist.ProcessGroup | None = None,
         log_dir: str | Path | None = None,
         executor: Executor | None = None,
-        **settings: Any,
+        window: int | None = None,
+        epsilon: float | None = None,
+        omega: float | None = None,
+        step: str | None = None,
+        error_feedback: float | None = None,
+        dense: str = "float32",
+        sixteen_bit: bool = True,
+        release: float = 1.0,
+        residual_dtype: str = "float32",
+        dense_below: int = 1024,
+        seed: int = 0,
+        samples_per_step: float | None = None,
+        steps_per_epoch: int | None = None,
+        sinks: Sequence[Sink] = (),
+        pace: float | None = None,
+        history: int = 1000,
     ) -> None:
-        given: dict[str, Any] = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
-        given |= {"by_speed": by_speed, "samples": samples, "anchor_dtype": anchor_dtype, "offload": offload}
-        given |= {"local_buffers": local_buffers}
-        self.settings = OuterSettings(**given)
-        settings |= {"controller": controller, "process_group": process_group, "log_dir": log_dir}
-        self._compressor = AdaptiveCompressor(base, cf_range, **settings)
-        self._controller = self._compressor.policy.controller
+        policy = Policy(
+            base=base,
+            cf_range=cf_range,
+            controller=beside(controller, {"window": window, "epsilon": epsilon, "omega": omega, "step": step}),
+            error_feedback=error_feedback,
+            dense=dense,
+            sixteen_bit=sixteen_bit,
+            release=release,
+            residual_dtype=residual_dtype,
+            dense_below=dense_below,
+            seed=seed,
+        )
+        self.settings = OuterSettings(
+            every=every,
+            fragments=fragments,
+            delay=delay,
+            mixing=mixing,
+            by_speed=by_speed,
+            samples=samples,
+            anchor_dtype=anchor_dtype,
+            offload=offload,
+            local_buffers=local_buffers,
+        )
+        settings = RunSettings(
+            policy=policy,
+            outer=self.settings,
+            samples_per_step=samples_per_step,
+            steps_per_epoch=steps_per_epoch,
+            history=history,
+            log_dir=log_dir,
+            pace=pace,
+        )
+        self._compressor = AdaptiveCompressor.from_settings(settings, sinks, process_group)
         refuse_wrapped(module)
         if executor is None:
             # before the ranks share weights, which hangs where shapes differ, and before what one alone may refuse
             texts = {**self._compressor.shared_settings(), **same_on_all_ranks(module, self.settings)}
             check_alike(texts, device_of(module), process_group)
-        check_chosen(self._controller, *self.settings.every)
+        check_chosen(self._compressor.policy.controller, *self.settings.every)
         parameters = trained(module, fragments)
         check_memory(module)
         watch = Watch(module, inner, parameters)
@@ -152,32 +192,25 @@ class OuterOptimizer(Live):
         if executor is None:
             share(module, process_group)
         self.inner = inner
-        self._compressor.refuse_by_group()
-        self._keeping = Keeping(anchor_dtype == "bfloat16", offload, self._compressor.policy.seed)
-        self._fragments = in_fragments(parameters, fragments, self._keeping)
+        keeping = Keeping(anchor_dtype == "bfloat16", offload, seed)
+        self._fragments = in_fragments(parameters, fragments, keeping)
         self._buffers = Buffers(module, self.settings.local_buffers)
         self._anchors = {name: anchor for fragment in self._fragments for name, anchor in fragment.anchors.items()}
-        with self._keeping.in_full(self._anchors, 0):
+        with keeping.in_full(self._anchors, 0):
             self.outer = outer(self._anchors.values())
         travelling = {name: like for fragment in self._fragments for name, like in fragment.like_pieces.items()}
         travelling |= self._buffers.parameters
-        told, same = self.settings.plain(), {"outer": described_optimizer(self.outer)}
-        self._engine = self._compressor.door(travelling, executor=executor, widen=self._widened, told=told, same=same)
-        shares = Shares(self._engine, by_speed, samples)
-        self._refusals = Refusals(self._fragments, self._buffers, inner)
-        self._rounds = Rounds(
-            self._engine,
+        same = {"outer": described_optimizer(self.outer)}
+        self._engine = self._compressor.door(travelling, executor=executor, same=same)
+        self._state = self._engine.state.outer = RoundState(
             self._fragments,
             self._buffers,
+            Shares(self._engine, by_speed, samples),
+            Refusals(self._fragments, self._buffers, inner),
             self.outer,
-            shares,
-            every=self.settings.every,
-            delay=self.settings.behind,
-            own=mixing,
-            refusals=self._refusals,
-            check_fits=watch.check,
+            inner,
         )
-        self._offered: list[list[Any]] = []  # compressor, CF, every and delay of each candidate, for checkpoints
+        self._rounds = Rounds(self._engine, self._state, self.settings.every, self.settings.behind, mixing, watch.check)
         self._closed = False
 
     def step(self) -> None:
@@ -264,7 +297,7 @@ class OuterOptimizer(Live):
     @property
     def steps_of_ranks(self) -> tuple[int, ...]:
         """Number of steps that each rank makes in the present round; none before the first."""
-        return self._rounds.shares.steps
+        return self._state.shares.steps
 
     @property
     def cf(self) -> float:
@@ -298,17 +331,17 @@ class OuterOptimizer(Live):
     @property
     def rounds(self) -> int:
         """Number of rounds so far."""
-        return self._rounds.ended
+        return self._state.ended
 
     @property
     def under_way(self) -> bool:
         """Whether something is under way, or not taken up yet."""
-        return self._rounds.under_way
+        return self._state.under_way
 
     @property
     def late(self) -> int:
         """Number of fragments, on this rank, that had not come when they were due and were taken up later."""
-        return self._rounds.late
+        return self._state.late
 
     @property
     def skipped(self) -> int:
@@ -316,7 +349,7 @@ class OuterOptimizer(Live):
 
         The same on all ranks if nothing is under way. On GPU streams the host knows of an exchange two rounds later.
         """
-        return self._refusals.skipped
+        return self._state.refusals.skipped
 
     # checkpoints, and the end
 
@@ -333,18 +366,8 @@ class OuterOptimizer(Live):
         """
         self._rounds.leave_now(learning_rate(self.inner))
         self._rounds.settle()
-        shared = self._compressor.state_dict()  # waits for what is on its way to the controller
-        self._rounds.read_verdicts()
-        mine = {
-            "candidates": self._offered,
-            "rounds": self._rounds.state_dict(),
-            "fragments": [fragment.state_dict() for fragment in self._fragments],
-            "buffers": self._buffers.state_dict(),
-            "optimizer": self.outer.state_dict(),
-            "inner": self.inner.state_dict(),
-            "refusals": self._refusals.state_dict(),
-        }
-        return {**shared, "outer": mine}
+        self._rounds.prepare_to_save()
+        return self._compressor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first step.
@@ -363,49 +386,18 @@ class OuterOptimizer(Live):
                 "load_state_dict: this OuterOptimizer has made steps already, and goes on from them; load into a new "
                 "one, before its first step"
             )
-        mine = state.get("outer") if isinstance(state, Mapping) else None
-        if mine is None:
+        plain = state.get("outer") if isinstance(state, Mapping) else None
+        if plain is None:
             raise SettingsError("outer: the state is an AdaptiveCompressor's, not an OuterOptimizer's")
-        check_outer(mine, self._fragments, self._buffers, self.outer, self.inner)
-        shares = mine["rounds"].get("shares")
-        if shares is not None:
-            check_shares(shares, state.get("world"))
+        check_outer(plain, self._state, state.get("world"))
         # the optimizers may refuse what they are given, and the compressor; all else was checked
         with loaded_or_as_before(self.outer, self.inner) as load:
-            load("outer/optimizer", self.outer, mine["optimizer"])  # brings what it keeps to the anchors' format
-            load("outer/inner", self.inner, mine["inner"])
-            self._compressor.load_state_dict({key: value for key, value in state.items() if key != "outer"})
-        of_others = state["world"] is None  # merged from another number of ranks: all begin a round at the anchor
-        parts: tuple[Fragment | Buffers, ...] = (*self._fragments, self._buffers)
-        for part, one in zip(parts, (*mine["fragments"], mine["buffers"]), strict=True):
-            part.load_state_dict(
-                {**one, "own": {**one["own"], **one["anchors"]}, "due": None, "left": {}} if of_others else one
-            )
-        self._refusals.load_state_dict(mine.get("refusals", {}))
-        reset = {"in_round": 0, "shares": None} if of_others else {}
-        self._rounds.load_state_dict({**mine["rounds"], **reset})
-        self._offered = mine.get("candidates", [])
+            load("outer/optimizer", self.outer, plain["optimizer"])  # brings what it keeps to the anchors' format
+            load("outer/inner", self.inner, plain["inner"])
+            self._compressor.load_state_dict(state)
+        self._state.restore(plain, of_other_ranks=state["world"] is None)
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again."""
         self._closed = True
         self._compressor.close()
-
-    def _widened(self, admission: Admission, compute_s: float | None) -> Admission:
-        """Let the controller choose how often, too."""
-        numbers, one = choices(*self.settings.every), self.settings
-        chooses = bool(getattr(self._controller, "chooses_every", False))
-        keeps_all, world = self._controller.keeps_all, self._engine.state.world
-        admission = widened(
-            admission,
-            numbers,
-            compute_s,
-            delay=one.behind,
-            keep_all=keeps_all,
-            fragments=one.fragments,
-            chooses=chooses,
-            world=world,
-            before=offered(self._offered),
-        )
-        self._offered = [[it.compressor, it.cf, it.every, it.delay] for it in admission.candidates]
-        return admission

@@ -1,0 +1,87 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the engine of a run from its settings: the one place where its parts meet."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gravac.averaging.average import Averager
+from gravac.averaging.plan import Form
+from gravac.exchange.link_probe import LinkProbe
+from gravac.outer.candidates import choices, offered, widened
+from gravac.outer.round_state import RoundState
+from gravac.policy import RunSettings
+from gravac.stepping.admission import Admission, admit, averager_of
+from gravac.stepping.deciding import Deciding, Reporting
+from gravac.stepping.engine import Engine
+from gravac.stepping.run_state import RunState
+from gravac.telemetry.records import Record
+
+
+@dataclass(slots=True)
+class RunAdmission:
+    """Admits a run's candidates when its first step begins.
+
+    Attributes:
+        settings: settings of the run.
+        averager: predicts what candidates send.
+        link: what the link was probed at; ``None``: that is not known.
+        coding: seconds of coding by CF, as timed where the gradients lie; see ``admit``.
+    """
+
+    settings: RunSettings
+    averager: Averager
+    link: LinkProbe | None = None
+    coding: Mapping[float, float] = field(default_factory=dict)
+
+    def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
+        """Admit candidates; see ``gravac.stepping.deciding.Admit``."""
+        policy, outer = self.settings.policy, self.settings.outer
+        admission = admit(policy, self.averager, forms, self.link, self.coding)
+        if outer is None:
+            return admission
+        rounds = state.outer
+        assert isinstance(rounds, RoundState)
+        admission = widened(
+            admission,
+            choices(*outer.every),
+            state.compute_s,
+            delay=outer.behind,
+            keep_all=policy.controller.keeps_all,
+            fragments=outer.fragments,
+            chooses=bool(getattr(policy.controller, "chooses_every", False)),
+            world=state.world,
+            before=offered(rounds.candidates),
+        )
+        rounds.candidates = [(it.compressor, it.cf, it.every, it.delay) for it in admission.candidates]
+        return admission
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The parts of a run that belong together.
+
+    Attributes:
+        engine: runs the steps.
+        admission: learns what is known of link and codecs when the executor is opened.
+    """
+
+    engine: Engine
+    admission: RunAdmission
+
+
+def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: Callable[[], None]) -> Built:
+    """Make the engine of a run.
+
+    Args:
+        settings: settings of the run.
+        emit: takes records; called by the executor.
+        open_executor: gives the engine an executor, when its first step begins at the latest.
+    """
+    averager = averager_of(settings.policy)
+    if settings.outer is not None:
+        averager.feedback.refuse_by_group()
+    admission = RunAdmission(settings, averager)
+    reporting = Reporting(settings.samples_per_step, settings.steps_per_epoch, settings.plain(), settings.history)
+    deciding = Deciding(settings.policy.controller, admission, emit, reporting)
+    return Built(Engine(averager, deciding, open_executor), admission)

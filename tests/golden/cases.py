@@ -1,0 +1,101 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The runs that are recorded, by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from gravac import Accordion, Goodput, GraVAC, Static, ladder, powersgd, quantize, topk
+from gravac.outer.sgd import OuterSGD
+from tests.golden.ranks import DDPRank, DoorRank, OuterRank, Rank
+
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run.
+
+    Attributes:
+        settings: settings of what compresses.
+        rank: how a rank trains.
+        optimizer: makes the optimizer of the model's parameters.
+        in_memory: whether the ranks are in one process, run as a device's streams run them: with the latency and the
+            masks of a host that must not wait.
+        steps: number of steps before the run is stopped.
+        more: number of steps after it is resumed.
+        falls_at: number of the step before which the learning rate falls to a tenth; ``None``: the rate stays.
+    """
+
+    settings: Mapping[str, Any]
+    rank: type[Rank] = DDPRank
+    optimizer: Any = SGD
+    in_memory: bool = False
+    steps: int = 40
+    more: int = 20
+    falls_at: int | None = None
+
+
+CASES: Mapping[str, Case] = {
+    "topk-gravac": Case({"base": topk, "cf_range": (10, 1000), "controller": GraVAC(window=4)}),
+    "ladder-goodput": Case({"base": ladder, "cf_range": (2, 1000), "controller": Goodput(window=5)}),
+    "powersgd-static": Case({"base": powersgd, "cf_range": (2, 100), "controller": Static(cf=8)}),
+    "one-bit-static": Case({"base": quantize(1), "cf_range": (32, 32), "controller": Static(cf=32)}),
+    "topk-accordion": Case(
+        {"base": topk, "cf_range": (4, 100), "controller": Accordion(eta=0.1, every=1, window=5), "steps_per_epoch": 5},
+        optimizer=partial(torch.optim.AdamW, lr=3e-3),
+        falls_at=33,
+    ),
+    "masked-topk-gravac": Case(
+        {"base": topk, "cf_range": (4, 400), "controller": GraVAC(window=3)}, rank=DoorRank, in_memory=True
+    ),
+    "masked-ladder-safe": Case(
+        {
+            "base": ladder,
+            "cf_range": (2, 1000),
+            "controller": GraVAC(window=3),
+            "overflow_safety": True,
+            "residual_dtype": "bfloat16",
+        },
+        rank=DoorRank,
+        in_memory=True,
+    ),
+    "outer-static": Case(
+        {"base": quantize(2), "cf_range": (2, 16), "controller": Static(cf=16), "every": 5, "delay": 0}, rank=OuterRank
+    ),
+    "outer-goodput": Case(
+        {"base": ladder, "controller": Goodput(window=5), "every": (1, 20), "delay": "auto"},
+        rank=OuterRank,
+        steps=150,
+        more=100,
+    ),
+    "outer-fragments": Case(
+        {
+            "base": topk,
+            "cf_range": (4, 100),
+            "controller": Static(cf=10),
+            "every": 5,
+            "delay": 2,
+            "fragments": 2,
+            "anchor_dtype": "bfloat16",
+            "outer": partial(OuterSGD, rate=0.7, momentum=0.9),
+        },
+        rank=OuterRank,
+    ),
+    "outer-masked": Case(
+        {
+            "base": topk,
+            "cf_range": (4, 400),
+            "controller": GraVAC(window=2),
+            "every": 2,
+            "delay": 1,
+            "outer": partial(OuterSGD, rate=0.7, momentum=0.9),
+        },
+        rank=OuterRank,
+        in_memory=True,
+    ),
+}
