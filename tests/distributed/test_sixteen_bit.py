@@ -95,8 +95,8 @@ def there_and_back(rank: int, world: int, resumed: bool) -> dict[str, Any]:
         "applied": applied,
         "kept": float(sum(r.double().norm() for r in (*kept["residual"].values(), *kept["releasing"].values()))),
         "ran": [asdict(record) for record in records if isinstance(record, StepRecord)],
-        "candidates": [str(candidate) for candidate in compressor._deciding.candidates],
-        "predicted": [candidate.wire_ratio for candidate in compressor._deciding.candidates],
+        "candidates": [str(candidate) for candidate in compressor._engine.deciding.candidates],
+        "predicted": [candidate.wire_ratio for candidate in compressor._engine.deciding.candidates],
     }
 
 

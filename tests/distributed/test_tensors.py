@@ -62,7 +62,7 @@ def summed(rank: int, world: int) -> tuple[Any, ...]:
         parameter.register_hook(add)
     with accordion() as compressor:
         compressor.attach(ddp, optimizer)
-        watched = compressor._deciding._controller = Watched(compressor.policy.controller)
+        watched = compressor._engine.deciding._controller = Watched(compressor.policy.controller)
         for step in range(5 * EPOCH):  # which the hooks read
             if step == 3 * EPOCH:
                 optimizer.param_groups[0]["lr"] /= 10

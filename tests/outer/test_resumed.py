@@ -185,7 +185,7 @@ def holds(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
     checkpoint.save(folder, outer)
     state, history = decisions(outer), outer.history
     outer.close()
-    return state, history, outer._rounds._behind
+    return state, history, outer._state.delay
 
 
 def goes_on(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
@@ -197,7 +197,7 @@ def goes_on(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
             paused(outer, module, rank, 0, 1)
     ((state, history),) = restored
     outer.close()
-    return state, history, outer._rounds._behind
+    return state, history, outer._state.delay
 
 
 def test_over_a_network_a_run_holds_what_it_held_before_as_late_as_before(tmp_path: Path) -> None:
