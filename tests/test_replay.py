@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gravac.candidate import Candidate, Dropped
+from gravac.candidate import DENSE, Candidate, Dropped, Forecast
 from gravac.commands import replay as command
 from gravac.compressors import topk
 from gravac.controllers import Accordion, Decision, Goodput, GraVAC, Measurement, Static, Warmup
@@ -27,6 +27,7 @@ from tests.controllers.script import DENSE_CANDIDATE, Curve, Script
 pytestmark = pytest.mark.timeout(60)
 
 DENSE_BYTES = 1_000_000
+FLOAT32 = Forecast(DENSE_CANDIDATE, 1.0)
 
 
 def wire_ratio(cf: float) -> float:
@@ -58,20 +59,19 @@ def record_run(
     proposed = policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range))
     base = policy.base
 
-    def candidate(cf: float) -> Candidate:
+    def forecast(cf: float) -> Forecast:
         efficiency = round(base.profile(cf).efficiency, 4)
         by_gain = base.profile(cf).efficiency_by_gain
-        return Candidate(
-            base.name, cf, wire_ratio(cf), efficiency, base.profile(cf).family, by_gain, 0.004, exchange(wire_ratio(cf))
-        )
+        times = (0.004, exchange(wire_ratio(cf)))
+        family = base.profile(cf).family
+        return Forecast(Candidate("hook", base.name, cf), wire_ratio(cf), efficiency, family, by_gain, *times)
 
     def exchange(ratio: float) -> float:
         return float(f"{1e-7 * DENSE_BYTES / ratio:.3g}")
 
     dense = [
-        replace(
-            DENSE_CANDIDATE,
-            cf=form.cf,
+        Forecast(
+            Candidate("hook", DENSE, form.cf),
             wire_ratio=form.cf,
             family=form.profile(form.cf).family,
             coding_s=0.0,
@@ -79,14 +79,15 @@ def record_run(
         )
         for form in policy.dense_formats
     ]
-    candidates = (*dense, *(candidate(cf) for cf in proposed))
+    forecasts = (*dense, *(forecast(cf) for cf in proposed))
+    ratios = {one.candidate: one.wire_ratio for one in forecasts}
     sink = JSONLSink(path)
-    sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, candidates))
-    state, coming = policy.controller.start(candidates)
+    sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, forecasts))
+    state, coming = policy.controller.start(forecasts)
     holds = coming
     for step in range(steps):
         measured = script.measure(step, holds)
-        sink(step_of(measured))
+        sink(step_of(measured, ratios[measured.candidate]))
         state, decision = policy.controller.observe(state, measured)
         changed = decision.candidate != coming.candidate
         if decision.summary is not None or changed:
@@ -96,20 +97,20 @@ def record_run(
     sink.close()
 
 
-def step_of(measured: Measurement) -> StepRecord:
+def step_of(measured: Measurement, wire_ratio: float) -> StepRecord:
     """What a sink is told of a step; ``seconds`` is another rank's than the mean."""
     one = measured.candidate
     share = 1 - measured.error / measured.energy
     gain = share if math.isfinite(share) else None
     t_system = measured.samples / measured.seconds
-    wire = int(DENSE_BYTES / one.wire_ratio)
+    wire = int(DENSE_BYTES / wire_ratio)
     return StepRecord(
         step=measured.step,
         compressor=one.compressor,
         cf=one.cf,
         achieved_cf=one.cf,
         gain=gain,
-        wire_ratio=one.wire_ratio,
+        wire_ratio=wire_ratio,
         payload_bytes=wire,
         wire_bytes=wire,
         dense_wire_bytes=DENSE_BYTES,
@@ -241,41 +242,49 @@ def test_dense_has_gain_1_without_having_run(trace: Path) -> None:
     assert estimate(trace, 1).gain == 1
 
 
-def more_than(other: Candidate, one: Candidate) -> Dropped:
+def topk_at(cf: float, wire_ratio: float) -> Forecast:
+    """The forecast of top-k at a CF."""
+    return Forecast(Candidate("hook", "topk", cf), wire_ratio)
+
+
+def more_than(other: Forecast, one: Forecast) -> Dropped:
     """A candidate dropped for its bytes."""
     return Dropped(one, "not_fewer_bytes", other, other.wire_ratio / one.wire_ratio)
 
 
 def test_candidates_are_those_recorded_and_others_are_interpolated() -> None:
-    low, high = Candidate("topk", 10.0, 2.5), Candidate("topk", 1000.0, 250.0)
-    run = RunRecord({}, 4, (DENSE_CANDIDATE, low, high), (more_than(DENSE_CANDIDATE, Candidate("topk", 2.0, 0.5)),))
-    candidates, dropped = admit_recorded(
+    low, high = topk_at(10.0, 2.5), topk_at(1000.0, 250.0)
+    run = RunRecord({}, 4, (FLOAT32, low, high), (more_than(FLOAT32, topk_at(2.0, 0.5)),))
+    forecasts, dropped = admit_recorded(
         run, topk_policy(cf_range=(2, 1000), controller=GraVAC(step="geometric"), sixteen_bit=False)
     )
-    ratios = {one.cf: one.wire_ratio for one in candidates}
+    ratios = {one.candidate.cf: one.wire_ratio for one in forecasts}
     assert (ratios[1], ratios[1000]) == (1, 250)
     assert ratios[32] == pytest.approx(8)
-    assert [str(one.candidate) for one in dropped] == ["topk 2x", "topk 4x"]
+    assert [str(one.forecast.candidate) for one in dropped] == ["topk 2x", "topk 4x"]
 
 
 def test_what_was_expected_of_candidates_is_read_back(tmp_path: Path) -> None:
     record_run(tmp_path / "trace.jsonl", topk_policy(controller=Goodput()), steps=20)
     run = read_trace(tmp_path / "trace.jsonl").run
-    candidates, _ = admit_recorded(run, topk_policy(controller=Goodput()))
-    assert [candidate.coding_s for candidate in candidates] == [0.0, 0.0, *[0.004] * (len(candidates) - 2)]
-    assert candidates[0].exchange_s == pytest.approx(1e-7 * DENSE_BYTES, rel=1e-2)
+    forecasts, _ = admit_recorded(run, topk_policy(controller=Goodput()))
+    assert [forecast.coding_s for forecast in forecasts] == [0.0, 0.0, *[0.004] * (len(forecasts) - 2)]
+    assert forecasts[0].exchange_s == pytest.approx(1e-7 * DENSE_BYTES, rel=1e-2)
 
 
 def test_16_bit_that_a_run_did_not_have_is_admitted_unless_the_run_says_why_not() -> None:
-    ran = (DENSE_CANDIDATE, Candidate("topk", 10.0, 2.5))
-    none = more_than(DENSE_CANDIDATE, Candidate("dense", 2.0, 1.0))
+    ran = (FLOAT32, topk_at(10.0, 2.5))
+    none = more_than(FLOAT32, Forecast(Candidate("hook", DENSE, 2.0), 1.0))
     policy = topk_policy(cf_range=(10, 20))
-    assert [str(one) for one in admit_recorded(RunRecord({}, 4, ran), policy)[0]][:2] == ["dense 1x", "dense 2x"]
-    candidates, dropped = admit_recorded(RunRecord({}, 4, ran, (none,)), policy)
-    assert [one.cf for one in candidates] == [1, 10, 20]
+    assert [str(one.candidate) for one in admit_recorded(RunRecord({}, 4, ran), policy)[0]][:2] == [
+        "dense 1x",
+        "dense 2x",
+    ]
+    forecasts, dropped = admit_recorded(RunRecord({}, 4, ran, (none,)), policy)
+    assert [one.candidate.cf for one in forecasts] == [1, 10, 20]
     assert len(dropped) == 1
-    half = Candidate("dense", 2.0, 2.0)
-    run = RunRecord({}, 4, (*ran, half), (more_than(half, Candidate("topk", 4.0, 1.0)),))
+    half = Forecast(Candidate("hook", DENSE, 2.0), 2.0)
+    run = RunRecord({}, 4, (*ran, half), (more_than(half, topk_at(4.0, 1.0)),))
     known = admit_recorded(run, policy(cf_range=(4, 4)))
     assert [dropped_words(one) for one in known.dropped] == [
         "topk 4x: would send 2.00 times the bytes of dense bfloat16"

@@ -20,7 +20,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from gravac.averaging.plan import Form
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Mode
 from gravac.compressors import Compressor
 from gravac.compressors.dtypes import working
 from gravac.settings import SettingsError
@@ -115,7 +115,7 @@ def like(kind: Any, **narrower: Any) -> type[Fields]:
 
 
 FACTORS: dict[str, Any] = {"cf": Factor, "every": Positive, "delay": Count}
-CandidateFields: Any = like(Candidate, **FACTORS, wire_ratio=Factor, efficiency=Finite)
+CandidateFields: Any = like(Candidate, **FACTORS)
 DecisionFields: Any = like(DecisionRecord, **FACTORS, step=Count)
 SurveyFields: Any = like(TensorErrors, cfs=tuple[Factor | None, ...], numbers=tuple[Square, ...])
 
@@ -247,7 +247,7 @@ class OuterState(Fields):
     """What ``OuterOptimizer.state_dict`` has besides ``RankState``.
 
     Attributes:
-        candidates: compressor, CF, number of steps of a round and delay in steps of each candidate.
+        candidates: each candidate as ``gravac.controllers.plain.identify`` gives it.
     """
 
     rounds: RoundsState
@@ -255,7 +255,7 @@ class OuterState(Fields):
     buffers: BuffersState
     optimizer: dict[str, Any]
     inner: dict[str, Any]
-    candidates: tuple[tuple[str, Factor, Positive, Count], ...] = ()
+    candidates: tuple[tuple[Mode, str, Factor, Positive, Count], ...] = ()
     refusals: RefusalsState = Field(default_factory=RefusalsState)
 
 

@@ -16,7 +16,7 @@ from gravac.policy import load_policy
 from gravac.settings import SettingsError
 
 if TYPE_CHECKING:
-    from gravac.candidate import Candidate
+    from gravac.candidate import Forecast
     from gravac.replay import Replay
     from gravac.telemetry.records import DecisionRecord
 
@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> None:
         )
     trace = read_trace(options.trace, options.which)
     played = replay(trace, load_policy(options.policy), every)
-    print(words(played, options.whole, trace.run.candidates))
+    print(words(played, options.whole, trace.run.forecasts))
     if options.json is not None:
         from gravac.lab.json_file import write_json
 
@@ -68,24 +68,24 @@ def _run(options: argparse.Namespace) -> None:
         draw(played, options.plot, options.policy)
 
 
-def words(played: Replay, whole: bool = False, recorded_candidates: Sequence[Candidate] = ()) -> str:
+def words(played: Replay, whole: bool = False, recorded_forecasts: Sequence[Forecast] = ()) -> str:
     """Return recorded and replayed decisions side by side, by step; then what the replay rests on.
 
     Args:
         played: replay of a recorded run.
         whole: whether to list decisions that change neither's candidate, too.
-        recorded_candidates: what the recorded run could choose from, by which its decisions are described.
+        recorded_forecasts: forecasts of what the recorded run could choose from, by which its decisions are described.
     """
     from gravac.telemetry.words import dropped_words, reason_words
 
     recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
-    candidates = (*recorded_candidates, *played.candidates)
+    forecasts = (*recorded_forecasts, *played.forecasts)
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
         (
             str(played.steps[0]),
-            _ran(played.ran[0], played.ran_every[0], candidates),
-            _ran(played.would[0], played.would_every[0], candidates),
+            _ran(played.ran[0], played.ran_every[0], forecasts),
+            _ran(played.would[0], played.would_every[0], forecasts),
             "where it begins",
         ),
     ]
@@ -95,9 +95,9 @@ def words(played: Replay, whole: bool = False, recorded_candidates: Sequence[Can
             if not whole and not any(one is not None and one.changed for one in (then, now)):
                 left_out += 1
                 continue
-            reasons = [reason_words(one.reason, candidates) if one else "-" for one in (then, now)]
+            reasons = [reason_words(one.reason, forecasts) if one else "-" for one in (then, now)]
             reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
-            rows.append((str(step), _choice(then, candidates), _choice(now, candidates), reason))
+            rows.append((str(step), _choice(then, forecasts), _choice(now, forecasts), reason))
     ran, would = zip(played.ran, played.ran_every, strict=True), zip(played.would, played.would_every, strict=True)
     apart = sum(a != b for a, b in zip(ran, would, strict=True))
     counted, other = ("rounds", "CF or length") if max(played.ran_every + played.would_every) > 1 else ("steps", "CF")
@@ -150,21 +150,21 @@ def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionReco
     return {step: list(same) for step, same in itertools.groupby(records, key=lambda record: record.step)}
 
 
-def _choice(record: DecisionRecord | None, candidates: Sequence[Candidate]) -> str:
-    from gravac.telemetry.words import candidate_of, described
+def _choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
+    from gravac.telemetry.words import described, forecast_of
 
     if record is None:
         return "-"
-    return described(candidate_of(record, candidates)) + ("*" if record.changed else "")
+    return described(forecast_of(record, forecasts)) + ("*" if record.changed else "")
 
 
-def _ran(cf: float, every: int, candidates: Sequence[Candidate]) -> str:
+def _ran(cf: float, every: int, forecasts: Sequence[Forecast]) -> str:
     """What ran at a CF, of which the compressor is not recorded: the first candidate that has both numbers."""
     from gravac.telemetry.words import described
 
-    alike = [one for one in candidates if one.cf == cf]
-    exact = [one for one in alike if one.every == every]
-    if exact and exact[0].delay == 0:
+    alike = [one for one in forecasts if one.candidate.cf == cf]
+    exact = [one for one in alike if one.candidate.every == every]
+    if exact and exact[0].candidate.delay == 0:
         return described(exact[0])
     method = alike[0].method if alike else ""
     return (method or f"{cf:.4g}x") + f", every {every} steps" * (every > 1)

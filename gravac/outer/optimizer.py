@@ -14,6 +14,7 @@ from gravac.adaptive import AdaptiveCompressor
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
+from gravac.controllers.plain import identify
 from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
 from gravac.integrations.ddp import learning_rate
@@ -175,7 +176,7 @@ class OuterOptimizer(Live):
             refusals=self._refusals,
             check_fits=watch.check,
         )
-        self._offered: list[list[Any]] = []  # compressor, CF, every and delay of each candidate, for checkpoints
+        self._offered: list[list[Any]] = []  # each candidate as identify() gives it, for checkpoints
         self._closed = False
 
     def step(self) -> None:
@@ -395,5 +396,5 @@ class OuterOptimizer(Live):
             world=world,
             before=offered(self._offered),
         )
-        self._offered = [[it.compressor, it.cf, it.every, it.delay] for it in admission.candidates]
+        self._offered = identify(forecast.candidate for forecast in admission.forecasts)
         return admission

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.compressors import Compressor
 from gravac.compressors.profile import MEASURED_WORLD
 from gravac.controllers.base import Controller
@@ -39,24 +39,24 @@ def admit_recorded(run: RunRecord, policy: Policy, every: Sequence[int] = ()) ->
         every: numbers of steps from one exchange to the next, ascending, where the run made outer steps.
     """
     world = run.world_size
-    single = [in_each_step(one, policy.base, world) for one in run.candidates] if every else list(run.candidates)
-    recorded = [*sorted(single, key=lambda one: one.every), *(dropped.candidate for dropped in run.dropped)]
+    single = [in_each_step(one, policy.base, world) for one in run.forecasts] if every else list(run.forecasts)
+    recorded = [*sorted(single, key=lambda one: one.candidate.every), *(dropped.forecast for dropped in run.dropped)]
     start = policy.dense_format.cf
-    as_then = any(one.dense and same(one.cf, start) for one in recorded)
+    as_then = any(one.candidate.dense and same(one.candidate.cf, start) for one in recorded)
 
-    def predicted(compressor: Compressor, cf: float) -> Candidate:
-        ours = [one for one in recorded if one.compressor == compressor.name]
-        it = next((one for one in ours if same(one.cf, cf)), Candidate(compressor.name, cf, math.nan, math.nan))
+    def predicted(compressor: Compressor, cf: float) -> Forecast:
+        candidate = Candidate("hook", compressor.name, cf)
+        ours = [one for one in recorded if one.candidate.compressor == compressor.name]
+        it = next((one for one in ours if same(one.candidate.cf, cf)), Forecast(candidate, math.nan, math.nan))
         ratio, efficiency = it.wire_ratio, it.efficiency
         if not (math.isfinite(ratio) and ratio > 0):
-            ratio = _ratio_at([(one.cf, one.wire_ratio) for one in ours], cf) if compressor.compresses else cf
+            ratio = _ratio_at([(one.candidate.cf, one.wire_ratio) for one in ours], cf) if compressor.compresses else cf
         profile = compressor.profile(cf)
         known = efficiency if math.isfinite(efficiency) else profile.efficiency
         by_gain = profile.efficiency_by_gain
         family, apart = profile.family, profile.efficiency_apart
-        return Candidate(
-            compressor.name,
-            cf,
+        return Forecast(
+            candidate,
             ratio,
             known,
             family,
@@ -67,9 +67,10 @@ def admit_recorded(run: RunRecord, policy: Policy, every: Sequence[int] = ()) ->
             method=it.method or compressor.method_at(cf),
         )
 
-    def stays(one: Candidate) -> bool:
-        then = (it for it in run.candidates if it.compressor == one.compressor and not it.dense)
-        return as_then and any(same(it.cf, one.cf) for it in then)
+    def stays(one: Forecast) -> bool:
+        then = (it.candidate for it in run.forecasts)
+        ours = (it for it in then if it.compressor == one.candidate.compressor and not it.dense)
+        return as_then and any(same(it.cf, one.candidate.cf) for it in ours)
 
     admission = admitted(policy, predicted, stays)
     return _at_each(admission, run, every, policy.controller) if every else admission
@@ -84,54 +85,57 @@ def _at_each(admission: Admission, run: RunRecord, every: Sequence[int], control
     told, fragments = run.settings.get("outer.delay", 0), run.settings.get("outer.fragments", 1)
     assert isinstance(fragments, int)
     delay: Delay = told if isinstance(told, int) else "auto"
-    compute_s = _compute(max(run.candidates, key=lambda one: one.every))
-    then = {one.every for one in run.candidates}
-    found: list[Candidate] = []
+    compute_s = _compute(max(run.forecasts, key=lambda one: one.candidate.every))
+    then = {one.candidate.every for one in run.forecasts}
+    found: list[Forecast] = []
     for number in every:
-        for one in admission.candidates:
-            alike = [it for it in run.candidates if it.compressor == one.compressor and same(it.cf, one.cf)]
-            ways = [it for it in alike if it.every == number]
+        for one in admission.forecasts:
+            ours = [it for it in run.forecasts if it.candidate.compressor == one.candidate.compressor]
+            alike = [it for it in ours if same(it.candidate.cf, one.candidate.cf)]
+            ways = [it for it in alike if it.candidate.every == number]
             if not ways and (keep_all or number not in then or not alike):
                 behind = delays(one, number, compute_s, delay, fragments)
                 ways = [at_every(one, number, compute_s, it, run.world_size) for it in behind]
             found += ways if chooses or not ways else [most_promising(ways)]
 
-    def stays(one: Candidate) -> bool:
-        return keep_all or one in run.candidates
+    recorded = {one.candidate for one in run.forecasts}
 
-    def worse(one: Candidate) -> bool:
+    def stays(one: Forecast) -> bool:
+        return keep_all or one.candidate in recorded
+
+    def worse(one: Forecast) -> bool:
         sends, makes = one.wire_ratio / ALIKE, one.efficiency / ALIKE
-        return any(it.wire_ratio >= sends and it.efficiency >= makes for it in run.candidates)
+        return any(it.wire_ratio >= sends and it.efficiency >= makes for it in run.forecasts)
 
-    kept = [one for one in found if one.dense or stays(one) or not worse(one)]
+    kept = [one for one in found if one.candidate.dense or stays(one) or not worse(one)]
     return Admission(screened(kept, stays), admission.dropped)
 
 
-def in_each_step(candidate: Candidate, base: Compressor, world: int = MEASURED_WORLD) -> Candidate:
-    """Return a candidate of outer steps as it is where each step is exchanged; its ``every`` stays.
+def in_each_step(forecast: Forecast, base: Compressor, world: int = MEASURED_WORLD) -> Forecast:
+    """Return a forecast of outer steps as it is where each step is exchanged; its ``every`` stays.
 
     Its efficiency is right to the digits that a record has.
 
     Args:
-        candidate: one of outer steps.
+        forecast: one of outer steps.
         base: compressor that it is of, where it is not dense.
         world: number of ranks.
 
     Example:
         >>> from gravac import topk
         >>> from gravac.outer.candidates import at_every
-        >>> one = Candidate("topk", 10.0, 6.4, 0.9, coding_s=1e-3, exchange_s=2e-3)
+        >>> one = Forecast(Candidate("hook", "topk", 10.0), 6.4, 0.9, coding_s=1e-3, exchange_s=2e-3)
         >>> again = in_each_step(at_every(one, 5, None, 0), topk)
-        >>> again.every, round(again.wire_ratio, 6), round(again.efficiency, 2), round(again.exchange_s, 6)
+        >>> again.candidate.every, round(again.wire_ratio, 6), round(again.efficiency, 2), round(again.exchange_s, 6)
         (5, 6.4, 0.9, 0.002)
     """
-    every = candidate.every
+    candidate, every = forecast.candidate, forecast.candidate.every
     apart = () if candidate.dense else base.profile(candidate.cf).efficiency_apart
-    coding, exchange = (None if s is None else s * every for s in (candidate.coding_s, candidate.exchange_s))
+    coding, exchange = (None if s is None else s * every for s in (forecast.coding_s, forecast.exchange_s))
     return replace(
-        candidate,
-        wire_ratio=candidate.wire_ratio / every,
-        efficiency=efficiency_in_each_step(replace(candidate, apart=apart), world),
+        forecast,
+        wire_ratio=forecast.wire_ratio / every,
+        efficiency=efficiency_in_each_step(replace(forecast, apart=apart), world),
         coding_s=coding,
         exchange_s=exchange,
         step_s=None,
@@ -140,9 +144,9 @@ def in_each_step(candidate: Candidate, base: Compressor, world: int = MEASURED_W
     )
 
 
-def _compute(candidate: Candidate) -> float | None:
+def _compute(forecast: Forecast) -> float | None:
     """Seconds of a step without exchange, by what a candidate's step was expected to take; ``None``: not known."""
-    coding, exchange, step = candidate.coding_s, candidate.exchange_s, candidate.step_s
+    candidate, coding, exchange, step = forecast.candidate, forecast.coding_s, forecast.exchange_s, forecast.step_s
     if coding is None or exchange is None or step is None:
         return None
     hides = min(candidate.delay, candidate.every) / candidate.every

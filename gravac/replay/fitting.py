@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
 
 Range = tuple[Callable[[Any], bool], str]
@@ -25,9 +25,11 @@ SHARE: Range = (lambda value: value is None or 0 <= value <= 1, "a share between
 
 CANDIDATE: Mapping[str, Range] = {
     "cf": FACTOR,
-    "wire_ratio": RATIO,
     "every": POSITIVE,
     "delay": COUNT,
+}
+FORECAST: Mapping[str, Range] = {
+    "wire_ratio": RATIO,
     "coding_s": SECONDS,
     "exchange_s": SECONDS,
     "step_s": SECONDS,
@@ -71,14 +73,19 @@ def check_record(record: Record) -> None:
         for name, (fits, words) in SETTINGS.items():
             if name in record.settings and not fits(record.settings[name]):
                 raise ValueError(f"settings/{name}: {record.settings[name]!r:.80}, {words} expected")
-        for at, candidate in enumerate(record.candidates):
-            _check(candidate, CANDIDATE, f"candidates/{at}/")
+        for at, forecast in enumerate(record.forecasts):
+            _check_forecast(forecast, f"forecasts/{at}/")
         for at, dropped in enumerate(record.dropped):
-            _check(dropped.candidate, CANDIDATE, f"dropped/{at}/candidate/")
-            _check(dropped.other, CANDIDATE, f"dropped/{at}/other/")
+            _check_forecast(dropped.forecast, f"dropped/{at}/forecast/")
+            _check_forecast(dropped.other, f"dropped/{at}/other/")
 
 
-def _check(part: Record | Candidate, ranges: Mapping[str, Range], path: str) -> None:
+def _check_forecast(forecast: Forecast, path: str) -> None:
+    _check(forecast.candidate, CANDIDATE, f"{path}candidate/")
+    _check(forecast, FORECAST, path)
+
+
+def _check(part: Record | Candidate | Forecast, ranges: Mapping[str, Range], path: str) -> None:
     for name, (fits, words) in ranges.items():
         if not fits(value := getattr(part, name)):
             raise ValueError(f"{path}{name}: {value!r:.80}, {words} expected")

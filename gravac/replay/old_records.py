@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gravac.candidate import Candidate, Cause, Dropped
+from gravac.candidate import Candidate, Cause, Dropped, Forecast
 from gravac.telemetry.records import RunRecord
 
 _NUMBER = r"[0-9.e+-]+"
@@ -32,31 +32,30 @@ def run_of_words(values: dict[str, Any]) -> RunRecord:
     Raises:
         KeyError, TypeError: the values are not those of a run.
     """
-    candidates = tuple(one for words in values.get("candidates", ()) if (one := _candidate(words)) is not None)
-    known = {str(one): one for one in candidates}
+    forecasts = tuple(one for words in values.get("candidates", ()) if (one := _forecast(words)) is not None)
+    known = {str(one.candidate): one for one in forecasts}
     dropped: list[Dropped] = []
     for words in values.get("dropped", ()):
         if (less := _dropped(words, known)) is not None:
             dropped.append(less)
-            known.setdefault(str(less.candidate), less.candidate)
-    return RunRecord(values["settings"], values["world_size"], candidates, tuple(dropped))
+            known.setdefault(str(less.forecast.candidate), less.forecast)
+    return RunRecord(values["settings"], values["world_size"], forecasts, tuple(dropped))
 
 
-def _candidate(words: str) -> Candidate | None:
+def _forecast(words: str) -> Forecast | None:
     if (found := _CANDIDATE.match(words)) is None:
         return None
     coding, exchange = (None if found[name] is None else 1e-3 * float(found[name]) for name in ("coding", "exchange"))
     worth = math.nan if found["worth"] is None else float(found["worth"])
-    return Candidate(
-        found["name"], float(found["cf"]), float(found["ratio"]), worth, coding_s=coding, exchange_s=exchange
-    )
+    candidate = Candidate("hook", found["name"], float(found["cf"]))
+    return Forecast(candidate, float(found["ratio"]), worth, coding_s=coding, exchange_s=exchange)
 
 
-def _dropped(words: str, known: Mapping[str, Candidate]) -> Dropped | None:
+def _dropped(words: str, known: Mapping[str, Forecast]) -> Dropped | None:
     """Its wire ratio follows from the other's: to two digits, or to 1 % where both were said to send the same."""
     if (found := _DROPPED.match(words)) is None or (other := known.get(found["other"])) is None:
         return None
     cause: Cause = "not_fewer_bytes" if found["times"] else "same_bytes"
     ratio = float(found["times"] or 1)
     sends = other.wire_ratio / ratio if ratio > 0 else math.nan
-    return Dropped(Candidate(found["name"], float(found["cf"]), sends, math.nan), cause, other, ratio)
+    return Dropped(Forecast(Candidate("hook", found["name"], float(found["cf"])), sends, math.nan), cause, other, ratio)

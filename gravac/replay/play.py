@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gravac.candidate import DENSE, Candidate, Dropped
+from gravac.candidate import DENSE, Candidate, Dropped, Forecast
 from gravac.controllers.base import Decision
 from gravac.outer.candidates import check_chosen, choices
 from gravac.policy import Policy
@@ -52,7 +52,7 @@ class Replay:
         ran_every: number of steps that each stands for, as recorded: 1, but for a round of outer steps.
         would_every: that number as the policy would have had it.
         estimated: whether what the policy was fed in each step rests on an estimate.
-        candidates: what the policy could choose from, dense first.
+        forecasts: forecasts of what the policy could choose from, dense first.
         dropped: what the policy could not choose, each with the cause.
         recorded: the run's decisions.
         replayed: the policy's decisions, in the same form; ``step`` is the first step that one holds for.
@@ -65,7 +65,7 @@ class Replay:
     ran_every: tuple[int, ...]
     would_every: tuple[int, ...]
     estimated: tuple[bool, ...]
-    candidates: tuple[Candidate, ...]
+    forecasts: tuple[Forecast, ...]
     dropped: tuple[Dropped, ...]
     recorded: tuple[DecisionRecord, ...]
     replayed: tuple[DecisionRecord, ...]
@@ -90,10 +90,10 @@ class Replay:
                 "share_estimated": self.share_estimated,
                 "same": self.same,
                 "notes": self.notes,
-                "candidates": [_candidate(one) for one in self.candidates],
+                "candidates": [_candidate(one) for one in self.forecasts],
                 "dropped": [
                     {
-                        **_candidate(one.candidate),
+                        **_candidate(one.forecast),
                         "cause": one.cause,
                         "other": _candidate(one.other),
                         "ratio": one.ratio,
@@ -127,10 +127,10 @@ def replay(trace: Trace, policy: Policy, every: tuple[int, int] | None = None) -
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         raise SettingsError("trace: steps are missing in between; a controller must see every step")
     notes = _notes(trace, policy)
-    candidates, dropped = admit_recorded(trace.run, policy, _every(trace, policy, every))
-    recording = Recording(trace, policy.base.name)
+    forecasts, dropped = admit_recorded(trace.run, policy, _every(trace, policy, every))
+    recording = Recording(trace, policy.base.name, forecasts)
     controller = policy.controller
-    state, coming = controller.start(candidates)
+    state, coming = controller.start(forecasts)
     if coming.sums != "none":
         raise SettingsError(
             f"controller: {controller.name} decides by norms of single tensors, which a trace does not hold; give a "
@@ -157,7 +157,7 @@ def replay(trace: Trace, policy: Policy, every: tuple[int, int] | None = None) -
         tuple(record.every for record in trace.steps),
         tuple(one.every for one in would),
         tuple(estimated),
-        candidates,
+        forecasts,
         dropped,
         trace.decisions,
         tuple(replayed),
@@ -202,8 +202,9 @@ def _notes(trace: Trace, policy: Policy) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _candidate(one: Candidate) -> dict[str, Any]:
-    return {"compressor": one.compressor, "cf": one.cf, "every": one.every, "wire_ratio": one.wire_ratio}
+def _candidate(forecast: Forecast) -> dict[str, Any]:
+    one = forecast.candidate
+    return {"compressor": one.compressor, "cf": one.cf, "every": one.every, "wire_ratio": forecast.wire_ratio}
 
 
 def _gist(record: DecisionRecord) -> tuple[int, str, float, int, bool]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Decision, Measurement
 from gravac.replay.trace import Trace, same
 from gravac.settings import SettingsError
@@ -52,10 +52,12 @@ class Recording:
     Args:
         trace: the recorded run.
         base: name of the compressor that it ran.
+        forecasts: forecasts of what may be chosen; none: the run's own.
     """
 
-    def __init__(self, trace: Trace, base: str) -> None:
+    def __init__(self, trace: Trace, base: str, forecasts: Sequence[Forecast] = ()) -> None:
         self._base = base
+        self._wire_ratios = {one.candidate: one.wire_ratio for one in forecasts or trace.run.forecasts}
         samples = trace.number("samples_per_step")
         self._samples = float(trace.run.world_size if samples is None else samples)
         self._gains: dict[int, dict[float, _Series]] = {}
@@ -91,7 +93,7 @@ class Recording:
         energy = 1.0 if record.energy is None else record.energy  # all 1: a window's gain is the mean of its steps'
         seconds, guessed_time = self._seconds(record), False
         if not as_recorded or (record.shadow and not holds.shadow):
-            seconds, guessed_time = self._time_at(record.step, ran), True
+            seconds, guessed_time = self._time_at(record.step, ran, holds.candidate), True
         gain = record.gain  # None when a gradient was not finite: it would not have been with any CF
         if gain is not None and not as_recorded:
             gain = 1.0 if ran.dense else self._gain_of(record.step, ran)
@@ -128,7 +130,7 @@ class Recording:
         cfs = sorted(gains)
         return float(np.interp(np.log(ran.cf), np.log(cfs), [gains[at].near(step) for at in cfs]))
 
-    def _time_at(self, step: int, ran: Candidate) -> float:
+    def _time_at(self, step: int, ran: Candidate, decided: Candidate) -> float:
         what = ran.compressor, ran.every, ran.delay
         key = next((key for key in self._times if (key[0], *key[2:]) == what and same(key[1], ran.cf)), None)
         if key is not None:
@@ -136,7 +138,7 @@ class Recording:
         if not self._times:
             return math.nan
         keys = sorted(self._times, key=lambda key: (self._bytes[key], key))
-        sent = self._dense_bytes / ran.wire_ratio
+        sent = self._dense_bytes / self._wire_ratios.get(decided, math.nan)
         return float(np.interp(sent, [self._bytes[key] for key in keys], [self._times[key].near(step) for key in keys]))
 
 

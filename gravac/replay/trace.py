@@ -35,7 +35,7 @@ class Trace:
     @property
     def every(self) -> tuple[int, ...]:
         """Numbers of steps that a round could have, ascending; none where the run exchanged gradients."""
-        numbers = {one.every for one in self.run.candidates}
+        numbers = {one.candidate.every for one in self.run.forecasts}
         return tuple(sorted(numbers)) if "outer.every" in self.run.settings or numbers - {1} else ()
 
     def number(self, setting: str) -> float | None:

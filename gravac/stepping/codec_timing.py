@@ -93,7 +93,7 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[f
 
     mine = averager()
     compressed = [form for form in forms if mine.compresses(form[0])]
-    cfs = [one.cf for one in admit(policy, mine, forms).candidates if not one.dense]
+    cfs = [one.candidate.cf for one in admit(policy, mine, forms).forecasts if not one.candidate.dense]
     if not compressed or not cfs:
         return {}
     sample, found, failures = typical(compressed), dict[float, float](), list[BaseException]()

@@ -7,9 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from gravac.averaging.plan import Form
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
-from gravac.controllers.plain import identify
 from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
 from gravac.stepping.agreement import gain
@@ -27,7 +26,7 @@ class Deciding:
 
     Args:
         controller: decides which candidate runs.
-        admit: gives the candidates for forms, and those dropped.
+        admit: gives the forecasts of the candidates for forms, and the candidates dropped.
         emit: takes records; called by the executor.
         samples_per_step: number of samples over all ranks; ``None`` counts a step of a rank as one sample.
         steps_per_epoch: number of steps that names the epoch in reasons; ``None``: it is not named.
@@ -36,7 +35,7 @@ class Deciding:
 
     Attributes:
         decision: decision in force; ``None`` before the first step.
-        candidates: candidates admitted; none before the first step.
+        forecasts: forecasts of the candidates admitted; none before the first step.
         settings: told in the run's record, when the first step begins.
         restored: state of the controller, dumped, that the next ``start`` restores; ``None``: there is none.
     """
@@ -52,7 +51,7 @@ class Deciding:
         records: int = 1000,
     ) -> None:
         self.decision: Decision | None = None
-        self.candidates: tuple[Candidate, ...] = ()
+        self.forecasts: tuple[Forecast, ...] = ()
         self._controller = controller
         self._admit = admit
         self._emit = emit
@@ -63,6 +62,16 @@ class Deciding:
         self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
         self._latency = 0
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The candidates admitted; none before the first step."""
+        return tuple(forecast.candidate for forecast in self.forecasts)
+
+    def exchange_s(self, candidate: Candidate) -> float:
+        """Return the seconds that the exchange of a candidate is forecast to take; 0 if not known."""
+        known = next((forecast for forecast in self.forecasts if forecast.candidate == candidate), None)
+        return 0.0 if known is None else known.exchange_s or 0.0
 
     def open(self, latency: int, timed: Iterable[float]) -> None:
         """Learn how many steps a decision takes to hold; of ``timed`` tells ``RunRecord``."""
@@ -79,20 +88,19 @@ class Deciding:
 
     def start(self, state: StepState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
-        self.candidates, dropped = self._admit(forms)
+        self.forecasts, dropped = self._admit(forms)
         if self.restored is not None:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
-            state.controller, self.decision = self._controller.start(self.candidates)
-        self._emit(RunRecord(self.settings, world, self.candidates, dropped, self._timed))
+            state.controller, self.decision = self._controller.start(self.forecasts)
+        self._emit(RunRecord(self.settings, world, self.forecasts, dropped, self._timed))
         if self.restored is not None and self.decision.reason:
-            ran = [] if state.ran is None else [state.ran]
-            self._record(state, state.step, identify(ran) != identify([self.decision.candidate]))
+            self._record(state, state.step, state.ran != self.decision.candidate)
         return self.decision
 
     def _restored_state(self, plain: dict[str, Any]) -> tuple[Any, Decision]:
         try:
-            return self._controller.restore(plain, self.candidates)
+            return self._controller.restore(plain, self.forecasts)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise SettingsError(
                 f"controller_state: {self._controller.name} cannot restore it ({error!r}); load what its dump() gave"

@@ -300,7 +300,7 @@ class Steps:
             self._held_at = state.step
         self._plan = self._planner.plan(state.step, self.decision, state.factors, self.candidates)
         self._one_round = self.averager.one_round(self._plan)
-        link_s = state.ran.exchange_s or 0.0 if self._one_round else 0.0
+        link_s = self._deciding.exchange_s(chosen) if self._one_round else 0.0
         self._waiting.begin(self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu")
         self._learning_rate = learning_rate
         self.averager.begin(self.executor)

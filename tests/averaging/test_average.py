@@ -15,7 +15,7 @@ from hypothesis import given
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece, Plan
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
 from gravac.compressors.base import Rounds, energy, k_for
@@ -70,7 +70,7 @@ class World:
         feedbacks = [Feedback(self.release, self.safe) for _ in range(self.ranks)]
         self.averagers = [Averager(self.base, self.dense, self.strength, 16, f) for f in feedbacks]
         self.lockstep = Lockstep(self.ranks, masked=self.masked)
-        first = Candidate("dense", 1.0, 1.0)
+        first = Forecast(Candidate("hook", "dense", 1.0), 1.0)
         self.steps = [
             Steps(one, Deciding(Static(cf=1), lambda _: Admission((first,), ()), lambda _: None))
             for one in self.averagers

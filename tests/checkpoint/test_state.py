@@ -106,13 +106,12 @@ def test_eight_numbers_of_a_state_of_version_1_are_the_slots_they_were(
     shadow: tuple[float, ...], kept: list[str]
 ) -> None:
     eight = [float(at) for at in range(1, 9)]
-    before = {"step": 3, "candidate": asdict(Candidate("topk", 10.0, 5.0)), "shadow": list(shadow), "numbers": eight}
-    before["candidate"]["worth"] = before["candidate"].pop("efficiency")
+    before = {"step": 3, "candidate": asdict(Candidate("hook", "topk", 10.0)), "shadow": list(shadow), "numbers": eight}
     compressor = AdaptiveCompressor(topk)
     compressor.load_state_dict(state(version=1, step=4, report=before))
     (one,) = compressor._steps.state.unobserved
     report = one.report
-    assert (report.step, report.candidate, report.shadow) == (3, Candidate("topk", 10.0, 5.0), shadow)
+    assert (report.step, report.candidate, report.shadow) == (3, Candidate("hook", "topk", 10.0), shadow)
     known = {slot: number for slot, number in report.numbers.items() if not math.isnan(number)}
     assert [slot.removeprefix("error at ").removesuffix(".0") for slot in known] == kept
     assert list(known.values()) == eight[: len(kept)]
@@ -129,7 +128,7 @@ def test_a_report_comes_back_as_it_was_saved() -> None:
     numbers = {slot: float(at) for at, slot in enumerate(Layout((10.0, 20.0)).slots)} | {"learning_rate": math.inf}
     report = {
         "step": 3,
-        "candidate": asdict(Candidate("topk", 10.0, 5.0)),
+        "candidate": asdict(Candidate("hook", "topk", 10.0)),
         "shadow": [10.0, 20.0],
         "numbers": numbers,
     }
@@ -140,7 +139,7 @@ def test_a_report_comes_back_as_it_was_saved() -> None:
 
 def test_a_slot_that_a_saved_report_lacks_is_nan() -> None:
     numbers = {slot: 1.0 for slot in Layout((10.0,)).slots if slot != "exchanged"}
-    candidate = asdict(Candidate("topk", 10.0, 5.0))
+    candidate = asdict(Candidate("hook", "topk", 10.0))
     compressor = AdaptiveCompressor(topk)
     compressor.load_state_dict(
         state(step=4, report={"step": 3, "candidate": candidate, "shadow": [10.0], "numbers": numbers})

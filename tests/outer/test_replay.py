@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gravac import Goodput, GraVAC, SettingsError, Static, quantize, topk
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.commands import replay as command
 from gravac.controllers.base import Decision
 from gravac.outer.candidates import widened
@@ -66,7 +66,7 @@ def test_the_recorded_policy_gives_exactly_the_recorded_decisions(
         (r.step, r.compressor, r.cf, r.every, r.changed, r.reason) for r in recorded.decisions
     ]
     assert played.same
-    assert played.candidates == recorded.run.candidates
+    assert played.forecasts == recorded.run.forecasts
     assert (played.would, played.would_every) == (played.ran, played.ran_every)
     assert played.share_estimated == 0
 
@@ -82,21 +82,22 @@ def test_a_run_tells_when_it_exchanges(trace: Trace, tmp_path: Path) -> None:
 def test_another_number_of_steps_is_estimated(trace: Trace) -> None:
     played = replay(trace, policy(controller=Static(cf=8)), every=(50, 50))
     assert set(played.would_every) == {50}
-    assert {one.every for one in played.candidates} == {50}
+    assert {one.candidate.every for one in played.forecasts} == {50}
     assert played.share_estimated == 1
     whole = replay(trace, policy(), every=(1, 50))
-    assert {one.every for one in whole.candidates} == {1, 2, 5, 10, 20, 50}
-    recorded = {(one.compressor, one.cf, one.every): one for one in trace.run.candidates}
-    for one in whole.candidates:
-        assert recorded.get((one.compressor, one.cf, one.every), one) == one
+    assert {one.candidate.every for one in whole.forecasts} == {1, 2, 5, 10, 20, 50}
+    recorded = {one.candidate: one for one in trace.run.forecasts}
+    for one in whole.forecasts:
+        assert recorded.get(one.candidate, one) == one
 
 
 def test_what_runs_and_what_is_replayed_go_by_the_number_of_ranks(tmp_path: Path) -> None:
     recorded = record(tmp_path, 12, 4, every=(1, 10))
-    dense = {one.every: one.efficiency for one in recorded.run.candidates if one.dense}
-    assert dense == {every: efficiency(Candidate("dense", 1.0, 1.0), every, world=4) for every in (1, 2, 5, 10)}
+    dense = {one.candidate.every: one.efficiency for one in recorded.run.forecasts if one.candidate.dense}
+    float32 = Forecast(Candidate("hook", "dense", 1.0), 1.0)
+    assert dense == {every: efficiency(float32, every, world=4) for every in (1, 2, 5, 10)}
     played = replay(recorded, policy(), every=(20, 20))
-    assert played.candidates[0].efficiency == efficiency(Candidate("dense", 1.0, 1.0), 20, world=4)
+    assert played.forecasts[0].efficiency == efficiency(float32, 20, world=4)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -104,31 +105,32 @@ def test_what_runs_and_what_is_replayed_go_by_the_number_of_ranks(tmp_path: Path
 def test_what_was_expected_of_a_step_follows_for_other_numbers_of_steps(delay: int, world: int) -> None:
     known = Admission(
         (
-            Candidate("dense", 1.0, 1.0, coding_s=0.0, exchange_s=0.3),
-            Candidate("topk", 8.0, 4.0, 0.9, "topk", coding_s=0.01, exchange_s=0.08),
+            Forecast(Candidate("hook", "dense", 1.0), 1.0, coding_s=0.0, exchange_s=0.3),
+            Forecast(Candidate("hook", "topk", 8.0), 4.0, 0.9, "topk", coding_s=0.01, exchange_s=0.08),
         )
     )
     recorded = widened(known, (1, 2, 5), 0.02, delay, keep_all=True, world=world)
-    run = RunRecord({"outer.delay": delay}, world, recorded.candidates)
-    found = admit_recorded(run, policy(controller=Static(cf=8)), (10,)).candidates
-    expected = widened(known, (10,), 0.02, delay, keep_all=True, world=world).candidates
+    run = RunRecord({"outer.delay": delay}, world, recorded.forecasts)
+    found = admit_recorded(run, policy(controller=Static(cf=8)), (10,)).forecasts
+    expected = widened(known, (10,), 0.02, delay, keep_all=True, world=world).forecasts
     for one, other in zip(found, expected, strict=True):
-        assert (one.compressor, one.cf, one.every) == (other.compressor, other.cf, 10)
+        assert one.candidate == other.candidate
         for name in ("wire_ratio", "efficiency", "coding_s", "exchange_s", "step_s"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4), name
 
 
 def test_what_the_run_did_not_choose_from_follows_from_what_it_did(trace: Trace) -> None:
     played = replay(trace, policy(controller=Static(cf=24)), every=(10, 10))
-    one = played.candidates[-1]
-    near = [other for other in trace.run.candidates if other.compressor == "topk" and other.cf in (16.0, 32.0)]
-    least, most = (pick(other.wire_ratio / other.every for other in near) for pick in (min, max))
-    assert (one.cf, one.every) == (24, 10)
+    one = played.forecasts[-1]
+    topk = [other for other in trace.run.forecasts if other.candidate.compressor == "topk"]
+    near = [other for other in topk if other.candidate.cf in (16.0, 32.0)]
+    least, most = (pick(other.wire_ratio / other.candidate.every for other in near) for pick in (min, max))
+    assert (one.candidate.cf, one.candidate.every) == (24, 10)
     assert least < one.wire_ratio / 10 < most
 
 
 def test_a_gain_is_that_of_the_nearest_number_of_steps(trace: Trace) -> None:
-    one = next(it for it in trace.run.candidates if it.compressor == "topk")
+    one = next(it.candidate for it in trace.run.forecasts if it.candidate.compressor == "topk")
     step = trace.steps[-1]
     made = [
         replace(step, step=at, compressor="topk", cf=one.cf, every=every, gain=gain, energy=1.0)
@@ -143,7 +145,7 @@ def test_a_gain_is_that_of_the_nearest_number_of_steps(trace: Trace) -> None:
 def test_what_cannot_be_chosen_is_refused(trace: Trace) -> None:
     with pytest.raises(SettingsError, match="every: static decides between compression factors alone"):
         replay(trace, policy(controller=Static(cf=8)))
-    single = replace(trace, run=replace(trace.run, settings={}, candidates=trace.run.candidates[:1]))
+    single = replace(trace, run=replace(trace.run, settings={}, forecasts=trace.run.forecasts[:1]))
     with pytest.raises(SettingsError, match="every: the run exchanged in every step"):
         replay(single, policy(), every=(1, 10))
 

@@ -22,7 +22,7 @@ def report(cfs: tuple[float, ...], learning_rate: float = 0.01, **stats: Any) ->
     errors = [float(at) for at in range(len(cfs))]
     costs = StepCosts(1.0, 0, 0, 0, seconds=0.5, compute=0.3, compress=0.2, exchange=0.1, input_wait=0.0, waited=0.05)
     measured = StepStats(**{"errors": [1.0, 2.0], "energies": [4.0], "shadows": [errors], **stats})
-    return StepReport.of(7, Candidate("topk", 10.0, 5.0), cfs, costs, measured, learning_rate)
+    return StepReport.of(7, Candidate("hook", "topk", 10.0), cfs, costs, measured, learning_rate)
 
 
 @given(shadows, st.data())
