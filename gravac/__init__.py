@@ -4,6 +4,7 @@
 
 from gravac import checkpoint
 from gravac.adaptive import AdaptiveCompressor
+from gravac.candidate import Candidate, Forecast
 from gravac.checkpoint import merge_states
 from gravac.compressors import (
     COMPRESSORS,
@@ -44,8 +45,10 @@ __all__ = [
     "COMPRESSORS",
     "Accordion",
     "AdaptiveCompressor",
+    "Candidate",
     "Compressor",
     "Dense",
+    "Forecast",
     "Goodput",
     "GraVAC",
     "HookState",

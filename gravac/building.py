@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
+from gravac.controllers.plain import identify
 from gravac.exchange.link_probe import LinkProbe
 from gravac.outer.candidates import choices, offered, widened
 from gravac.outer.round_state import RoundState
@@ -53,7 +54,7 @@ class RunAdmission:
             world=state.world,
             before=offered(rounds.candidates),
         )
-        rounds.candidates = [(it.compressor, it.cf, it.every, it.delay) for it in admission.candidates]
+        rounds.candidates = identify(forecast.candidate for forecast in admission.forecasts)
         return admission
 
 

@@ -1,79 +1,108 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller may choose, a compressor at a compression factor (CF); and what it may not, with the cause."""
+"""Candidates: ways to run steps that a controller may choose, what is expected of each, and why some are dropped."""
 
 import bisect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 DENSE = "dense"
-"""Name that a candidate has where nothing is compressed but the number format."""
+"""Name of the compressor of a candidate that compresses nothing, except by its number format."""
+
+Mode = Literal["native", "hook", "outer"]
+"""Who exchanges: DDP without a hook (``"native"``), gravac in each step (``"hook"``, ``AdaptiveCompressor``), or gravac
+in rounds, between which ranks train apart (``"outer"``, ``OuterOptimizer``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A compressor, by name, at a compression factor.
+    """A way to run steps that a controller may choose: an identity, that can be a key.
 
-    Where ranks exchange every so many steps (``gravac.outer``), all numbers are of one of these: its share of a round.
+    Two candidates are equal if all their fields are. What is expected of a candidate is its ``Forecast``.
 
     Attributes:
+        mode: who exchanges.
         compressor: name of the compressor; ``"dense"`` for no compression.
-        cf: compression factor: dense elements / sent elements where sparse, 2 for 16 bit, 1 for dense float32.
-        wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in every step over those of this
-            candidate.
-        efficiency: statistical efficiency: the share of a dense step's progress that one of its steps makes, expected
-            before training.
-        family: name of its family; candidates of one family differ in what they send and not in how they code.
-        by_gain: ``(gain, efficiency)``, ascending: the efficiency that a gain measured while training stands for;
-            empty where gain does not tell.
-        coding_s: seconds that coding of a step was expected to take by itself, before the first; ``None``: not known.
-        exchange_s: seconds that the exchange of a step was expected to take; ``None``: not known.
+        cf: compression factor: dense elements / sent elements of a sparse compressor, 2 for 16 bit, 1 for dense
+            float32.
         every: number of steps from one exchange to the next.
-        delay: number of steps behind which an exchange travels before it is taken up; 0: training waits for it.
-        step_s: seconds that a whole step was expected to take, its compute measured; ``None``: not known.
-        compute_s: seconds that its compute took, measured before the first exchange; ``None``: not known.
-        behind: share of a step's compute behind which its exchange may travel, where training waits for the rest;
-            ``None``: it overlaps with backward.
-        apart: ``(number of steps, power of efficiency)``, ascending: what becomes of its efficiency where ranks
-            exchange every so many; empty: nothing, but for what fewer exchanges cost.
-        method: name of what compresses, with its own setting: ``"low rank 16"``, ``"1 bit"``; empty: not known. Two
-            candidates that differ in nothing else are equal.
+        delay: number of steps that an exchange is in flight before its mean is applied; 0: training waits for the mean.
 
     Example:
-        >>> str(Candidate("topk", 10.0, 6.4))
-        'topk 10x'
+        >>> str(Candidate("outer", "topk", 10.0, every=50, delay=25))
+        'topk 10x every 50 steps behind 25'
     """
 
+    mode: Mode
     compressor: str
     cf: float
+    every: int = 1
+    delay: int = 0
+
+    @property
+    def dense(self) -> bool:
+        """True if nothing is compressed, except by the number format."""
+        return self.compressor == DENSE
+
+    def __str__(self) -> str:
+        often = f" every {self.every} steps" if self.every > 1 else ""
+        return f"{self.compressor} {self.cf:g}x{often}" + (f" behind {self.delay}" if self.delay else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is expected of a candidate before it runs: the one place where beliefs enter.
+
+    All numbers are of one step. If ranks exchange every ``candidate.every`` steps, a step has its share of the round.
+
+    Attributes:
+        candidate: candidate that the numbers are of.
+        wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in each step / predicted wire bytes
+            of this candidate.
+        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging.
+        family: name of the family; candidates of one family differ in what they send and not in how they code.
+        by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency that each measured gain stands for; empty if
+            gain does not tell the efficiency.
+        coding_s: seconds of encode and decode, if nothing runs beside them; ``None`` if not known.
+        exchange_s: seconds of the collectives; ``None`` if not known.
+        step_s: seconds of the whole step, by the compute that was measured; ``None`` if not known.
+        compute_s: seconds of the step without exchange, measured before the first exchange; ``None`` if not known.
+        behind: share of the step's compute that the exchange may overlap with, if training waits for the rest of the
+            exchange; ``None`` if the exchange overlaps with backward.
+        apart: ``(number of steps, power)``, ascending: the power that efficiency is raised to if exchanges are that
+            many steps apart; empty: 1 at any number of steps.
+        method: name of the compressor with its own setting, for people: ``"low rank 16"``, ``"1 bit"``; empty if not
+            known.
+
+    Example:
+        >>> forecast = Forecast(Candidate("hook", "topk", 10.0), wire_ratio=6.4, efficiency=0.9)
+        >>> f"{forecast.candidate}: {forecast.wire_ratio} times fewer bytes than dense"
+        'topk 10x: 6.4 times fewer bytes than dense'
+    """
+
+    candidate: Candidate
     wire_ratio: float
     efficiency: float = 1.0
     family: str = ""
     by_gain: tuple[tuple[float, float], ...] = ()
-    coding_s: float | None = field(default=None, compare=False)
-    exchange_s: float | None = field(default=None, compare=False)
-    every: int = 1
-    delay: int = 0
-    step_s: float | None = field(default=None, compare=False)
-    compute_s: float | None = field(default=None, compare=False)
-    behind: float | None = field(default=None, compare=False)
-    apart: tuple[tuple[float, float], ...] = field(default=(), compare=False)
-    method: str = field(default="", compare=False)
-
-    @property
-    def dense(self) -> bool:
-        """Tell whether nothing is compressed but the number format."""
-        return self.compressor == DENSE
+    coding_s: float | None = None
+    exchange_s: float | None = None
+    step_s: float | None = None
+    compute_s: float | None = None
+    behind: float | None = None
+    apart: tuple[tuple[float, float], ...] = ()
+    method: str = ""
 
     def efficiency_at(self, gain: float) -> float:
-        """Return a step's statistical efficiency for the gain that was measured, between the points of ``by_gain``.
+        """Return the statistical efficiency of a step of a measured gain, interpolated between points of ``by_gain``.
 
         Example:
-            >>> candidate = Candidate("topk", 10.0, 6.4, efficiency=0.9, by_gain=((0.2, 0.5), (0.6, 0.9)))
-            >>> round(candidate.efficiency_at(0.4), 3)
+            >>> topk = Candidate("hook", "topk", 10.0)
+            >>> forecast = Forecast(topk, wire_ratio=6.4, efficiency=0.9, by_gain=((0.2, 0.5), (0.6, 0.9)))
+            >>> round(forecast.efficiency_at(0.4), 3)
             0.7
-            >>> Candidate("quantize", 16.0, 13.5, efficiency=0.9).efficiency_at(0.4)  # its gain does not tell
+            >>> Forecast(topk, wire_ratio=6.4, efficiency=0.9).efficiency_at(0.4)  # gain does not tell
             0.9
         """
         if not self.by_gain or not math.isfinite(gain):
@@ -83,10 +112,6 @@ class Candidate:
         (low, least), (high, most) = self.by_gain[right - 1], self.by_gain[right]
         share = min(1.0, max(0.0, (gain - low) / (high - low)))
         return least + share * (most - least)
-
-    def __str__(self) -> str:
-        often = f" every {self.every} steps" if self.every > 1 else ""
-        return f"{self.compressor} {self.cf:g}x{often}" + (f" behind {self.delay}" if self.delay else "")
 
 
 Cause = Literal["same_bytes", "not_fewer_bytes"]
@@ -98,15 +123,15 @@ class Dropped:
     """A candidate that a controller may not choose.
 
     Attributes:
-        candidate: that was dropped.
-        cause: why.
-        other: candidate that it was compared with: the one that sends the same, or the dense one of the fewest bytes.
-        ratio: predicted wire bytes of ``candidate`` over those of ``other``.
+        forecast: forecast of the dropped candidate.
+        cause: why the candidate was dropped.
+        other: forecast that was compared: of the candidate that sends the same, or of the dense one of fewest bytes.
+        ratio: predicted wire bytes of ``forecast`` / predicted wire bytes of ``other``.
     """
 
-    candidate: Candidate
+    forecast: Forecast
     cause: Cause
-    other: Candidate
+    other: Forecast
     ratio: float
 
 

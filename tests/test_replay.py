@@ -28,6 +28,7 @@ from tests.controllers.script import DENSE_CANDIDATE, Curve, Script
 pytestmark = pytest.mark.timeout(60)
 
 DENSE_BYTES = 1_000_000
+FLOAT32 = Forecast(DENSE_CANDIDATE, 1.0)
 
 
 def wire_ratio(cf: float) -> float:
@@ -65,20 +66,19 @@ def record_run(
     proposed = policy.controller.propose(policy.cf_range, policy.base.candidates(policy.cf_range))
     base = policy.base
 
-    def candidate(cf: float) -> Candidate:
+    def forecast(cf: float) -> Forecast:
         efficiency = round(base.profile(cf).efficiency, 4)
         by_gain = base.profile(cf).efficiency_by_gain
-        return Candidate(
-            base.name, cf, wire_ratio(cf), efficiency, base.profile(cf).family, by_gain, 0.004, exchange(wire_ratio(cf))
-        )
+        times = (0.004, exchange(wire_ratio(cf)))
+        family = base.profile(cf).family
+        return Forecast(Candidate("hook", base.name, cf), wire_ratio(cf), efficiency, family, by_gain, *times)
 
     def exchange(ratio: float) -> float:
         return float(f"{1e-7 * DENSE_BYTES / ratio:.3g}")
 
     dense = [
-        replace(
-            DENSE_CANDIDATE,
-            cf=form.cf,
+        Forecast(
+            Candidate("hook", DENSE, form.cf),
             wire_ratio=form.cf,
             family=form.profile(form.cf).family,
             coding_s=0.0,
@@ -86,7 +86,8 @@ def record_run(
         )
         for form in policy.dense_formats
     ]
-    candidates = (*dense, *(candidate(cf) for cf in proposed))
+    forecasts = (*dense, *(forecast(cf) for cf in proposed))
+    ratios = {one.candidate: one.wire_ratio for one in forecasts}
     sink = JSONLSink(path)
     sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, candidates))
     controller = at_latency(policy.controller, latency)
@@ -105,20 +106,20 @@ def record_run(
     sink.close()
 
 
-def step_of(measured: Measurement) -> StepRecord:
+def step_of(measured: Measurement, wire_ratio: float) -> StepRecord:
     """What a sink is told of a step; ``seconds`` is another rank's than the mean."""
     one = measured.candidate
     share = 1 - measured.error / measured.energy
     gain = share if math.isfinite(share) else None
     t_system = measured.samples / measured.seconds
-    wire = int(DENSE_BYTES / one.wire_ratio)
+    wire = int(DENSE_BYTES / wire_ratio)
     return StepRecord(
         step=measured.step,
         compressor=one.compressor,
         cf=one.cf,
         achieved_cf=one.cf,
         gain=gain,
-        wire_ratio=one.wire_ratio,
+        wire_ratio=wire_ratio,
         payload_bytes=wire,
         wire_bytes=wire,
         dense_wire_bytes=DENSE_BYTES,

@@ -78,7 +78,7 @@ def test_a_wrong_line_is_refused_in_words_or_replayed(
         ("step", "every", -5, "every: -5, 1 or more expected"),
         ("run", "version", 1, "version: 1, and this gravac reads 2"),
         ("run", "world_size", 0, "world_size: 0, 1 or more expected"),
-        ("run", "candidates", 5, "candidates: 5, a list expected"),
+        ("run", "forecasts", 5, "forecasts: 5, a list expected"),
         ("decision", "phase", None, "phase: None, a word expected"),
     ],
 )

@@ -40,7 +40,7 @@ def average(ranks: Sequence[Averager], xs: Sequence[torch.Tensor], cf: float, st
     plan = ranks[0].plan(step, cf)
     pieces = [Piece("w", out.view(-1), tuple(out.shape)) for out in outs]
     for averager in ranks:
-        averager.measure(LocalMeasurement(step, Candidate(ranks[0].base.name, cf, cf)))
+        averager.measure(LocalMeasurement(step, Candidate("hook", ranks[0].base.name, cf)))
     memory.run([averager.average([piece], plan) for averager, piece in zip(ranks, pieces, strict=True)])
     for averager in ranks:
         averager.commit()

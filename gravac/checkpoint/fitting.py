@@ -20,7 +20,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from gravac.averaging.plan import Form
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Mode
 from gravac.compressors import Compressor
 from gravac.compressors.dtypes import working
 from gravac.measurement import slots
@@ -111,7 +111,7 @@ def like(kind: Any, **narrower: Any) -> type[Fields]:
 
 
 FACTORS: dict[str, Any] = {"cf": Factor, "every": Positive, "delay": Count}
-CandidateFields: Any = like(Candidate, **FACTORS, wire_ratio=Factor, efficiency=Finite)
+CandidateFields: Any = like(Candidate, **FACTORS)
 DecisionFields: Any = like(DecisionRecord, **FACTORS, step=Count)
 
 
@@ -221,7 +221,7 @@ class OuterState(Fields):
     """The state of outer steps, as ``RoundState.dump`` gives it.
 
     Attributes:
-        candidates: compressor, CF, number of steps of a round and delay in steps of each candidate.
+        candidates: each candidate as ``gravac.controllers.plain.identify`` gives it.
     """
 
     phase: Literal["timing", "undecided", "decided"]
@@ -230,7 +230,7 @@ class OuterState(Fields):
     in_round: Count
     every: Count
     delay: Count
-    candidates: tuple[tuple[str, Factor, Positive, Count], ...]
+    candidates: tuple[tuple[Mode, str, Factor, Positive, Count], ...]
     shares: SharesState | None
     fragments: tuple[FragmentState, ...]
     buffers: BuffersState

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gravac.candidate import Candidate, Forecast
 from gravac.commands.common import Commands, require, runs
 from gravac.commands.policies import table
 from gravac.policy import load_policy
 
 if TYPE_CHECKING:
-    from gravac.candidate import Candidate
     from gravac.replay import Replay
     from gravac.telemetry.records import DecisionRecord
 
@@ -63,12 +64,13 @@ def words(played: Replay, whole: bool = False) -> str:
         played: replay of a recorded run.
         whole: whether to list decisions that change neither's candidate, too.
     """
-    from gravac.telemetry.words import described, reason_words
+    from gravac.telemetry.words import reason_words
 
-    trace, candidates = played.trace, played.trace.run.candidates
+    trace, forecasts = played.trace, played.trace.run.forecasts
+    begins = trace.choices()[0], played.first
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
-        (str(trace.steps[0].step), described(trace.choices()[0]), described(played.first), "where it begins"),
+        (str(trace.steps[0].step), *(_described(own, forecasts) for own in begins), "where it begins"),
     ]
     left_out = 0
     recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
@@ -77,9 +79,9 @@ def words(played: Replay, whole: bool = False) -> str:
             if not whole and not any(record is not None and record.changed for record in (then, now)):
                 left_out += 1
                 continue
-            reasons = [reason_words(record.reason, candidates) if record else "-" for record in (then, now)]
+            reasons = [reason_words(record.reason, forecasts) if record else "-" for record in (then, now)]
             reason = reasons[0] if reasons[0] == reasons[1] else " | ".join(reasons)
-            rows.append((str(step), _choice(then, candidates), _choice(now, candidates), reason))
+            rows.append((str(step), _choice(then, forecasts), _choice(now, forecasts), reason))
     lines = [
         table(rows),
         "",
@@ -97,13 +99,11 @@ def exact_words(played: Replay) -> str:
     Args:
         played: replay of a recorded run.
     """
-    from gravac.telemetry.words import described
-
     rounds, parting = _counts_rounds(played), played.parting
     if parting is None:
         return f"exact: in all {played.steps} {'rounds' if rounds else 'steps'} the policy would run what ran"
     where = f"exact up to {'round' if rounds else 'step'} {parting.step}; there the policy would"
-    ran, would = described(parting.ran), described(parting.would)
+    ran, would = (_described(own, played.trace.run.forecasts) for own in (parting.ran, parting.would))
     if ran != would:
         return f"{where} run {would}, the run ran {ran}"
     return f"{where} evaluate {_cfs(parting.would_evaluate)} beside {ran}, the run evaluated {_cfs(parting.evaluated)}"
@@ -156,9 +156,15 @@ def _by_step(records: tuple[DecisionRecord, ...]) -> dict[int, list[DecisionReco
     return {step: list(same) for step, same in itertools.groupby(records, key=lambda record: record.step)}
 
 
-def _choice(record: DecisionRecord | None, candidates: Sequence[Candidate]) -> str:
-    from gravac.telemetry.words import candidate_of, described
+def _choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str:
+    from gravac.telemetry.words import described, forecast_of
 
     if record is None:
         return "-"
-    return described(candidate_of(record, candidates)) + ("*" if record.changed else "")
+    return described(forecast_of(record, forecasts)) + ("*" if record.changed else "")
+
+
+def _described(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:
+    from gravac.telemetry.words import described
+
+    return described(next((own for own in forecasts if own.candidate == candidate), Forecast(candidate, math.nan)))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from gravac.candidate import Candidate, Span
+from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement, Sums
 from gravac.controllers.plain import Finite, check_names, from_plain, identified, identify, to_plain
 from gravac.controllers.schedule import snap
@@ -112,9 +112,9 @@ class Accordion(Settings):
         """Return the ends of the range, or what the compressor can do nearest to them."""
         return snap(sorted(set(cf_range)), reach)
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[AccordionState, Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
         """Begin with all tensors at the low CF."""
-        low, high = _ends(candidates)
+        low, high = _ends(forecasts)
         state = AccordionState(low, high, Window(low))
         reason = f"accordion: {low} in critical regimes, {high} otherwise; epochs of {self._steps} steps"
         return state, replace(self._decide(state), reason=reason)
@@ -147,14 +147,15 @@ class Accordion(Settings):
     def check(self, plain: dict[str, Any]) -> None:
         """Refuse what ``dump`` does not give."""
         check_names(AccordionState, plain, ("running",), Window)
-        self.restore(plain, identified([plain["running"]], "controller_state/running"))
+        (ran,) = identified([plain["running"]], "controller_state/running")
+        self.restore(plain, [Forecast(ran, wire_ratio=1.0)])
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AccordionState, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AccordionState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.
 
         The same tensors are critical. The window goes on when its candidate still runs.
         """
-        low, high = _ends(candidates)
+        low, high = _ends(forecasts)
         state = from_plain(AccordionState, {**plain, "low": low, "high": high, "window": Window(low)})
         state = replace(state, window=Window.resume(state.runs[0], plain))
         return state, self._decide(state)
@@ -186,6 +187,7 @@ class Accordion(Settings):
         return Decision(candidate, tensors=tensors, sums=self._sums(state.step + self.latency))
 
 
-def _ends(candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate]:
-    """Return the low and the high candidate; dense for the low one where that was not admitted."""
-    return candidates[-2] if len(candidates) > 2 else candidates[0], candidates[-1]
+def _ends(forecasts: Sequence[Forecast]) -> tuple[Candidate, Candidate]:
+    """Return the low and the high candidate; dense instead of the low candidate if that was not admitted."""
+    low = forecasts[-2] if len(forecasts) > 2 else forecasts[0]
+    return low.candidate, forecasts[-1].candidate

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from gravac.candidate import Candidate, Span
+from gravac.candidate import Candidate, Forecast, Span
 
 SHADOWS = 5
 """Most shadow CFs a decision may ask for: each evaluates every tensor once more, and is one more number to agree on."""
@@ -132,8 +132,8 @@ class Controller(Protocol[StateT]):
     One that counts epochs may also offer ``for_run(steps_per_epoch: int)``: itself as a run of such epochs has it. It
     is called once, before ``propose``, where the user says how long an epoch is.
 
-    One that also decides how often is exchanged, and behind how many steps, from candidates that differ in ``every``
-    and ``delay``, says so by a true ``chooses_every``.
+    One that also chooses between candidates that differ in ``every`` and ``delay`` alone says so by a true
+    ``chooses_every``.
 
     One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
     many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.
@@ -162,12 +162,12 @@ class Controller(Protocol[StateT]):
             reach: what the compressor can do inside that range: all of a span, or a list.
         """
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
-        """Return the state before the first step, and the decision for it.
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
+        """Return the state before the first step, and the decision for the first step.
 
         Args:
-            candidates: what may be chosen, ascending by wire ratio; the first is dense, and so may be the second, in
-                16 bit.
+            forecasts: what is expected of each candidate that may be chosen, ascending by wire ratio. The first is of
+                dense, and so may be the second, in 16 bit.
         """
 
     def observe(self, state: StateT, measurement: Measurement) -> tuple[StateT, Decision]:
@@ -176,11 +176,16 @@ class Controller(Protocol[StateT]):
     def dump(self, state: StateT) -> dict[str, Any]:
         """Return the state as plain values (dict, list, str, int, float, bool, None), for a checkpoint."""
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StateT, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StateT, Decision]:
         """Return the state that ``dump`` made plain, and the decision that was in force.
 
-        The candidates may be others than at the dump (another number of ranks): the decision is one of those present.
-        A reason says what of the state could not be restored, and becomes a record; there is none if all was.
+        The candidates may be others than at the dump (another number of ranks): the decision is for one of those that
+        are forecast now. A reason says what of the state could not be restored, and becomes a record; if all was
+        restored, the reason is empty.
+
+        Args:
+            plain: what ``dump`` returned, perhaps after a round trip through JSON.
+            forecasts: see ``start``.
         """
 
 

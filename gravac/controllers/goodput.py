@@ -4,7 +4,7 @@
 
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every value keeps 0.64 of the
 energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Here a
-candidate carries its *efficiency*, the share of a dense step's progress that one of its steps makes, from committed
+candidate is forecast an *efficiency*, the share of a dense step's progress that one of its steps makes, from committed
 measurements (``gravac.compressors.profile``); throughput is measured while training.
 
 The search starts, among those whose efficiency is near dense's, at what is expected to code and exchange fastest by
@@ -16,7 +16,7 @@ is tried for a few steps, and given up early when it is clearly slower. When no 
 its exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is
 old, or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's
 time, besides the first few. Efficiency is corrected by the gain that is measured, for compressors where gain tells
-(``Candidate.efficiency_at``).
+(``Forecast.efficiency_at``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gravac.candidate import Candidate, Span
+from gravac.candidate import Forecast, Span
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import HOLD, SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.plain import (
@@ -140,18 +140,19 @@ class Goodput(Settings):
             return snap(geometric(cf_range), reach)
         return tuple(cf for cf in sorted(set(reach)) if cf_range[0] <= cf <= cf_range[1])
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[GoodputState, Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Begin the search where the module's text says."""
-        at = self._first(candidates)
-        state = GoodputState(tuple(candidates), SEARCH, at, at, Window(candidates[at]))
-        reason = f"start at {candidates[at]}: the fewest bytes at an efficiency of {candidates[at].efficiency:.2f}"
-        if (step := candidates[at].step_s) is not None:
-            reason = f"start at {candidates[at]}: the best goodput, {1000 * step:.3g} ms a step expected"
-        elif (ahead := _ahead(candidates[at])) is not None:
-            reason = f"start at {candidates[at]}: the quickest of those near dense, {1000 * ahead:.3g} ms expected"
-        if len(candidates) == 1:
+        at = self._first(forecasts)
+        first = forecasts[at].candidate
+        state = GoodputState(tuple(forecasts), SEARCH, at, at, Window(first))
+        reason = f"start at {first}: the fewest bytes at an efficiency of {forecasts[at].efficiency:.2f}"
+        if (step := forecasts[at].step_s) is not None:
+            reason = f"start at {first}: the best goodput, {1000 * step:.3g} ms a step expected"
+        elif (ahead := _ahead(forecasts[at])) is not None:
+            reason = f"start at {first}: the quickest of those near dense, {1000 * ahead:.3g} ms expected"
+        if len(forecasts) == 1:
             reason = "no candidate sends less than dense: dense for good"
-        return state, Decision(candidates[at], reason=reason)
+        return state, Decision(first, reason=reason)
 
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
         """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
@@ -176,52 +177,55 @@ class Goodput(Settings):
 
     def dump(self, state: GoodputState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
-        return {"candidates": identify(state.candidates), **to_plain(state)}
+        candidates = identify(forecast.candidate for forecast in state.forecasts)
+        return {"candidates": candidates, **to_plain(state)}
 
     def check(self, plain: dict[str, Any]) -> None:
         """Refuse what ``dump`` does not give."""
         check_names(GoodputState, plain, ("candidates",), Window)
         candidates = identified(plain["candidates"])
-        state = state_from_plain(GoodputState, plain, candidates, 0)
+        forecasts = tuple(Forecast(candidate, wire_ratio=1.0) for candidate in candidates)
+        state = state_from_plain(GoodputState, plain, candidates[0], forecasts=forecasts)
         entries, floors = [one.position for one in state.entries], [at for at, _ in state.floors]
         positions = {"position": [state.position], "best": [state.best], "entries": entries, "floors": floors}
         check_positions(positions, len(candidates))
         if any(entry.window > state.windows for entry in state.entries):
             raise SettingsError(f"controller_state/entries: measured after window {state.windows}, the last")
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[GoodputState, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[GoodputState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.
 
         With other candidates than at the dump, what was measured stays of those that there are still; the reason names
         the others. If the candidate that ran is none of them, the best that was measured is held; if none was measured,
         the search starts anew.
         """
-        before, now = plain["candidates"], identify(candidates)
+        before, now = plain["candidates"], identify(forecast.candidate for forecast in forecasts)
         if before != now:
             gone = [named(one) for one in before if one not in now]
             moved = _moved(plain, {at: now.index(one) for at, one in enumerate(before) if one in now})
             if moved is None:
-                fresh, decision = self.start(candidates)
+                fresh, decision = self.start(forecasts)
                 return fresh, replace(decision, reason=f"{_without(gone)}; nothing measured is left: {decision.reason}")
-            state = state_from_plain(GoodputState, moved, candidates, moved["position"])
+            running = forecasts[moved["position"]].candidate
+            state = state_from_plain(GoodputState, moved, running, forecasts=forecasts)
             runs = before[plain["position"]] in now
             reason = "" if runs else f"; {state.running} is the best of those measured"
             return state, Decision(state.running, reason=_without(gone) + reason if gone else "")
-        state = state_from_plain(GoodputState, plain, candidates, plain["position"])
-        return state, Decision(state.running)
+        running = forecasts[plain["position"]].candidate
+        return state_from_plain(GoodputState, plain, running, forecasts=forecasts), Decision(running)
 
-    def _first(self, candidates: Sequence[Candidate], moved: bool = False) -> int:
+    def _first(self, forecasts: Sequence[Forecast], moved: bool = False) -> int:
         """Return the position where a search starts; once the link has changed, that of the highest wire ratio.
 
-        Where all that a step takes was expected, it is that of the best goodput by that.
+        If the seconds of whole steps were forecast, the search starts at the best goodput by these.
         """
-        if not moved and candidates[0].step_s is not None:
-            return max(range(len(candidates)), key=lambda at: _expected(candidates[at]))
-        least = self.near * candidates[0].efficiency
-        good = [at for at, candidate in enumerate(candidates) if candidate.efficiency >= least]
-        ahead = [(seconds, at) for at in good if (seconds := _ahead(candidates[at])) is not None]
+        if not moved and forecasts[0].step_s is not None:
+            return max(range(len(forecasts)), key=lambda at: _expected(forecasts[at]))
+        least = self.near * forecasts[0].efficiency
+        good = [at for at, forecast in enumerate(forecasts) if forecast.efficiency >= least]
+        ahead = [(seconds, at) for at in good if (seconds := _ahead(forecasts[at])) is not None]
         if moved or len(ahead) < len(good):
-            return max(good, key=lambda position: candidates[position].wire_ratio)
+            return max(good, key=lambda position: forecasts[position].wire_ratio)
         return min(ahead)[1]
 
     def _hopeless(self, state: GoodputState) -> bool:
@@ -241,7 +245,7 @@ class Goodput(Settings):
 
     def _tried(self, state: GoodputState, seconds: float, given_up: bool) -> tuple[GoodputState, str]:
         """Enter what a trial measured, and go on; return the state and the reason, in words."""
-        best, ran = state.entry(state.best), state.running
+        best, ran = state.entry(state.best), state.forecast
         if best is not None and state.position != state.best:
             steps = state.window.steps
             more = steps * (seconds - ran.efficiency_at(state.window.gain) / state.goodput(best))
@@ -249,7 +253,7 @@ class Goodput(Settings):
         before = state.entry(state.position)
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         state = state.enter(seconds, share)
-        reason = f"{1000 * seconds:.4g} ms a step at {ran}, efficiency {state.efficiency(state.position):.2f}"
+        reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, efficiency {state.efficiency(state.position):.2f}"
         return self._go_on(state, f"{reason}: given up early" if given_up else reason)
 
     def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
@@ -274,7 +278,7 @@ class Goodput(Settings):
 
     def _anew(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from where a run starts, when that is another candidate and may be better."""
-        first = self._first(state.candidates, moved=True)
+        first = self._first(state.forecasts, moved=True)
         promise = state.efficiency(first) / state.fastest(first, self.expire)
         held = state.entry(state.position)
         assert held is not None
@@ -290,8 +294,8 @@ class Goodput(Settings):
         goodput, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
         promising = [
             (state.efficiency(at) / state.fastest(at, self.expire), at)
-            for at in range(len(state.candidates))
-            if at != best.position and cost(state.slowest(at), best.seconds, state.candidates[at].every) <= left
+            for at, forecast in enumerate(state.forecasts)
+            if at != best.position and cost(state.slowest(at), best.seconds, forecast.candidate.every) <= left
         ]
         better = [one for one in promising if one[0] > self._to_beat(state, best, one[1])]
         if better:
@@ -313,11 +317,11 @@ class Goodput(Settings):
 
     def _to_beat(self, state: GoodputState, held: GoodputEntry, position: int) -> float:
         """Return the goodput that a candidate must exceed to replace the one that is held, or to be tried."""
-        margin, near = self.hysteresis, self.near * state.candidates[0].efficiency
-        coarse = state.candidates[held.position].by_gain and held.efficiency < near
+        margin, near = self.hysteresis, self.near * state.forecasts[0].efficiency
+        coarse = state.forecasts[held.position].by_gain and held.efficiency < near
         if coarse and state.efficiency(position) > held.efficiency:
             margin = max(margin, SETBACK / max(state.steps, SETTLED))
-        if state.candidates[position].behind is not None:
+        if state.forecasts[position].behind is not None:
             margin = max(margin, UNSURE)
         return state.goodput(held) * (1 + margin)
 
@@ -364,13 +368,13 @@ def _all_beyond(most: float, seconds: Sequence[float]) -> bool:
     return len(seconds) >= SOON and min(seconds[-SOON:]) > most
 
 
-def _expected(candidate: Candidate) -> float:
-    """Return the goodput expected before the first step; 0 where its time is not known."""
-    return candidate.efficiency / candidate.step_s if candidate.step_s else 0.0
+def _expected(forecast: Forecast) -> float:
+    """Return the goodput expected before the first step; 0 if the seconds of a step are not known."""
+    return forecast.efficiency / forecast.step_s if forecast.step_s else 0.0
 
 
-def _ahead(candidate: Candidate) -> float | None:
-    """Return the seconds that coding and exchange were expected to add to a step that hides neither."""
-    if candidate.coding_s is None or candidate.exchange_s is None:
+def _ahead(forecast: Forecast) -> float | None:
+    """Return the seconds that coding and exchange are expected to add to a step that hides neither."""
+    if forecast.coding_s is None or forecast.exchange_s is None:
         return None
-    return BESIDE * candidate.coding_s + candidate.exchange_s
+    return BESIDE * forecast.coding_s + forecast.exchange_s

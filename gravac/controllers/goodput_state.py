@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Measurement
 from gravac.controllers.plain import Above0, Amount, Count, Finite
 from gravac.controllers.window import Window
@@ -98,9 +98,9 @@ class GoodputState:
     """The state of a search.
 
     Attributes:
-        candidates: candidates to choose from: dense first, then ascending by wire ratio.
+        forecasts: forecasts of the candidates to choose from: dense first, then ascending by wire ratio.
         phase: ``"search"`` or ``"hold"``.
-        position: place of the candidate that runs in ``candidates``.
+        position: place of the candidate that runs in ``forecasts``.
         best: place of the best candidate measured.
         window: window under way.
         entries: newest measurement of each candidate that ran.
@@ -113,7 +113,7 @@ class GoodputState:
         moved: whether the link changed since it was probed.
     """
 
-    candidates: tuple[Candidate, ...]
+    forecasts: tuple[Forecast, ...]
     phase: Literal["search", "hold"]
     position: Count
     best: Count
@@ -130,7 +130,12 @@ class GoodputState:
     @property
     def running(self) -> Candidate:
         """The candidate that runs."""
-        return self.candidates[self.position]
+        return self.forecast.candidate
+
+    @property
+    def forecast(self) -> Forecast:
+        """The forecast of the candidate that runs."""
+        return self.forecasts[self.position]
 
     def count(self, measured: Measurement) -> GoodputState:
         """Return the state with one more step."""
@@ -150,7 +155,7 @@ class GoodputState:
         """
         before = self.entry(self.position)
         others = tuple(entry for entry in self.entries if entry.position != self.position)
-        efficiency, saved = self.running.efficiency_at(self.window.gain), self.window.savings
+        efficiency, saved = self.forecast.efficiency_at(self.window.gain), self.window.savings
         entry = GoodputEntry(self.position, seconds, self.windows, efficiency, saved, self.window.doubt)
         return replace(self, entries=(*others, entry if before is None else entry.pooled(before, share)))
 
@@ -197,7 +202,7 @@ class GoodputState:
     def efficiency(self, position: int) -> float:
         """Return the statistical efficiency of a candidate's steps: as measured, or as expected before it ran."""
         measured = self.entry(position)
-        return measured.efficiency if measured else self.candidates[position].efficiency
+        return measured.efficiency if measured else self.forecasts[position].efficiency
 
     def changed(self, seconds: float) -> GoodputState:
         """Return the state after the link changed: measurements are forgotten, but for bounds that follow from them.
@@ -212,11 +217,11 @@ class GoodputState:
         """
         held = self.entry(self.position)
         assert held is not None
-        here, slower = 1 / self.running.wire_ratio, seconds - held.seconds
+        here, slower = 1 / self.forecast.wire_ratio, seconds - held.seconds
         floors = {}
         for entry in self.entries:
-            share = 1 / self.candidates[entry.position].wire_ratio
-            hidden = _hides(self.candidates[entry.position]) - _hides(self.running)
+            share = 1 / self.forecasts[entry.position].wire_ratio
+            hidden = _hides(self.forecasts[entry.position]) - _hides(self.forecast)
             if entry.position == self.position or (slower <= 0 and (share > here or hidden < 0)):
                 continue
             moved = slower * share / here if (share > here) == (slower > 0) and not (slower > 0 and hidden > 0) else 0.0
@@ -233,11 +238,11 @@ class GoodputState:
 
         Where the time of exchange is not known, all of the step is taken for it.
         """
-        mine = self.candidates[position]
+        mine = self.forecasts[position]
         measured = self.entry(position)
 
         def most(entry: GoodputEntry) -> float:
-            other = self.candidates[entry.position]
+            other = self.forecasts[entry.position]
             waited, _, exchanged = entry.saved or (entry.seconds,) * 3
             hidden = max(0.0, exchanged - waited) if _hides(mine) < _hides(other) else 0.0
             return entry.seconds + hidden + exchanged * max(0.0, other.wire_ratio / mine.wire_ratio - 1)
@@ -254,7 +259,7 @@ class GoodputState:
         them, and an upper bound of that below. What may hide more behind steps waits for nothing, at best, whatever it
         sends.
         """
-        mine = self.candidates[position]
+        mine = self.forecasts[position]
         measured = self.entry(position)
         if measured is not None:
             least = max(measured.seconds / 2, measured.seconds - DOUBTS * measured.doubt)
@@ -262,7 +267,7 @@ class GoodputState:
         bounds = [floor for at, floor in self.floors if at == position]
         bounds.append(self._foreseen(mine))
         for entry in self.entries:
-            other = self.candidates[entry.position]
+            other = self.forecasts[entry.position]
             waited, coded, _ = entry.saved or (entry.seconds,) * 3
             least = entry.seconds
             if mine.family != other.family:
@@ -280,32 +285,32 @@ class GoodputState:
 
         Where an exchange travels behind steps, they share processors with it; what sends less may not.
         """
-        candidate = self.candidates[entry.position]
-        if entry.saved is None or candidate.compute_s is None or not _hides(candidate):
+        forecast = self.forecasts[entry.position]
+        if entry.saved is None or forecast.compute_s is None or not _hides(forecast):
             return 0.0
         waited, coded, _ = entry.saved
-        return max(0.0, entry.seconds - waited - coded - candidate.compute_s)
+        return max(0.0, entry.seconds - waited - coded - forecast.compute_s)
 
-    def _foreseen(self, candidate: Candidate) -> float:
+    def _foreseen(self, forecast: Forecast) -> float:
         """Return the least seconds of a step by the link's probe, and by how quick other candidates turned out on it.
 
-        No exchange hides behind forward, that of a round (``Candidate.behind``) behind no more than may pass until it
+        No exchange hides behind forward, that of a round (``Forecast.behind``) behind no more than may pass until it
         is taken up; and no step is shorter than it would be if it neither waited nor coded what was measured, but coded
         what this one does.
         """
         shortest = min((entry.seconds for entry in self.entries), default=0.0)
         known = [(entry, entry.saved) for entry in self.entries if entry.saved is not None]
-        if self.moved or candidate.exchange_s is None or not known:
+        if self.moved or forecast.exchange_s is None or not known:
             return FLOOR * shortest
         computes = (entry.seconds - waited - coded - self._stretched(entry) for entry, (waited, coded, _) in known)
         compute = max(0.0, min(computes))
         quick = 1.0
         for entry, (_, _, exchanged) in known:
-            expected = self.candidates[entry.position].exchange_s
+            expected = self.forecasts[entry.position].exchange_s
             quick = min(quick, exchanged / expected) if expected else quick
-        coding, exchange = SURE * (candidate.coding_s or 0.0), SURE * quick * candidate.exchange_s
-        if candidate.behind is not None:
-            return max(LEAST * shortest, compute + coding + max(0.0, exchange - candidate.behind * compute))
+        coding, exchange = SURE * (forecast.coding_s or 0.0), SURE * quick * forecast.exchange_s
+        if forecast.behind is not None:
+            return max(LEAST * shortest, compute + coding + max(0.0, exchange - forecast.behind * compute))
         return max(LEAST * shortest, compute + coding, exchange + AHEAD * compute)
 
     def _slope(self, position: int, *, above: bool) -> float:
@@ -314,14 +319,14 @@ class GoodputState:
         Above it: at most, infinite when not known. Below it: at least, without what coding alone took longer. Steps are
         compared within a family only, since families differ in what coding costs.
         """
-        here = 1 / self.candidates[position].wire_ratio
+        here = 1 / self.forecasts[position].wire_ratio
         points: dict[str, list[tuple[float, float, float]]] = {}
         for entry in self.entries:
-            candidate = self.candidates[entry.position]
-            share = 1 / candidate.wire_ratio
+            forecast = self.forecasts[entry.position]
+            share = 1 / forecast.wire_ratio
             if share >= here if above else share <= here:
                 coded = entry.saved[1] if entry.saved else 0.0
-                points.setdefault(candidate.family, []).append((share, entry.seconds, coded))
+                points.setdefault(forecast.family, []).append((share, entry.seconds, coded))
         slopes = []
         for family in points.values():
             (least, quick, light), (most, slow, heavy) = min(family), max(family)
@@ -332,6 +337,6 @@ class GoodputState:
         return math.inf if above and not slopes else max([0.0, *slopes])
 
 
-def _hides(candidate: Candidate) -> float:
-    """Return the share of a step's compute behind which a round's exchange may travel; 0 where there are no rounds."""
-    return candidate.behind or 0.0
+def _hides(forecast: Forecast) -> float:
+    """Return the share of a step's compute that the exchange of a round may overlap with; 0 if there are no rounds."""
+    return forecast.behind or 0.0

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gravac.candidate import Candidate, Span
+from gravac.candidate import Forecast, Span
 from gravac.controllers import gravac_literal as literal
 from gravac.controllers.base import SHADOWS, Decision, Measurement
 from gravac.controllers.gravac_literal import LiteralState
@@ -96,11 +96,12 @@ class GraVAC(Settings):
         spaced = exponential(cf_range) if self.step == "exponential" else geometric(cf_range)
         return snap(spaced, reach)
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[AnyState, Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
         """Begin the warm-up at the lowest CF; run dense for good when there is no other candidate."""
+        candidates = tuple(forecast.candidate for forecast in forecasts)
         if self.paper_literal:
             return literal.start(candidates)
-        state = GravacState(tuple(candidates), EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
+        state = GravacState(candidates, EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
         position = state.lowest if state.compresses else state.home
         running = candidates[position]
         reason = f"warm-up at {running}" if state.compresses else f"no candidate sends less than {running}: it stays"
@@ -139,7 +140,7 @@ class GraVAC(Settings):
         kind: Any = LiteralState if plain["algorithm"] == "literal" else GravacState
         check_names(kind, plain, ("algorithm", "candidates"), Window)
         candidates = identified(plain["candidates"])
-        state: AnyState = state_from_plain(kind, plain, candidates, 0)
+        state: AnyState = state_from_plain(kind, plain, candidates[0], candidates=candidates)
         if isinstance(state, LiteralState):
             check_positions({"running": [state.running]}, len(candidates))
             return
@@ -147,18 +148,19 @@ class GraVAC(Settings):
         positions = {"position": [state.position], "floor": [state.floor], "queue": state.queue, "entries": entries}
         check_positions(positions, len(candidates))
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[AnyState, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.
 
         With other candidates than at the dump, or the other algorithm, it starts anew.
         """
+        candidates = tuple(forecast.candidate for forecast in forecasts)
         if plain["candidates"] != identify(candidates) or plain["algorithm"] != self._algorithm:
-            fresh, decision = self.start(candidates)
+            fresh, decision = self.start(forecasts)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
         if self.paper_literal:
-            printed = state_from_plain(LiteralState, plain, candidates, plain["running"])
+            printed = state_from_plain(LiteralState, plain, candidates[plain["running"]], candidates=candidates)
             return printed, literal.decide(printed)
-        state = state_from_plain(GravacState, plain, candidates, plain["position"])
+        state = state_from_plain(GravacState, plain, candidates[plain["position"]], candidates=candidates)
         return state, Decision(state.running, self._shadow(state))
 
     @property

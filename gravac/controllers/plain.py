@@ -1,24 +1,30 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""States as plain values, for checkpoints: all that is in one but candidates, which are given again at a restore."""
+"""States as plain values, for checkpoints: all but the candidates and forecasts, which a restore is given anew."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, fields
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Mode
 from gravac.settings import SettingsError
 
 StateT = TypeVar("StateT")
 
-CANDIDATES: dict[str, Any] = {"candidate": True, "candidates": True, "low": True, "high": True, "window": {"candidate"}}
-"""Fields that are left out, of a window or of a state that has one."""
+GIVEN = ("candidate", "candidates", "forecasts", "low", "high")
+"""Fields of windows and states that a restore is given: candidates and forecasts."""
+
+EXCLUDED: dict[str, Any] = {**dict.fromkeys(GIVEN, True), "window": {"candidate"}}
+"""Fields that are left out of plain values: those given, of a window or of a state with a window."""
 
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 """A number of things, or a position."""
+
+Positive = Annotated[int, Field(ge=1, le=2**53, strict=True)]
+"""A number of steps, 1 or more."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 """A number that is neither infinite nor nan."""
@@ -33,42 +39,35 @@ Factor = Annotated[float, Field(ge=1e-9, le=1e9, strict=True)]
 """A compression factor, or the ratio of two."""
 
 
-def identify(candidates: Sequence[Candidate]) -> list[list[str | float]]:
-    """Return compressor, CF and, where there are outer steps, ``every`` and ``delay`` of each candidate.
+def identify(candidates: Iterable[Candidate]) -> list[list[str | float]]:
+    """Return each candidate as a list ``[mode, compressor, cf, every, delay]``: what positions in a state refer to.
 
-    Those are what positions in a state refer to.
+    Example:
+        >>> identify([Candidate("outer", "topk", 10.0, every=50)])
+        [['outer', 'topk', 10.0, 50, 0]]
     """
-    return [
-        [
-            one.compressor,
-            one.cf,
-            *([one.every] if max(one.every - 1, one.delay) else []),
-            *([one.delay] * (one.delay > 0)),
-        ]
-        for one in candidates
-    ]
+    return [list(astuple(candidate)) for candidate in candidates]
 
 
 def named(identity: Sequence[Any]) -> str:
-    """Return one of ``identify``'s in words.
+    """Return an identity that ``identify`` gave, in words.
 
     Example:
-        >>> named(["topk", 10.0, 50, 25])
+        >>> named(["outer", "topk", 10.0, 50, 25])
         'topk 10x every 50 steps behind 25'
     """
-    compressor, cf, *when = identity
-    return str(Candidate(compressor, cf, 1.0, every=when[0] if when else 1, delay=when[1] if when[1:] else 0))
+    return str(Candidate(*identity))
 
 
 def to_plain(state: Any) -> dict[str, Any]:
-    """Return a dataclass's fields as plain values, tuples as lists, without candidates."""
+    """Return a dataclass's fields as plain values, tuples as lists, without candidates and forecasts."""
     kind: Any = type(state)
-    plain: dict[str, Any] = _adapter(kind).dump_python(state, mode="json", exclude=CANDIDATES)
+    plain: dict[str, Any] = _adapter(kind).dump_python(state, mode="json", exclude=EXCLUDED)
     return plain
 
 
 def from_plain(kind: Callable[..., StateT], plain: Mapping[str, Any]) -> StateT:
-    """Return what ``to_plain`` made plain, with candidates; keys that are no fields of ``kind`` are left aside."""
+    """Return what ``to_plain`` made plain, with the fields that are given; keys that are no fields are ignored."""
     try:
         restored: StateT = _adapter(kind).validate_python(plain)
     except ValidationError as error:
@@ -95,20 +94,18 @@ def check_names(kind: Any, plain: Mapping[str, Any], besides: Collection[str], w
 
 
 def identified(plain: Any, path: str = "controller_state/candidates") -> tuple[Candidate, ...]:
-    """Return candidates with the identity that ``identify`` gave, and all else made up, to check a state with.
+    """Return the candidates that ``identify`` made plain.
 
     Raises:
         SettingsError: ``plain`` is not what ``identify`` gives of one candidate or more.
     """
     try:
-        rows = _adapter(tuple[tuple[str, Above0, Count, Count] | tuple[str, Above0, Count] | tuple[str, Above0], ...])
-        given = rows.validate_python(plain)
+        identities = _adapter(tuple[tuple[Mode, str, Above0, Positive, Count], ...]).validate_python(plain)
     except ValidationError:
-        given = ()
-    if not given:
-        raise SettingsError(f"{path}: {plain!r:.80}, a name and a CF of each candidate expected")
-    full = ((*one, *(1, 0)[len(one) - 2 :]) for one in given)
-    return tuple(Candidate(name, cf, 1.0, every=every, delay=delay) for name, cf, every, delay in full)
+        identities = ()
+    if not identities:
+        raise SettingsError(f"{path}: {plain!r:.80}, mode, compressor, CF, every and delay of each candidate expected")
+    return tuple(Candidate(*identity) for identity in identities)
 
 
 def check_positions(positions: Mapping[str, Sequence[int]], count: int) -> None:
@@ -124,18 +121,17 @@ def check_positions(positions: Mapping[str, Sequence[int]], count: int) -> None:
 
 
 def state_from_plain(
-    kind: Callable[..., StateT], plain: Mapping[str, Any], candidates: Sequence[Candidate], running: int
+    kind: Callable[..., StateT], plain: Mapping[str, Any], running: Candidate, **given: Sequence[Any]
 ) -> StateT:
     """Return the state that ``to_plain`` made plain.
 
     Args:
-        kind: class of the state: a dataclass with ``candidates``, and a ``window`` of the one that runs.
+        kind: class of the state: a dataclass with a ``window`` of the candidate that runs.
         plain: what was dumped.
-        candidates: what may be chosen, as at the dump.
-        running: position of the candidate that runs.
+        running: candidate that runs.
+        given: ``candidates`` or ``forecasts``, whichever the state has, in the order of the dump.
     """
-    window = {**plain["window"], "candidate": candidates[running]}
-    return from_plain(kind, {**plain, "candidates": candidates, "window": window})
+    return from_plain(kind, {**plain, **given, "window": {**plain["window"], "candidate": running}})
 
 
 def _check_named(path: str, plain: Any, names: set[str]) -> None:
@@ -148,7 +144,7 @@ def _check_named(path: str, plain: Any, names: set[str]) -> None:
 
 
 def _names(kind: Any) -> set[str]:
-    return set() if kind is None else {field.name for field in fields(kind)} - {*CANDIDATES}
+    return set() if kind is None else {field.name for field in fields(kind)} - {*GIVEN}
 
 
 @functools.cache

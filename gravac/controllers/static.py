@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gravac.candidate import DENSE, Candidate, Span
+from gravac.candidate import DENSE, Candidate, Forecast, Span
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.plain import check_names
 from gravac.controllers.schedule import snap
@@ -38,9 +38,9 @@ class Static(Settings):
         cfs = (self.cf,) if isinstance(reach, Span) else snap((self.cf,), reach)
         return tuple(cf for cf in cfs if cf in (1.0, 2.0) or cf_range[0] <= cf <= cf_range[1])
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
         """Decide for dense when that has its CF, otherwise for the first candidate that is not dense."""
-        dense, *others = candidates
+        dense, *others = (forecast.candidate for forecast in forecasts)
         chosen = dense if self.cf in (1.0, dense.cf) or not others else others[0]
         return Window(chosen), Decision(chosen, reason=f"static: {chosen}")
 
@@ -59,9 +59,9 @@ class Static(Settings):
     def check(self, plain: dict[str, Any]) -> None:
         """Refuse what ``dump`` does not give."""
         check_names(None, plain, (), Window)
-        Window.restore(Candidate(DENSE, 1.0, 1.0), plain["window"])
+        Window.restore(Candidate("hook", DENSE, 1.0), plain["window"])
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force: the candidate, whatever ran then."""
-        chosen = self.start(candidates)[0].candidate
+        chosen = self.start(forecasts)[0].candidate
         return Window.restore(chosen, plain["window"]), Decision(chosen)

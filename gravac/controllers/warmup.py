@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gravac.candidate import Candidate, Span
+from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers.base import LATENCY, Decision, Measurement
 from gravac.controllers.plain import Count, check_names, from_plain, identified, identify, to_plain
 from gravac.controllers.schedule import geometric, snap
@@ -75,10 +75,11 @@ class Warmup(Settings):
         """Return the same schedule for decisions that take effect after so many steps."""
         return self(latency=latency)
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
         """Begin with the first stage."""
+        candidates = tuple(forecast.candidate for forecast in forecasts)
         first = self._at(0, candidates)
-        return WarmupState(tuple(candidates), Window(first)), Decision(first, reason=self._reason(0, first))
+        return WarmupState(candidates, Window(first)), Decision(first, reason=self._reason(0, first))
 
     def observe(self, state: WarmupState, measurement: Measurement) -> tuple[WarmupState, Decision]:
         """Count the step; decide for the stage of ``latency`` steps later, when the decision takes effect."""
@@ -101,14 +102,14 @@ class Warmup(Settings):
         ran = identified([plain["running"]], "controller_state/running")
         from_plain(WarmupState, {**plain, "candidates": ran, "window": {**plain["window"], "candidate": ran[0]}})
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[WarmupState, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[WarmupState, Decision]:
         """Return the state that ``dump`` made plain, and the decision in force.
 
         The schedule goes on where it was; so does the window, when its candidate still runs.
         """
-        steps = plain["steps"]
+        steps, candidates = plain["steps"], tuple(forecast.candidate for forecast in forecasts)
         chosen = self._at(steps + self.latency - 1 if steps else 0, candidates)
-        return WarmupState(tuple(candidates), Window.resume(chosen, plain), steps), Decision(chosen)
+        return WarmupState(candidates, Window.resume(chosen, plain), steps), Decision(chosen)
 
     def _stage(self, step: int) -> int:
         """Return the number of the stage that a step belongs to, counted from 0."""

@@ -10,7 +10,7 @@ import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.candidate import DENSE, Candidate, Span
+from gravac.candidate import DENSE, Candidate, Forecast, Span
 from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor, Dense, dense
 from gravac.controllers.base import LATENCY, Decision, Measurement
@@ -21,6 +21,9 @@ from gravac.stepping.engine import Engine, StepInputs
 
 BELOW = 1024
 """Number of elements below which a tensor is not compressed."""
+
+FLOAT32 = Candidate("hook", DENSE, 1.0)
+"""Dense, not compressed."""
 
 
 class Totals(NamedTuple):
@@ -62,7 +65,9 @@ def train(
     chosen = Scheduled(base.name if base.compresses else DENSE, cf)
 
     def admit(*_: object) -> Admission:
-        return Admission((Candidate(DENSE, 1.0, 1.0), chosen.at(first)))
+        return Admission(
+            tuple(Forecast(candidate, wire_ratio=candidate.cf) for candidate in (FLOAT32, chosen.at(first)))
+        )
 
     engines = []
     for averager, executor in zip(averagers, Lockstep(ranks).executors, strict=True):
@@ -117,15 +122,15 @@ class Scheduled:
     def at(self, step: int) -> Candidate:
         """Return the candidate of a step."""
         cf = self.cf(step) if callable(self.cf) else self.cf
-        return Candidate(DENSE, 1.0, 1.0) if cf is None else Candidate(self.compressor, cf, cf)
+        return FLOAT32 if cf is None else Candidate("hook", self.compressor, cf)
 
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         """Propose nothing: what runs is not chosen from candidates."""
         return ()
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[int, Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
         """Decide for the first step, and the second, which nothing is measured before."""
-        return 0, Decision(candidates[-1], reason="as scheduled")
+        return 0, Decision(forecasts[-1].candidate, reason="as scheduled")
 
     def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
         """Decide for the step that a decision from this measurement holds in."""
@@ -135,9 +140,9 @@ class Scheduled:
         """Return nothing: there is no state."""
         return {}
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[int, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[int, Decision]:
         """Start anew."""
-        return self.start(candidates)
+        return self.start(forecasts)
 
 
 def _averager(base: Compressor, feedback: float | None) -> Averager:

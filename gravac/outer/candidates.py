@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gravac.candidate import Candidate
+from gravac.candidate import Forecast
 from gravac.compressors.profile import MEASURED_WORLD
 from gravac.controllers.base import Controller
 from gravac.outer.efficiency import efficiency
@@ -29,7 +29,7 @@ Delay = int | Literal["auto"]
 
 
 Offered = Mapping[tuple[str, float, int], tuple[int, ...]]
-"""Numbers of steps behind which a candidate may travel, ascending, by its compressor, CF and ``every``."""
+"""Delays of the candidates of a compressor, CF and ``every``, in steps, ascending."""
 
 NOTHING: Offered = MappingProxyType({})
 
@@ -75,7 +75,7 @@ def widened(
     """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
 
     Args:
-        admission: candidates of an exchange in every step.
+        admission: forecasts of an exchange in each step.
         every: numbers of steps from one exchange to the next, ascending.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
         delay: see ``Delay``; ``"auto"`` makes two candidates of one, of which a controller chooses.
@@ -87,87 +87,98 @@ def widened(
         before: delays of candidates of the run that is continued, which stay as they are: others would be other
             candidates, since times are never measured alike twice.
     """
-    found: list[Candidate] = []
+    outer: list[Forecast] = []
     known = before if delay == "auto" else NOTHING
     for number in every:
-        for one in admission.candidates:
-            behind = known.get((one.compressor, one.cf, number)) or delays(one, number, compute_s, delay, fragments)
-            ways = [at_every(one, number, compute_s, it, world) for it in behind]
-            found += ways if chooses else [most_promising(ways)]
-    return Admission(screened(found, keep_all), admission.dropped)
+        for each in admission.forecasts:
+            key = each.candidate.compressor, each.candidate.cf, number
+            behind = known.get(key) or delays(each, number, compute_s, delay, fragments)
+            ways = [at_every(each, number, compute_s, steps, world) for steps in behind]
+            outer += ways if chooses else [most_promising(ways)]
+    return Admission(screened(outer, keep_all), admission.dropped)
 
 
 def offered(identities: Iterable[Sequence[Any]]) -> Offered:
-    """Return the delays of candidates that are given as compressor, CF, ``every`` and delay.
+    """Return the delays of candidates, each as ``gravac.controllers.plain.identify`` gives it.
 
     Example:
-        >>> offered([["topk", 10.0, 50, 25], ["topk", 10.0, 50, 0]])
+        >>> offered([["outer", "topk", 10.0, 50, 25], ["outer", "topk", 10.0, 50, 0]])
         {('topk', 10.0, 50): (0, 25)}
     """
     delays: dict[tuple[str, float, int], tuple[int, ...]] = {}
-    for compressor, cf, every, delay in identities:
-        candidate = compressor, cf, every
-        delays[candidate] = tuple(sorted({*delays.get(candidate, ()), delay}))
+    for _, compressor, cf, every, delay in identities:
+        key = compressor, cf, every
+        delays[key] = tuple(sorted({*delays.get(key, ()), delay}))
     return delays
 
 
 def delays(
-    candidate: Candidate, every: int, compute_s: float | None, delay: Delay, fragments: int = 1
+    forecast: Forecast, every: int, compute_s: float | None, delay: Delay, fragments: int = 1
 ) -> tuple[int, ...]:
-    """Return the numbers of steps behind which the exchange of a candidate may travel, ascending.
+    """Return the delays that a candidate may have if ranks exchange in rounds, in steps, ascending.
 
     Args:
-        candidate: one of an exchange in every step.
+        forecast: forecast of an exchange in each step.
         every: number of steps from one exchange to the next.
         compute_s: seconds that a step takes without exchange; ``None``: not known.
         delay: number of steps; ``"auto"``: none, and as many as a fragment's exchange takes, at most half of ``every``.
         fragments: number of parts that the model is exchanged in.
 
     Example:
-        >>> one = Candidate("topk", 10.0, 6.4, coding_s=0.01, exchange_s=0.2)
-        >>> delays(one, 10, 0.1, "auto"), delays(one, 2, 0.1, "auto"), delays(one, 10, None, "auto")
+        >>> from gravac.candidate import Candidate
+        >>> topk = Forecast(Candidate("hook", "topk", 10.0), 6.4, coding_s=0.01, exchange_s=0.2)
+        >>> delays(topk, 10, 0.1, "auto"), delays(topk, 2, 0.1, "auto"), delays(topk, 10, None, "auto")
         ((0, 3), (0, 1), (0,))
     """
     if delay != "auto":
         return (delay,)
     most = int(MOST * every)
-    if not most or not compute_s or candidate.coding_s is None or candidate.exchange_s is None:
+    if not most or not compute_s or forecast.coding_s is None or forecast.exchange_s is None:
         return (0,)
-    takes = SPARE * (candidate.coding_s + candidate.exchange_s) / fragments / compute_s
+    takes = SPARE * (forecast.coding_s + forecast.exchange_s) / fragments / compute_s
     return (0, min(most, max(1, math.ceil(takes))))
 
 
-def screened(candidates: Sequence[Candidate], keep_all: bool) -> tuple[Candidate, ...]:
-    """Return the first of candidates, then the others by bytes, less those that none would choose.
+def screened(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, ...]:
+    """Return the first forecast, then the others by bytes, less the candidates that no controller would choose.
 
-    Left out is a compressed one that sends no less than another of at least its efficiency; those that are waited for
-    and those that travel behind steps each among themselves. Dense ones stay: where bytes are cheap, coding is what
-    costs.
+    A compressed candidate is left out if another sends no more bytes and has at least its efficiency. Candidates with a
+    delay and candidates without are compared among themselves. Dense candidates stay: if bytes are cheap, coding is
+    what costs.
 
     Args:
-        candidates: all that there are.
+        forecasts: forecasts of all candidates.
         keep_all: whether to leave nothing out.
     """
-    first, *others = candidates
-    kept = [one for one in others if keep_all or one.dense or not any(_better(other, one) for other in candidates)]
-    return (first, *sorted(kept, key=lambda one: (one.wire_ratio, one.cf, one.delay)))
+    first, *others = forecasts
+    kept = [
+        own for own in others if keep_all or own.candidate.dense or not any(_better(other, own) for other in forecasts)
+    ]
+    return (first, *sorted(kept, key=lambda own: (own.wire_ratio, own.candidate.cf, own.candidate.delay)))
 
 
 def at_every(
-    candidate: Candidate, every: int, compute_s: float | None, delay: int, world: int = MEASURED_WORLD
-) -> Candidate:
-    """Return a candidate of an exchange in every step as it is in every so many; see ``widened``."""
-    coding, exchange = (None if s is None else s / every for s in (candidate.coding_s, candidate.exchange_s))
+    forecast: Forecast, every: int, compute_s: float | None, delay: int, world: int = MEASURED_WORLD
+) -> Forecast:
+    """Return the forecast of outer steps, by the forecast of the same compressor and CF in each step.
+
+    Args:
+        forecast: forecast of an exchange in each step.
+        every: number of steps from one exchange to the next.
+        compute_s: seconds that a step takes without exchange; ``None``: not known.
+        delay: number of steps that an exchange is in flight before its mean is applied.
+        world: number of ranks.
+    """
+    coding, exchange = (None if s is None else s / every for s in (forecast.coding_s, forecast.exchange_s))
     behind, step = min(delay, every) / every, None
     if compute_s is not None and coding is not None and exchange is not None:
         step = compute_s + coding + max(0.0, exchange - compute_s * behind)
     return replace(
-        candidate,
-        every=every,
-        delay=delay,
-        wire_ratio=candidate.wire_ratio * every,
-        efficiency=efficiency(candidate, every, delay, world),
-        family=candidate.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
+        forecast,
+        candidate=replace(forecast.candidate, mode="outer", every=every, delay=delay),
+        wire_ratio=forecast.wire_ratio * every,
+        efficiency=efficiency(forecast, every, delay, world),
+        family=forecast.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
         by_gain=(),  # what a gain stands for was measured on gradients
         apart=(),
         coding_s=coding,
@@ -178,13 +189,13 @@ def at_every(
     )
 
 
-def _better(one: Candidate, other: Candidate) -> bool:
-    """Tell whether one candidate is no worse than another in bytes and efficiency, and better in one."""
-    mine, others = ((c.wire_ratio, c.efficiency) for c in (one, other))
-    alike = (one.delay > 0) == (other.delay > 0)
+def _better(one: Forecast, other: Forecast) -> bool:
+    """True if one candidate is no worse than another in bytes and efficiency, and better in one of the two."""
+    mine, others = ((forecast.wire_ratio, forecast.efficiency) for forecast in (one, other))
+    alike = (one.candidate.delay > 0) == (other.candidate.delay > 0)
     return alike and mine != others and mine[0] >= others[0] and mine[1] >= others[1]
 
 
-def most_promising(ways: Sequence[Candidate]) -> Candidate:
-    """Return the candidate of the most progress per second as predicted; by efficiency where no time is known."""
-    return max(ways, key=lambda one: one.efficiency / (one.step_s or 1.0))
+def most_promising(ways: Sequence[Forecast]) -> Forecast:
+    """Return the forecast of the most progress per second; of the highest efficiency if no seconds are known."""
+    return max(ways, key=lambda way: way.efficiency / (way.step_s or 1.0))

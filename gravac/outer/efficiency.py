@@ -5,7 +5,7 @@
 import math
 from collections.abc import Mapping
 
-from gravac.candidate import Candidate
+from gravac.candidate import Forecast
 from gravac.compressors.profile import MEASURED_WORLD, EfficiencyPoints, efficiency_at, power_at
 
 DENSE: Mapping[int, EfficiencyPoints] = {
@@ -24,17 +24,25 @@ BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.7
 by ``docs/measurements/outer_delays.json``, which has but a bound of one task at the last."""
 
 
-def efficiency(candidate: Candidate, every: int, delay: int = 0, world: int = MEASURED_WORLD) -> float:
-    """Return the efficiency of a candidate that is exchanged every so many steps, and taken up so many later.
+def efficiency(forecast: Forecast, every: int, delay: int = 0, world: int = MEASURED_WORLD) -> float:
+    """Return the efficiency of a step if ranks exchange in rounds, by the forecast of an exchange in each step.
 
-    Between numbers of ranks that were measured it is a power of their number, beyond them that of the nearest.
+    Between numbers of ranks that were measured, the efficiency of dense is a power of their number; beyond them, that
+    of the nearest number.
+
+    Args:
+        forecast: forecast of an exchange in each step.
+        every: number of steps from one exchange to the next.
+        delay: number of steps that an exchange is in flight before its mean is applied.
+        world: number of ranks.
 
     Example:
-        >>> bits = Candidate("quantize", 16.0, 15.0, efficiency=0.96, apart=((50, 1.0), (100, 2.2)))
+        >>> from gravac.candidate import Candidate
+        >>> bits = Forecast(Candidate("hook", "quantize", 16.0), 15.0, 0.96, apart=((50, 1.0), (100, 2.2)))
         >>> efficiency(bits, 10), efficiency(bits, 10, delay=5), efficiency(bits, 100)
         (0.9504, 0.8934, 0.649)
     """
-    return round(_dense(every, delay, world) * math.pow(candidate.efficiency, _power(candidate, every)), 4)
+    return round(_dense(every, delay, world) * math.pow(forecast.efficiency, _power(forecast, every)), 4)
 
 
 def _dense(every: int, delay: int, world: int) -> float:
@@ -42,5 +50,5 @@ def _dense(every: int, delay: int, world: int) -> float:
     return efficiency_at(by_ranks, min(world, max(DENSE))) * efficiency_at(BEHIND, 1 + delay)
 
 
-def _power(candidate: Candidate, every: int) -> float:
-    return power_at(candidate.apart, every) if candidate.apart else 1.0
+def _power(forecast: Forecast, every: int) -> float:
+    return power_at(forecast.apart, every) if forecast.apart else 1.0

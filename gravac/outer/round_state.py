@@ -17,9 +17,6 @@ Phase = Literal["timing", "undecided", "decided", "training"]
 """Where a round is: the rank times its first steps, before the first decision; how many steps the round has is not
 decided yet; that is decided; and so is how many of them this rank makes."""
 
-Identity = tuple[str, float, int, int]
-"""Compressor, CF, number of steps of a round, and delay in steps of a candidate."""
-
 
 @dataclass(slots=True, eq=False)
 class RoundState:
@@ -40,7 +37,8 @@ class RoundState:
         own_steps: number of them that this rank makes; 0 before the phase ``"training"``.
         delay: number of steps behind which the round's exchange travels, of a rank on average.
         late: number of fragments that had not come when they were due; each was applied later.
-        candidates: candidates that a controller had to choose from; none before the first round.
+        candidates: identities of the candidates that a controller had to choose from, see
+            ``gravac.controllers.plain.identify``; none before the first round.
     """
 
     fragments: Sequence[Fragment]
@@ -57,7 +55,7 @@ class RoundState:
     own_steps: int = 0
     delay: int = 0
     late: int = 0
-    candidates: list[Identity] = field(default_factory=list)
+    candidates: list[list[str | float]] = field(default_factory=list)
 
     @property
     def under_way(self) -> bool:
@@ -88,7 +86,7 @@ class RoundState:
             "in_round": self.in_round,
             "every": self.every,
             "delay": self.delay,
-            "candidates": [list(identity) for identity in self.candidates],
+            "candidates": [[*identity] for identity in self.candidates],
             "shares": self.shares.state_dict(),
             "fragments": [fragment.state_dict() for fragment in self.fragments],
             "buffers": self.buffers.state_dict(),
@@ -113,4 +111,4 @@ class RoundState:
         self.phase, self.ended, self.steps = plain["phase"], plain["ended"], plain["steps"]
         self.in_round, self.every = 0 if of_other_ranks else plain["in_round"], plain["every"]
         self.delay = plain["delay"]
-        self.candidates = [tuple(identity) for identity in plain["candidates"]]
+        self.candidates = [[*identity] for identity in plain["candidates"]]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
 from gravac.outer.candidates import check_chosen
 from gravac.policy import Policy, RunSettings
@@ -56,7 +56,7 @@ class Replay:
         trace: the recorded run.
         first: candidate that the policy begins with.
         parting: where run and policy part; ``None``: nowhere.
-        candidates: what the policy could choose from, dense first.
+        forecasts: forecasts of the candidates that the policy could choose from, dense first.
         recorded: the run's decisions, as far as the replay has measurements for the policy's.
         replayed: the policy's decisions, in the same form; ``step`` is the first step that a decision holds for.
         notes: what else keeps the replay from being the run itself.
@@ -65,7 +65,7 @@ class Replay:
     trace: Trace
     first: Candidate
     parting: Parting | None
-    candidates: tuple[Candidate, ...]
+    forecasts: tuple[Forecast, ...]
     recorded: tuple[DecisionRecord, ...]
     replayed: tuple[DecisionRecord, ...]
     notes: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Replay:
                 "steps_recorded": len(self.trace.steps),
                 "parting": self.parting,
                 "notes": self.notes,
-                "candidates": self.candidates,
+                "forecasts": self.forecasts,
                 "recorded": self.recorded,
                 "replayed": self.replayed,
             }
@@ -124,9 +124,9 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     epoch = None if steps_per_epoch is None else int(steps_per_epoch)
     policy = RunSettings(steps_per_epoch=epoch, policy=policy).policy
     notes = _settings_noted(trace, policy)
-    candidates, left_out = _candidates(trace, policy)
+    forecasts, left_out = _forecasts(trace, policy)
     controller = at_latency(policy.controller, trace.latency)
-    state, first = controller.start(candidates)
+    state, first = controller.start(forecasts)
     coming, decision = deque([first] * trace.latency), first
     parting, replayed = None, list[DecisionRecord]()
     for record, ran in zip(trace.steps, trace.choices(), strict=True):
@@ -144,26 +144,28 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         coming.append(decision)
     end = math.inf if parting is None else parting.step + trace.latency
     recorded = tuple(one for one in trace.decisions if one.step < end)
-    return Replay(trace, first.candidate, parting, candidates, recorded, tuple(replayed), (*notes, *left_out))
+    return Replay(trace, first.candidate, parting, forecasts, recorded, tuple(replayed), (*notes, *left_out))
 
 
-def _candidates(trace: Trace, policy: Policy) -> tuple[tuple[Candidate, ...], list[str]]:
-    """Return the run's candidates that a policy allows, and a note of choices that the run did not have.
+def _forecasts(trace: Trace, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
+    """Return forecasts of the run's candidates that a policy allows, and a note of choices that the run did not have.
 
     Raises:
         SettingsError: the policy's choices are fixed, and the run did not have one of them; or its controller does not
             choose how often ranks exchange, although the run's did; or the run has no candidates.
     """
     controller, base, run = policy.controller, policy.base, trace.run
-    if not (run.candidates and run.candidates[0].dense):
+    candidates = [forecast.candidate for forecast in run.forecasts]
+    if not (candidates and candidates[0].dense):
         raise SettingsError("trace: the run's first candidate is not dense, so no controller can start from them")
-    first, *others = run.candidates
-    check_chosen(controller, min(one.every for one in run.candidates), max(one.every for one in run.candidates))
+    first = candidates[0]
+    numbers = [candidate.every for candidate in candidates]
+    check_chosen(controller, min(numbers), max(numbers))
     proposed = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
     dense_cfs = {first.cf, *(form.cf for form in policy.dense_formats)}
-    chosen = [one for one in others if one.cf in (dense_cfs if one.dense else proposed)]
-    known = [*run.candidates, *(() if controller.keeps_all else (one.candidate for one in run.dropped))]
-    unknown = {*proposed} - {1.0, first.cf} - {one.cf for one in known if not one.dense}
+    allowed = [own for own in candidates[1:] if own.cf in (dense_cfs if own.dense else proposed)]
+    dropped = () if controller.keeps_all else (dropped.forecast.candidate for dropped in run.dropped)
+    unknown = {*proposed} - {1.0, first.cf} - {known.cf for known in (*candidates, *dropped) if not known.dense}
     names = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown))
     if unknown and controller.keeps_all:
         raise SettingsError(
@@ -171,13 +173,14 @@ def _candidates(trace: Trace, policy: Policy) -> tuple[tuple[Candidate, ...], li
             "of that; give a policy that chooses from the run's candidates"
         )
     left_out = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
-    return (first, *chosen), [left_out] if unknown else []
+    chosen = tuple(forecast for forecast in run.forecasts if forecast.candidate in (first, *allowed))
+    return chosen, [left_out] if unknown else []
 
 
 def _parting(record: StepRecord, ran: Candidate, holds: Decision) -> Parting | None:
     """Return how a recorded step and the decision that holds in the step differ; ``None``: they do not."""
     evaluated = tuple(cf for cf, _ in record.shadow)
-    if _identity(ran) == _identity(holds.candidate) and evaluated == holds.shadow:
+    if ran == holds.candidate and evaluated == holds.shadow:
         return None
     return Parting(record.step, ran, holds.candidate, evaluated, holds.shadow)
 
@@ -243,8 +246,4 @@ def _settings_noted(trace: Trace, policy: Policy) -> Sequence[str]:
 
 
 def _gist(record: DecisionRecord) -> tuple[Any, ...]:
-    return record.step, record.changed, *_identity(record)
-
-
-def _identity(ran: Candidate | DecisionRecord) -> tuple[str, float, int, int]:
-    return ran.compressor, ran.cf, ran.every, ran.delay
+    return record.step, record.changed, record.compressor, record.cf, record.every, record.delay

@@ -11,12 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import LATENCY
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import read_jsonl
 from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
-from gravac.telemetry.words import candidate_of
+from gravac.telemetry.words import forecast_of
 
 LONGEST_LATENCY = 16
 """Most steps from a measurement to its decision that a trace may show; executors have two or three."""
@@ -48,7 +48,7 @@ class Trace:
         for record in self.steps:
             while decided < len(self.decisions) and self.decisions[decided].step <= record.step:
                 every, decided = self.decisions[decided].every, decided + 1
-            chosen.append(candidate_of(replace(record, every=every), self.run.candidates))
+            chosen.append(forecast_of(replace(record, every=every), self.run.forecasts).candidate)
         return chosen
 
     def number(self, setting: str) -> float | None:
@@ -136,11 +136,9 @@ ABOVE_0: Range = (lambda number: 0 < number < math.inf, "a finite number above 0
 SECONDS: Range = (lambda number: number is None or 0 <= number < math.inf, "seconds, 0 or more")
 SHARE: Range = (lambda number: number is None or 0 <= number <= 1, "a share between 0 and 1")
 
-CANDIDATE: Mapping[str, Range] = {
-    "cf": FACTOR,
+CANDIDATE: Mapping[str, Range] = {"cf": FACTOR, "every": POSITIVE, "delay": COUNT}
+FORECAST: Mapping[str, Range] = {
     "wire_ratio": ABOVE_0,
-    "every": POSITIVE,
-    "delay": COUNT,
     "coding_s": SECONDS,
     "exchange_s": SECONDS,
     "step_s": SECONDS,
@@ -185,11 +183,12 @@ def check_record(record: Record) -> None:
         for name, (fits, words) in SETTINGS.items():
             if name in record.settings and not fits(record.settings[name]):
                 raise ValueError(f"settings/{name}: {record.settings[name]!r:.80}, {words} expected")
-        for at, candidate in enumerate(record.candidates):
-            _check(candidate, CANDIDATE, f"candidates/{at}/")
+        for at, forecast in enumerate(record.forecasts):
+            _check(forecast.candidate, CANDIDATE, f"forecasts/{at}/candidate/")
+            _check(forecast, FORECAST, f"forecasts/{at}/")
 
 
-def _check(part: Record | Candidate, ranges: Mapping[str, Range], path: str) -> None:
+def _check(part: Record | Candidate | Forecast, ranges: Mapping[str, Range], path: str) -> None:
     for name, (fits, words) in ranges.items():
         if not fits(number := getattr(part, name)):
             raise ValueError(f"{path}{name}: {number!r:.80}, {words} expected")

@@ -12,7 +12,7 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Form
-from gravac.candidate import Candidate, Dropped
+from gravac.candidate import Candidate, Dropped, Forecast
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import Compressor
 from gravac.costmodel import Machine, Network, predict
@@ -25,19 +25,19 @@ SAME = 1.01
 NOT_TIMED: Mapping[float, float] = MappingProxyType({})
 """What is known of coding where it was not timed."""
 
-Predicted = Callable[[Compressor, float], Candidate]
-"""A compressor at a CF as a candidate, with what it is predicted to send on the model, and to take."""
+Predicted = Callable[[Compressor, float], Forecast]
+"""A function that forecasts a compressor at a CF: bytes sent of the model, seconds taken, efficiency."""
 
 
 class Admission(NamedTuple):
     """Who may be chosen.
 
     Attributes:
-        candidates: those who may, ascending by predicted wire ratio, dense first, then 16 bit.
-        dropped: those who may not, in the order in which they were dropped.
+        forecasts: forecasts of the candidates that may be chosen, ascending by wire ratio; dense first, then 16 bit.
+        dropped: candidates that may not be chosen, in the order in which they were dropped.
     """
 
-    candidates: tuple[Candidate, ...]
+    forecasts: tuple[Forecast, ...]
     dropped: tuple[Dropped, ...] = ()
 
 
@@ -59,7 +59,7 @@ def admit(
     link: LinkProbe | None = None,
     coding: Mapping[float, float] = NOT_TIMED,
 ) -> Admission:
-    """The candidates of a run, once its model and its ranks are known.
+    """The forecasts of a run's candidates, once its model and its ranks are known.
 
     Args:
         policy: gives controller, base and range.
@@ -87,14 +87,13 @@ def admit(
         step = predict(shapes, compressor, cf, 1.0, world, network, machine, dense=dense, dense_below=below)
         return float(f"{step.compress_s:.3g}"), float(f"{step.exchange_s:.3g}")
 
-    def predicted(compressor: Compressor, cf: float) -> Candidate:
+    def predicted(compressor: Compressor, cf: float) -> Forecast:
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
         profile = compressor.profile(cf, world=world, shapes=compressed)
         efficiency, by_gain = round(profile.efficiency, 4), profile.efficiency_by_gain
         coding, exchange = expected(compressor, cf)
-        return Candidate(
-            compressor.name,
-            cf,
+        return Forecast(
+            Candidate("hook", compressor.name, cf),
             ratio,
             efficiency,
             profile.family,
@@ -109,14 +108,14 @@ def admit(
 
 
 def admitted(policy: Policy, predicted: Predicted) -> Admission:
-    """The admission of a run: drops what would send no less than dense, or what another does.
+    """Admit a run's candidates: drop those that would send no less than dense, or what another does.
 
     Top-k by all-gather sends (N-1) times its payload: at 10x and 32 ranks, 3.2 times more than dense. Where 16 bit is a
     candidate, less than that is what counts.
 
     Args:
         policy: gives controller, base and range.
-        predicted: makes a candidate of what the policy proposes.
+        predicted: forecasts what the policy proposes.
     """
     dense, *sixteen = (predicted(form, form.cf) for form in policy.dense_formats)
     if not policy.base.compresses:
@@ -125,20 +124,20 @@ def admitted(policy: Policy, predicted: Predicted) -> Admission:
     wanted = [predicted(policy.base, cf) for cf in policy.controller.propose(policy.cf_range, reach)]
     if policy.controller.keeps_all:
         return Admission((dense, *wanted))
-    candidates = [dense]
+    forecasts = [dense]
     dropped = []
-    for one in (*sixteen, *sorted(wanted, key=lambda c: (c.wire_ratio, c.cf))):
-        twin = next((other for other in candidates if alike(one, other)), None)
-        least = next(other for other in reversed(candidates) if other.dense)
+    for one in (*sixteen, *sorted(wanted, key=lambda c: (c.wire_ratio, c.candidate.cf))):
+        twin = next((other for other in forecasts if alike(one, other)), None)
+        least = next(other for other in reversed(forecasts) if other.candidate.dense)
         if twin is None and one.wire_ratio > least.wire_ratio:
-            candidates.append(one)
+            forecasts.append(one)
         elif twin is not None:
             dropped.append(Dropped(one, "same_bytes", twin, twin.wire_ratio / one.wire_ratio))
         else:
             dropped.append(Dropped(one, "not_fewer_bytes", least, least.wire_ratio / one.wire_ratio))
-    return Admission(tuple(candidates), tuple(dropped))
+    return Admission(tuple(forecasts), tuple(dropped))
 
 
-def alike(one: Candidate, other: Candidate) -> bool:
+def alike(one: Forecast, other: Forecast) -> bool:
     """Whether two candidates send the same on this model: it is too small for the higher CF."""
     return one.family == other.family and one.wire_ratio <= SAME * other.wire_ratio

@@ -95,7 +95,7 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[f
 
     mine = averager()
     compressed = [form for form in forms if mine.compresses(form[0])]
-    cfs = [one.cf for one in admit(policy, mine, forms).candidates if not one.dense]
+    cfs = [one.candidate.cf for one in admit(policy, mine, forms).forecasts if not one.candidate.dense]
     if not compressed or not cfs:
         return {}
     sample, found, failures = typical(compressed), dict[float, float](), list[BaseException]()
@@ -158,7 +158,7 @@ def _runs(averager: Averager, cf: float, sample: TypicalTensors, executor: Execu
     averager.dense_below, steps = 0, []
     for step in range(WARM + REPEATS):
         flat.copy_(source)
-        averager.measure(LocalMeasurement(step, Candidate(averager.base.name, cf, cf)), executor)
+        averager.measure(LocalMeasurement(step, Candidate("hook", averager.base.name, cf)), executor)
         plan = averager.plan(step, cf)
         parts = in_parts(pieces, TEMPORARIES // averager.coding_bytes(plan))
         steps.append([span for part in parts for span in _coded(averager, averager.average(part, plan), device)])

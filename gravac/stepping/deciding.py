@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gravac.averaging.plan import Form
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
-from gravac.controllers.plain import identify
 from gravac.measurement import LocalMeasurement
 from gravac.settings import SettingsError
 from gravac.stepping.admission import Admission
@@ -50,7 +49,7 @@ class Deciding:
 
     Attributes:
         decision: decision in force; ``None`` before the first step.
-        candidates: candidates admitted; none before the first step.
+        forecasts: forecasts of the candidates admitted; none before the first step.
         restored: state of the controller, dumped, that the next ``start`` restores; ``None``: there is none.
     """
 
@@ -62,7 +61,7 @@ class Deciding:
         reporting: Reporting = Reporting(),
     ) -> None:
         self.decision: Decision | None = None
-        self.candidates: tuple[Candidate, ...] = ()
+        self.forecasts: tuple[Forecast, ...] = ()
         self._controller = controller
         self._admit = admit
         self._emit = emit
@@ -70,6 +69,16 @@ class Deciding:
         self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
         self._latency = 0
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The candidates admitted; none before the first step."""
+        return tuple(forecast.candidate for forecast in self.forecasts)
+
+    def exchange_s(self, candidate: Candidate) -> float:
+        """Return the seconds that the exchange of a candidate is forecast to take; 0 if not known."""
+        known = next((forecast for forecast in self.forecasts if forecast.candidate == candidate), None)
+        return 0.0 if known is None else known.exchange_s or 0.0
 
     def open(self, latency: int, timed: Iterable[float]) -> None:
         """Learn how many steps a decision takes to hold; of ``timed`` tells ``RunRecord``."""
@@ -86,20 +95,19 @@ class Deciding:
 
     def start(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
-        self.candidates, dropped = self._admit(state, forms)
+        self.forecasts, dropped = self._admit(state, forms)
         if self.restored is not None:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
-            state.controller, self.decision = self._controller.start(self.candidates)
-        self._emit(RunRecord(dict(self._reporting.settings), world, self.candidates, dropped, self._timed))
+            state.controller, self.decision = self._controller.start(self.forecasts)
+        self._emit(RunRecord(dict(self._reporting.settings), world, self.forecasts, dropped, self._timed))
         if self.restored is not None and self.decision.reason:
-            ran = [] if state.candidate is None else [state.candidate]
-            self._record(state, state.step, identify(ran) != identify([self.decision.candidate]))
+            self._record(state, state.step, state.candidate != self.decision.candidate)
         return self.decision
 
     def _restored_state(self, plain: dict[str, Any]) -> tuple[Any, Decision]:
         try:
-            return self._controller.restore(plain, self.candidates)
+            return self._controller.restore(plain, self.forecasts)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise SettingsError(
                 f"controller_state: {self._controller.name} cannot restore it ({error!r}); load what its dump() gave"

@@ -423,7 +423,7 @@ class Engine:
             sums=self.decision.sums,
         )
         self._one_round = self.averager.one_round(self._plan)
-        link_s = state.candidate.exchange_s or 0.0 if self._one_round else 0.0
+        link_s = self.deciding.exchange_s(chosen) if self._one_round else 0.0
         self._waiting.begin(self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu")
         scale = 1.0 if state.loss_scale is None else state.loss_scale
         self._measurement = LocalMeasurement(

@@ -22,7 +22,7 @@ KINDS: dict[str, type[Record]] = {"run": RunRecord, "step": StepRecord, "decisio
 Made = TypeVar("Made")
 """A record, or a dataclass that stands in one."""
 
-RUN_VERSION = 2
+RUN_VERSION = 3
 """Value of ``"version"`` in the line of a run; lines of runs with another are refused."""
 
 Check = Callable[[Record], None]

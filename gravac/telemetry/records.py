@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gravac.candidate import Candidate, Dropped
+from gravac.candidate import Dropped, Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +16,15 @@ class RunRecord:
     Attributes:
         settings: every setting by dotted name, as plain values.
         world_size: number of ranks.
-        candidates: what may be chosen, dense first.
+        forecasts: what is expected of each candidate that may be chosen, dense first.
         dropped: what may not be chosen, each with the cause.
-        timed: CFs of the candidates whose ``coding_s`` was timed where the gradients lie; of the others it comes from
-            what compressors cost on a CPU.
+        timed: CFs of the candidates whose ``coding_s`` was timed on the gradients' device; that of the others comes
+            from what compressors cost on a CPU.
     """
 
     settings: dict[str, str | int | float | bool]
     world_size: int
-    candidates: tuple[Candidate, ...] = ()
+    forecasts: tuple[Forecast, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     timed: tuple[float, ...] = ()
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gravac.candidate import Candidate
+from gravac.candidate import Forecast
 from gravac.settings import SettingsError
 from gravac.telemetry import page, words
 from gravac.telemetry.jsonl import plain_settings
@@ -61,7 +61,7 @@ class TensorBoardSink:
                 self._decision(record)
             elif isinstance(record, RunRecord):
                 self._run = record
-                self._writer.add_custom_scalars(page.layout(any(one.every > 1 for one in record.candidates)))
+                self._writer.add_custom_scalars(page.layout(any(one.candidate.every > 1 for one in record.forecasts)))
                 self._writer.add_text(page.RUN_TEXT, words.run_words(record), 0)
             else:
                 self._end(record)
@@ -87,7 +87,7 @@ class TensorBoardSink:
         band = (decision.gain, decision.gain_low, decision.gain_high)
         if all(map(math.isfinite, band)):
             self._scalars(dict(zip(page.GAIN, band, strict=True)), decision.step)
-        text = words.decision_words(decision, self._decided, self._candidates)
+        text = words.decision_words(decision, self._decided, self._forecasts)
         self._writer.add_text(page.DECISION_TEXT, text, decision.step)
         if decision.changed:
             self._changes = [*self._changes[-CHANGES + 1 :], (decision, self._decided)]
@@ -103,13 +103,13 @@ class TensorBoardSink:
         """The last steps and the table of changes; again, nothing."""
         self._points.flush()
         if self._decisions and self._last is not None:
-            text = words.changes_words(self._changes, self._decisions, self._candidates)
+            text = words.changes_words(self._changes, self._decisions, self._forecasts)
             self._writer.add_text(page.CHANGES_TEXT, text, self._last.step)
             self._decisions = 0
 
     @property
-    def _candidates(self) -> tuple[Candidate, ...]:
-        return self._run.candidates if self._run else ()
+    def _forecasts(self) -> tuple[Forecast, ...]:
+        return self._run.forecasts if self._run else ()
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
         """All values, which are finite, in one event: one each, as add_scalar makes, costs several times as much."""

@@ -11,26 +11,27 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gravac.candidate import Candidate, Dropped
+from gravac.candidate import Candidate, Dropped, Forecast
 from gravac.telemetry.records import DecisionRecord, RunRecord, StepRecord
 
 AS_MANY = 0.05
 """Largest relative difference of bytes that counts as none."""
 
 
-def described(candidate: Candidate) -> str:
+def described(forecast: Forecast) -> str:
     """A candidate in words: its method with the method's own setting, how many times fewer bytes it sends, how often.
 
     Example:
-        >>> described(Candidate("ladder", 32.0, 15.1, method="low rank 16"))
+        >>> described(Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16"))
         'low rank 16, 15x fewer bytes'
-        >>> described(Candidate("topk", 10.0, 0.5, every=5, delay=2))
+        >>> described(Forecast(Candidate("outer", "topk", 10.0, every=5, delay=2), 0.5))
         'topk 10x, 2x more bytes, every 5 steps, behind 2'
-        >>> described(Candidate("dense", 1.0, 1.0, method="dense float32"))
+        >>> described(Forecast(Candidate("hook", "dense", 1.0), 1.0, method="dense float32"))
         'dense float32'
     """
-    method = candidate.method or f"{candidate.compressor} {candidate.cf:.4g}x"
-    sent = bytes_words(candidate.wire_ratio)
+    candidate = forecast.candidate
+    method = forecast.method or f"{candidate.compressor} {candidate.cf:.4g}x"
+    sent = bytes_words(forecast.wire_ratio)
     often = f"every {candidate.every} steps" if candidate.every > 1 else ""
     behind = f"behind {candidate.delay}" if candidate.delay else ""
     return ", ".join(part for part in (method, sent, often, behind) if part)
@@ -49,30 +50,32 @@ def bytes_words(wire_ratio: float) -> str:
     return f"{times:.0f}x {what} bytes" if times >= 10 else f"{round(times, 1):g}x {what} bytes"
 
 
-def candidate_of(record: DecisionRecord | StepRecord, candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate that a record names by compressor, CF, ``every`` and ``delay``.
+def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecast]) -> Forecast:
+    """The forecast of the candidate that a record names by compressor, CF, ``every`` and ``delay``.
 
-    If the run has none at this ``every`` and ``delay``, what is known of the same compressor at the same CF is taken.
+    If the run has no forecast at this ``every`` and ``delay``, return that of the same compressor and CF, with a wire
+    ratio in proportion to ``every``.
     """
-    alike = [one for one in candidates if (one.compressor, one.cf) == (record.compressor, record.cf)]
+    same = [own for own in forecasts if (own.candidate.compressor, own.candidate.cf) == (record.compressor, record.cf)]
     often = (record.every, record.delay)
-    exact = next((one for one in alike if (one.every, one.delay) == often), None)
+    exact = next((own for own in same if (own.candidate.every, own.candidate.delay) == often), None)
     if exact is not None:
         return exact
-    known = alike[0] if alike else Candidate(record.compressor, record.cf, math.nan)
-    ratio = known.wire_ratio / known.every * record.every
-    return replace(known, wire_ratio=ratio, every=record.every, delay=record.delay)
+    known = same[0] if same else Forecast(Candidate("hook", record.compressor, record.cf), math.nan)
+    candidate = replace(known.candidate, every=record.every, delay=record.delay)
+    ratio = known.wire_ratio / known.candidate.every * record.every
+    return replace(known, candidate=candidate, wire_ratio=ratio)
 
 
-def reason_words(reason: str, candidates: Iterable[Candidate]) -> str:
-    """A reason with each candidate ``described``, where the reason names candidates as ``str`` does.
+def reason_words(reason: str, forecasts: Iterable[Forecast]) -> str:
+    """A reason with each candidate ``described``, if the reason names candidates as ``str`` does.
 
     Example:
-        >>> rank = Candidate("ladder", 32.0, 15.1, method="low rank 16")
+        >>> rank = Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16")
         >>> reason_words("try ladder 32x", [rank]), reason_words("try ladder 320x", [rank])
         ('try low rank 16, 15x fewer bytes', 'try ladder 320x')
     """
-    words = {str(one): described(one) for one in candidates}
+    words = {str(forecast.candidate): described(forecast) for forecast in forecasts}
     if not words:
         return reason
     names = "|".join(re.escape(name) for name in sorted(words, key=len, reverse=True))
@@ -82,10 +85,10 @@ def reason_words(reason: str, candidates: Iterable[Candidate]) -> str:
 def run_words(run: RunRecord) -> str:
     """A run in words: its ranks, candidates, dropped candidates with their reason, and settings."""
     parts = [f"**{run.world_size} ranks**"]
-    if run.candidates:
-        parts.append("**Candidates**\n\n" + "\n".join(f"- {candidate_words(one)}" for one in run.candidates))
+    if run.forecasts:
+        parts.append("**Candidates**\n\n" + "\n".join(f"- {forecast_words(one)}" for one in run.forecasts))
     if run.timed:
-        methods = {one.cf: one.method for one in run.candidates if not one.dense}
+        methods = {one.candidate.cf: one.method for one in run.forecasts if not one.candidate.dense}
         timed = ", ".join(methods.get(cf) or f"{cf:g}x" for cf in run.timed)
         parts.append(f"Coding was timed where the gradients lie, at {timed}.")
     if run.dropped:
@@ -95,18 +98,18 @@ def run_words(run: RunRecord) -> str:
     return "\n\n".join(parts)
 
 
-def candidate_words(candidate: Candidate) -> str:
-    """One candidate in words: what it is, what it is predicted to send and to take, its efficiency and its CF."""
-    said = f"{described(candidate)} (predicted wire ratio {candidate.wire_ratio:.2f}, "
-    said += f"efficiency {candidate.efficiency:g}, CF {candidate.cf:g}"
-    if candidate.coding_s is not None and candidate.exchange_s is not None:
-        said += f", coding {1e3 * candidate.coding_s:.4g} ms, exchange {1e3 * candidate.exchange_s:.4g} ms"
+def forecast_words(forecast: Forecast) -> str:
+    """A forecast in words: the candidate, its predicted wire ratio, its efficiency, its CF and its milliseconds."""
+    said = f"{described(forecast)} (predicted wire ratio {forecast.wire_ratio:.2f}, "
+    said += f"efficiency {forecast.efficiency:g}, CF {forecast.candidate.cf:g}"
+    if forecast.coding_s is not None and forecast.exchange_s is not None:
+        said += f", coding {1e3 * forecast.coding_s:.4g} ms, exchange {1e3 * forecast.exchange_s:.4g} ms"
     return said + ")"
 
 
 def dropped_words(dropped: Dropped, world_size: int | None = None) -> str:
     """One dropped candidate in words, and why it was dropped; with the number of ranks, where that is told."""
-    name, other = (_method(one) for one in (dropped.candidate, dropped.other))
+    name, other = (_method(one) for one in (dropped.forecast, dropped.other))
     if dropped.cause == "same_bytes":
         return f"{name}: would send what {other} does"
     over = "" if world_size is None else f" over {world_size} ranks"
@@ -114,39 +117,39 @@ def dropped_words(dropped: Dropped, world_size: int | None = None) -> str:
 
 
 def decision_words(
-    decision: DecisionRecord, before: DecisionRecord | StepRecord | None, candidates: Sequence[Candidate] = ()
+    decision: DecisionRecord, before: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast] = ()
 ) -> str:
     """One decision as one line: what runs, in which phase it was decided, why, and what was measured.
 
     Args:
         decision: the decision.
         before: record of what ran until then; ``None`` when not known.
-        candidates: what the run may choose from.
+        forecasts: forecasts of the candidates that the run may choose.
     """
-    change = _change(decision, before, candidates)
+    change = _change(decision, before, forecasts)
     phase = f" ({decision.phase})" if decision.phase else ""
     measured = _measured(decision)
     what = f"**{change}**" if decision.changed else change
-    reason = reason_words(decision.reason, candidates)
+    reason = reason_words(decision.reason, forecasts)
     return f"{what}{phase}: {reason}" + (f" — {measured}" if measured else "")
 
 
 def changes_words(
     changes: Iterable[tuple[DecisionRecord, DecisionRecord | StepRecord | None]],
     decisions: int,
-    candidates: Sequence[Candidate] = (),
+    forecasts: Sequence[Forecast] = (),
 ) -> str:
     """All changes of what runs as a table, one row each.
 
     Args:
         changes: decisions that changed what runs, each with the record of what ran before.
         decisions: number of decisions in all.
-        candidates: what the run may choose from.
+        forecasts: forecasts of the candidates that the run may choose.
     """
     rows = [
         (
-            f"step {it.step}: {_change(it, before, candidates)}",
-            reason_words(it.reason, candidates),
+            f"step {it.step}: {_change(it, before, forecasts)}",
+            reason_words(it.reason, forecasts),
             f"{it.phase}: {_measured(it)}",
         )
         for it, before in changes
@@ -155,17 +158,15 @@ def changes_words(
     return title + ("\n\n" + _table(("change", "reason", "measured in the window before"), rows) if rows else "")
 
 
-def _change(
-    decision: DecisionRecord, before: DecisionRecord | StepRecord | None, candidates: Sequence[Candidate]
-) -> str:
-    after = described(candidate_of(decision, candidates))
-    then = after if before is None else described(candidate_of(before, candidates))
+def _change(decision: DecisionRecord, before: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast]) -> str:
+    after = described(forecast_of(decision, forecasts))
+    then = after if before is None else described(forecast_of(before, forecasts))
     return after if then == after else f"{then} → {after}"
 
 
-def _method(candidate: Candidate) -> str:
-    """A candidate's name, where its bytes are told beside it."""
-    return candidate.method or str(candidate)
+def _method(forecast: Forecast) -> str:
+    """The name of a candidate beside which its bytes stand."""
+    return forecast.method or str(forecast.candidate)
 
 
 def _measured(decision: DecisionRecord) -> str:

@@ -4,27 +4,32 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers import Controller, Decision, Measurement
 from gravac.controllers.conformance import Step, drive
 
 Curve = Callable[[float, int], float]
 """A value at (CF, step)."""
 
-DENSE_CANDIDATE = Candidate(DENSE, 1.0, 1.0)
+DENSE_CANDIDATE = Candidate("hook", DENSE, 1.0)
 
 
 def topk(cf: float) -> Candidate:
     """A candidate that is not dense."""
-    return Candidate("topk", cf, cf / 2)
+    return Candidate("hook", "topk", cf)
 
 
 PAPER = (DENSE_CANDIDATE, *(topk(cf) for cf in (10.0, 20.0, 40.0, 160.0, 1000.0)))
 """Dense, and the paper's exponential candidates."""
+
+
+def forecasts(candidates: Iterable[Candidate]) -> tuple[Forecast, ...]:
+    """Made-up forecasts of candidates: those that are not dense send indices besides."""
+    return tuple(Forecast(one, wire_ratio=one.cf if one.dense else one.cf / 2) for one in candidates)
 
 
 def by_cf(values: Mapping[float, float]) -> Curve:
@@ -109,4 +114,4 @@ def play(
     controller: Controller[Any], script: Script, steps: int = 400, candidates: Sequence[Candidate] = PAPER
 ) -> Played:
     """Drive a controller through a script."""
-    return Played(list(drive(controller, candidates, script.measure, steps)))
+    return Played(list(drive(controller, forecasts(candidates), script.measure, steps)))

@@ -16,7 +16,7 @@ from gravac.candidate import Candidate, Span
 from gravac.controllers import Accordion, Decision, Measurement, conformance
 from gravac.controllers.conformance import Step, drive
 from gravac.settings import SettingsError
-from tests.controllers.script import DENSE_CANDIDATE, topk
+from tests.controllers.script import DENSE_CANDIDATE, forecasts, topk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,7 +40,7 @@ def play(
         rate = rates[epoch] if rates else math.nan
         return Measurement(step, holds.candidate, 0.1, 10.0, 1.0, 4.0, learning_rate=rate, norms=reported)
 
-    return list(drive(controller, given, measure, EPOCH * len(norms)))
+    return list(drive(controller, forecasts(given), measure, EPOCH * len(norms)))
 
 
 def high(step: Step) -> set[str]:
@@ -164,8 +164,8 @@ def test_a_checkpoint_keeps_who_is_calm_with_other_candidates_too() -> None:
     controller = Accordion(epoch=EPOCH, every=1)
     state = play(controller, [(1, 1, 1), (1, 9, 1), (1, 9, 1)])[-3].state
     plain = json.loads(json.dumps(controller.dump(state)))
-    assert controller.restore(plain, GIVEN)[1].tensors == (("a", HIGH), ("c", HIGH))
-    assert controller.restore(plain, GIVEN[:1])[1].runs == (DENSE_CANDIDATE, ())
+    assert controller.restore(plain, forecasts(GIVEN))[1].tensors == (("a", HIGH), ("c", HIGH))
+    assert controller.restore(plain, forecasts(GIVEN[:1]))[1].runs == (DENSE_CANDIDATE, ())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gravac.candidate import Candidate, Span
+from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers import (
     CONTROLLERS,
     Accordion,
@@ -87,8 +87,8 @@ def test_a_warm_up_is_on_time_at_either_latency() -> None:
     warmup = Warmup(cf=64, first=4, factor=4, every=10)
     for latency in (2, 3):
         controller = at_latency(warmup, latency)
-        candidates = conformance.candidates_of(controller, (1.0, 100.0))
-        ran = [step.ran.candidate.cf for step in conformance.drive(controller, candidates, conformance.turbulent, 30)]
+        forecasts = conformance.forecasts_of(controller, (1.0, 100.0))
+        ran = [step.ran.candidate.cf for step in conformance.drive(controller, forecasts, conformance.turbulent, 30)]
         assert ran == [4.0] * 10 + [16.0] * 10 + [64.0] * 10
 
 
@@ -106,7 +106,7 @@ def test_the_made_up_training_takes_gravac_through_all_it_can_do() -> None:
     for measure in (conformance.turbulent, conformance.broken):
         for name in ("gravac, fast", "gravac, absolute", "gravac, no warm-up"):
             controller = OURS[name]
-            steps = conformance.drive(controller, conformance.candidates_of(controller), measure)
+            steps = conformance.drive(controller, conformance.forecasts_of(controller), measure)
             told += [step.decision.reason for step in steps]
     said = "\n".join(told)
     for transition in (
@@ -149,8 +149,9 @@ class Remembers(Flawed):
 class Mutates(Flawed):
     """Its state is changed in place."""
 
-    def start(self, candidates: Sequence[Candidate]) -> Any:
-        return {"n": 0, "c": candidates[0]}, Decision(candidates[0], reason="start")
+    def start(self, forecasts: Sequence[Forecast]) -> Any:
+        first = forecasts[0].candidate
+        return {"n": 0, "c": first}, Decision(first, reason="start")
 
     def observe(self, state: Any, measurement: Measurement) -> Any:
         state["n"] += 1
@@ -165,7 +166,7 @@ class Invents(Flawed):
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
         state, decision = super().observe(state, measurement)
-        return state, replace(decision, candidate=Candidate("topk", 11.0, 11.0))
+        return state, replace(decision, candidate=Candidate("hook", "topk", 11.0))
 
 
 class ChangesUntold(Flawed):
@@ -190,24 +191,24 @@ class AsksForTooMuch(Flawed):
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         return (10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        state, decision = super().start(candidates)
-        return state, replace(decision, shadow=tuple(c.cf for c in candidates[1:]))
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
+        state, decision = super().start(forecasts)
+        return state, replace(decision, shadow=tuple(one.candidate.cf for one in forecasts[1:]))
 
 
 class AsksBackwards(AsksForTooMuch):
     """Descending shadows."""
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        state, decision = super().start(candidates)
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
+        state, decision = super().start(forecasts)
         return state, replace(decision, shadow=decision.shadow[1::-1])
 
 
 class AsksForDense(Flawed):
     """A shadow of dense."""
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        state, decision = super().start(candidates)
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
+        state, decision = super().start(forecasts)
         return state, replace(decision, shadow=(1.0,))
 
 
@@ -228,8 +229,8 @@ class DumpsTuples(Flawed):
 class Forgets(Flawed):
     """Restores as if from the start."""
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        return self.start(candidates)
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
+        return self.start(forecasts)
 
 
 class KeepsOldCandidates(Flawed):
@@ -238,9 +239,9 @@ class KeepsOldCandidates(Flawed):
     def dump(self, state: StaticState) -> dict[str, Any]:
         return {**super().dump(state), "cf": state.candidate.cf}
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        state, decision = super().restore(plain, candidates)
-        kept = Candidate("any" if plain["cf"] > 1 else "dense", plain["cf"], plain["cf"])
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
+        state, decision = super().restore(plain, forecasts)
+        kept = Candidate("hook", "any" if plain["cf"] > 1 else "dense", plain["cf"])
         return replace(state, candidate=kept), replace(decision, candidate=kept)
 
 
@@ -255,9 +256,9 @@ class RaisesOnNaN(Flawed):
 class NeedsShadows(Flawed):
     """Needs every shadow it asked for."""
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        state, decision = super().start(candidates)
-        return state, replace(decision, shadow=tuple(c.cf for c in candidates[1:]))
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
+        state, decision = super().start(forecasts)
+        return state, replace(decision, shadow=tuple(one.candidate.cf for one in forecasts[1:]))
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
         if state.candidate.cf == 10:
@@ -269,8 +270,8 @@ class NeedsShadows(Flawed):
 class NeedsACandidate(Flawed):
     """Needs more than dense."""
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[StaticState, Decision]:
-        return super().start((candidates[0], candidates[1]))
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
+        return super().start((forecasts[0], forecasts[1]))
 
 
 class ProposesAnything(Flawed):

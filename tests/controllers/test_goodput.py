@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement, conformance
 from gravac.controllers.conformance import Step, drive
 from gravac.controllers.goodput import HARMLESS
@@ -23,19 +23,28 @@ from gravac.controllers.window import Window
 from gravac.outer.candidates import widened
 from gravac.stepping.admission import Admission
 
+
+def rung(cf: float, efficiency: float, family: str) -> Forecast:
+    """The forecast of a rung of the ladder, of dense at 1: its CF is its wire ratio."""
+    return Forecast(Candidate("hook", "ladder" if cf > 1 else "dense", cf), cf, efficiency, family)
+
+
 LADDER = (
-    Candidate("dense", 1.0, 1.0, 1.0, "float32"),
-    Candidate("ladder", 2.0, 2.0, 1.0, "bfloat16"),
-    Candidate("ladder", 3.9, 3.9, 1.0, "quantize"),
-    Candidate("ladder", 7.5, 7.5, 0.98, "quantize"),
-    Candidate("ladder", 10.0, 10.0, 0.97, "quantize"),
-    Candidate("ladder", 14.0, 14.0, 0.95, "quantize"),
-    Candidate("ladder", 26.0, 26.0, 0.89, "quantize"),
-    Candidate("ladder", 52.0, 52.0, 0.5, "topkc"),
-    Candidate("ladder", 104.0, 104.0, 0.35, "topkc"),
-    Candidate("ladder", 416.0, 416.0, 0.2, "topkc"),
+    rung(1.0, 1.0, "float32"),
+    rung(2.0, 1.0, "bfloat16"),
+    rung(3.9, 1.0, "quantize"),
+    rung(7.5, 0.98, "quantize"),
+    rung(10.0, 0.97, "quantize"),
+    rung(14.0, 0.95, "quantize"),
+    rung(26.0, 0.89, "quantize"),
+    rung(52.0, 0.5, "topkc"),
+    rung(104.0, 0.35, "topkc"),
+    rung(416.0, 0.2, "topkc"),
 )
 """What the ladder gives, from dense on."""
+
+EXPECTED = {forecast.candidate: forecast for forecast in LADDER}
+"""What is expected of each candidate, by the candidate."""
 
 
 @dataclass(frozen=True)
@@ -61,51 +70,51 @@ class Cluster:
     machine: Callable[[int], float] = lambda step: 1.0
 
     def seconds(self, candidate: Candidate, step: int) -> float:
-        slow = self.machine(step)
-        busy = slow * (self.compute + self.coding[candidate.family])
-        return busy + max(0.0, self.dense(step) / candidate.wire_ratio - self.hidden * slow * self.compute)
+        slow, expected = self.machine(step), EXPECTED[candidate]
+        busy = slow * (self.compute + self.coding[expected.family])
+        return busy + max(0.0, self.dense(step) / expected.wire_ratio - self.hidden * slow * self.compute)
 
     def measure(self, step: int, holds: Decision) -> Measurement:
         wobble = 1 + self.jitter * math.sin(12.9898 * step)
-        slow = wobble * self.machine(step)
-        seconds, coded = wobble * self.seconds(holds.candidate, step), slow * self.coding[holds.candidate.family]
+        slow, expected = wobble * self.machine(step), EXPECTED[holds.candidate]
+        seconds, coded = wobble * self.seconds(holds.candidate, step), slow * self.coding[expected.family]
         waited = max(0.0, seconds - slow * self.compute - coded)
-        times = (waited, coded, self.dense(step) / holds.candidate.wire_ratio) if self.booked else (math.nan,) * 3
+        times = (waited, coded, self.dense(step) / expected.wire_ratio) if self.booked else (math.nan,) * 3
         waited, coded, exchanged = times
         return Measurement(
             step, holds.candidate, seconds, 16.0, 1.0, 2.0, waited=waited, coded=coded, exchanged=exchanged
         )
 
-    def foreseen(self, coding: float = 1.0, link: float = 1.0) -> tuple[Candidate, ...]:
-        """The ladder with what was expected of it: so many times the truth."""
+    def foreseen(self, coding: float = 1.0, link: float = 1.0) -> tuple[Forecast, ...]:
+        """The ladder with seconds that are expected: so many times the truth."""
         return tuple(
             replace(
-                candidate,
-                coding_s=coding * self.coding[candidate.family],
-                exchange_s=link * self.dense(0) / candidate.wire_ratio,
+                forecast,
+                coding_s=coding * self.coding[forecast.family],
+                exchange_s=link * self.dense(0) / forecast.wire_ratio,
             )
-            for candidate in LADDER
+            for forecast in LADDER
         )
 
     def goodput(self, candidate: Candidate, step: int) -> float:
-        return candidate.efficiency / self.seconds(candidate, step)
+        return EXPECTED[candidate].efficiency / self.seconds(candidate, step)
 
     def best(self, step: int) -> float:
-        return max(self.goodput(candidate, step) for candidate in LADDER)
+        return max(self.goodput(candidate, step) for candidate in EXPECTED)
 
 
 CODING = {"float32": 0.0, "bfloat16": 0.005, "quantize": 0.02, "topkc": 0.015}
 
 
-def played(cluster: Cluster, steps: int = 400, candidates: tuple[Candidate, ...] = LADDER) -> list[Step]:
-    return list(drive(Goodput(), candidates, cluster.measure, steps))
+def played(cluster: Cluster, steps: int = 400, forecasts: tuple[Forecast, ...] = LADDER) -> list[Step]:
+    return list(drive(Goodput(), forecasts, cluster.measure, steps))
 
 
-def regret(cluster: Cluster, steps: int, candidates: tuple[Candidate, ...] = LADDER) -> float:
+def regret(cluster: Cluster, steps: int, forecasts: tuple[Forecast, ...] = LADDER) -> float:
     """Time over that which the best candidate would have taken for the same progress."""
-    ran = [step.ran.candidate for step in played(cluster, steps, candidates)]
+    ran = [step.ran.candidate for step in played(cluster, steps, forecasts)]
     taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
-    return taken / (sum(candidate.efficiency for candidate in ran) / cluster.best(0))
+    return taken / (sum(EXPECTED[candidate].efficiency for candidate in ran) / cluster.best(0))
 
 
 @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
@@ -223,7 +232,7 @@ def test_an_unlucky_trial_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> Non
     def lost(seed: int) -> float:
         ran = [s.ran.candidate for s in drive(Goodput(), cluster.foreseen(), noisy(cluster, seed, 0.05), 480)]
         taken = sum(cluster.seconds(candidate, at) for at, candidate in enumerate(ran))
-        return taken / (sum(candidate.efficiency for candidate in ran) / cluster.best(0)) - 1
+        return taken / (sum(EXPECTED[candidate].efficiency for candidate in ran) / cluster.best(0)) - 1
 
     believed = statistics.fmean(lost(seed) for seed in range(20))
     monkeypatch.setattr("gravac.controllers.goodput_state.DOUBTS", 0)
@@ -270,7 +279,7 @@ def test_nor_is_one_that_breaks_down_during_a_trial(at: int) -> None:
     """Steps of a trial that were quick before say nothing of those to come."""
     cluster = Cluster(0.08, lambda step: 0.3 if step < at else 20.0, CODING, booked=True)
     steps = played(cluster, at + 60, cluster.foreseen())
-    lost = [s for s in steps[at:] if s.ran.candidate.wire_ratio < 10]
+    lost = [s for s in steps[at:] if EXPECTED[s.ran.candidate].wire_ratio < 10]
     assert len(lost) <= 3 + 1 + 2
 
 
@@ -302,11 +311,10 @@ def test_one_bit_is_left_for_what_gains_more_than_that_sets_training_back(at: in
     Only of quantizers, whose efficiency goes by gain.
     """
     cluster = Cluster(0.08, lambda step: 3.0 if step < at else 0.56, CODING, booked=True)
-    points = {
-        c: ((0.0, c.efficiency), (1.0, c.efficiency)) if by_gain and c.family == "quantize" else () for c in LADDER
-    }
-    steps = played(cluster, at + 90, tuple(replace(c, by_gain=points[c]) for c in LADDER))
-    one_bit, two_bits = LADDER[6].cf, LADDER[5].cf
+    points = [((0.0, c.efficiency), (1.0, c.efficiency)) if by_gain and c.family == "quantize" else () for c in LADDER]
+    forecasts = tuple(replace(c, by_gain=own) for c, own in zip(LADDER, points, strict=True))
+    steps = played(cluster, at + 90, forecasts)
+    one_bit, two_bits = LADDER[6].candidate.cf, LADDER[5].candidate.cf
     assert steps[at].ran.candidate.cf == one_bit
     assert steps[-1].ran.candidate.cf == (two_bits if left or not by_gain else one_bit)
 
@@ -315,8 +323,8 @@ def test_on_a_slower_link_what_sends_more_is_not_tried_again() -> None:
     """16 bit was measured on the fast link; how much slower the held one became tells that it is hopeless now."""
     cluster = Cluster(0.08, lambda step: 0.35 if step < 200 else 4.0, CODING)
     steps = played(cluster, 600)
-    assert any(s.ran.candidate.family == "bfloat16" for s in steps[:200])
-    later = {s.ran.candidate.wire_ratio for s in steps[230:]}
+    assert any(EXPECTED[s.ran.candidate].family == "bfloat16" for s in steps[:200])
+    later = {EXPECTED[s.ran.candidate].wire_ratio for s in steps[230:]}
     assert min(later) > 5, later
 
 
@@ -331,10 +339,10 @@ def test_what_follows_from_a_change_is_true(
     compute: float, before: float, after: float, hidden: float, held: int
 ) -> None:
     old, new = (Cluster(compute, lambda step, link=link: link, CODING, hidden) for link in (before, after))
-    entries = tuple(GoodputEntry(at, old.seconds(c, 0), 1, c.efficiency) for at, c in enumerate(LADDER))
-    state = GoodputState(LADDER, "hold", held, held, Window(LADDER[held]), entries)
-    for at, floor in state.changed(new.seconds(LADDER[held], 0)).floors:
-        assert floor <= new.seconds(LADDER[at], 0) * (1 + 1e-9)
+    entries = tuple(GoodputEntry(at, old.seconds(c.candidate, 0), 1, c.efficiency) for at, c in enumerate(LADDER))
+    state = GoodputState(LADDER, "hold", held, held, Window(LADDER[held].candidate), entries)
+    for at, floor in state.changed(new.seconds(LADDER[held].candidate, 0)).floors:
+        assert floor <= new.seconds(LADDER[at].candidate, 0) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("dense", [0.0, 0.05, 0.5, 3.0, 20.0])
@@ -343,7 +351,7 @@ def test_trials_cost_at_most_their_share(dense: float) -> None:
     steps = played(cluster, 2000)
     best = cluster.best(0)
     later = steps[80:]  # the first search is over
-    lost = sum(s.measured.seconds - s.ran.candidate.efficiency / best for s in later)
+    lost = sum(s.measured.seconds - EXPECTED[s.ran.candidate].efficiency / best for s in later)
     assert lost <= (Goodput().explore + Goodput().hysteresis) * sum(s.measured.seconds for s in later)
 
 
@@ -352,9 +360,8 @@ def test_trials_cost_at_most_their_share(dense: float) -> None:
 def test_what_may_set_training_back_is_tried_last(dense: float, booked: bool) -> None:
     """Steps of low efficiency, when nothing else promises anything."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=booked)
-    efficiencies = [
-        c.efficiency for c, _ in itertools.groupby(s.ran.candidate for s in played(cluster, 120, cluster.foreseen()))
-    ]
+    ran = [c for c, _ in itertools.groupby(s.ran.candidate for s in played(cluster, 120, cluster.foreseen()))]
+    efficiencies = [EXPECTED[c].efficiency for c in ran]
     harmful = [at for at, one in enumerate(efficiencies) if one < HARMLESS]
     assert not harmful or all(one < HARMLESS or one in efficiencies[: harmful[0]] for one in efficiencies[harmful[0] :])
     assert bool(harmful) == (dense > 3)
@@ -364,7 +371,7 @@ def test_no_step_is_expected_to_be_shorter_than_what_it_computes() -> None:
     """2 bits on a slow link: 25 ms of a step are neither waited nor coded, and rank 1 will take no less."""
     ladder = tuple(replace(c, coding_s=0.005, exchange_s=1.0 / c.wire_ratio) for c in LADDER)
     two_bits = GoodputEntry(5, 0.2, 1, 0.95, (0.165, 0.01, 0.17))
-    state = GoodputState(ladder, "hold", 5, 5, Window(ladder[5]), (two_bits,))
+    state = GoodputState(ladder, "hold", 5, 5, Window(ladder[5].candidate), (two_bits,))
     assert state.fastest(9, 40) >= 0.025 + 0.8 * 0.005
 
 
@@ -373,7 +380,9 @@ def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: f
     """Compute takes 0.1 s, and coding 0.05 s and exchange 1 s were expected; four fifths of both count."""
     sends = [replace(LADDER[0], coding_s=0.0, exchange_s=1.0), replace(LADDER[5], coding_s=0.0, exchange_s=0.1)]
     sends[0] = replace(sends[0], coding_s=0.0625, behind=behind)
-    state = GoodputState(tuple(sends), "hold", 1, 1, Window(sends[1]), (GoodputEntry(1, 0.2, 1, 0.95, (0.1, 0, 0.1)),))
+    state = GoodputState(
+        tuple(sends), "hold", 1, 1, Window(sends[1].candidate), (GoodputEntry(1, 0.2, 1, 0.95, (0.1, 0, 0.1)),)
+    )
     bound = state._foreseen(sends[0])
     assert bound == pytest.approx(least + (0.1 / 3 if behind is None else 0.0))
 
@@ -383,35 +392,36 @@ def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: f
 def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, delay: int) -> None:
     """What a search tries besides the best costs at most a fiftieth of thirty rounds."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=True)
-    candidates = widened(Admission(cluster.foreseen()), (1, 2, 5, 10, 20, 50), 0.08, delay, False).candidates
+    forecasts = widened(Admission(cluster.foreseen()), (1, 2, 5, 10, 20, 50), 0.08, delay, False).forecasts
+    expected = {forecast.candidate: forecast for forecast in forecasts}
 
-    def goodput(candidate: Candidate) -> float:
-        assert candidate.step_s is not None
-        return candidate.efficiency / candidate.step_s
+    def goodput(forecast: Forecast) -> float:
+        assert forecast.step_s is not None
+        return forecast.efficiency / forecast.step_s
 
     def measure(step: int, holds: Decision) -> Measurement:
-        ran = holds.candidate
-        assert ran.step_s is not None
-        assert ran.coding_s is not None
-        times = {"waited": max(0.0, ran.step_s - 0.08 - ran.coding_s), "coded": ran.coding_s}
-        return Measurement(step, ran, ran.step_s, 16.0, 1.0, 2.0, **times, exchanged=ran.exchange_s or 0.0)
+        ran, known = holds.candidate, expected[holds.candidate]
+        assert known.step_s is not None
+        assert known.coding_s is not None
+        times = {"waited": max(0.0, known.step_s - 0.08 - known.coding_s), "coded": known.coding_s}
+        return Measurement(step, ran, known.step_s, 16.0, 1.0, 2.0, **times, exchanged=known.exchange_s or 0.0)
 
-    ran = [step.ran.candidate for step in drive(Goodput(), candidates, measure, 30)]
-    taken = sum(one.every * (one.step_s or 0.0) for one in ran)
-    progress = sum(one.every * one.efficiency for one in ran)
-    assert taken * max(map(goodput, candidates)) <= 1.02 * progress
+    ran = [step.ran.candidate for step in drive(Goodput(), forecasts, measure, 30)]
+    taken = sum(one.every * (expected[one].step_s or 0.0) for one in ran)
+    progress = sum(one.every * expected[one].efficiency for one in ran)
+    assert taken * max(map(goodput, forecasts)) <= 1.02 * progress
 
 
 def test_a_slow_link_never_sees_dense() -> None:
     """At 20 times the compute, a step of 16 bit would cost as much as fifty of what is found first."""
     cluster = Cluster(0.08, lambda step: 20.0, CODING)
-    assert min(s.ran.candidate.wire_ratio for s in played(cluster)) >= 10
+    assert min(EXPECTED[s.ran.candidate].wire_ratio for s in played(cluster)) >= 10
 
 
 def test_a_trial_that_is_clearly_slower_is_given_up_early() -> None:
     cluster = Cluster(0.08, lambda step: 0.25, {**CODING, "bfloat16": 0.2})
     steps = played(cluster)
-    trial = [s for s in steps if s.ran.candidate.family == "bfloat16"]
+    trial = [s for s in steps if EXPECTED[s.ran.candidate].family == "bfloat16"]
     assert 0 < len(trial) < Goodput().window
     assert any("given up early" in s.decision.reason for s in steps)
 
@@ -420,13 +430,15 @@ def test_where_nothing_waits_for_bytes_nothing_that_sends_less_is_tried() -> Non
     cluster = Cluster(0.08, lambda step: 0.03, CODING, booked=True)
     steps = played(cluster)
     assert steps[-1].ran.candidate.dense
-    assert max(s.ran.candidate.wire_ratio for s in steps) == steps[0].ran.candidate.wire_ratio
+    assert max(EXPECTED[s.ran.candidate].wire_ratio for s in steps) == EXPECTED[steps[0].ran.candidate].wire_ratio
 
 
 def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
     """Two bits at 14x, coding for half of the step: dense sends 14 times as much, and takes little longer for that."""
     known, unknown = (GoodputEntry(5, 0.16, 1, 0.95, saved) for saved in ((0.0, 0.08, 0.002), None))
-    bound, guess = (GoodputState(LADDER, "hold", 5, 5, Window(LADDER[5]), (e,)).slowest(0) for e in (known, unknown))
+    bound, guess = (
+        GoodputState(LADDER, "hold", 5, 5, Window(LADDER[5].candidate), (e,)).slowest(0) for e in (known, unknown)
+    )
     assert bound == pytest.approx(0.16 + 13 * 0.002)
     assert guess == pytest.approx(14 * 0.16)
 
@@ -434,8 +446,8 @@ def test_what_a_trial_may_cost_goes_by_what_the_exchange_took() -> None:
 def test_coding_that_grows_with_what_is_sent_is_not_taken_for_the_link() -> None:
     """Low rank at twice the rank codes for longer; dense would not."""
     light, heavy = GoodputEntry(7, 0.05, 1, 0.5, (0.0, 0.02, 0.001)), GoodputEntry(6, 0.08, 1, 0.9, (0.0, 0.05, 0.001))
-    candidates = (*LADDER[:6], replace(LADDER[6], family="topkc"), *LADDER[7:])
-    state = GoodputState(candidates, "hold", 7, 7, Window(LADDER[7]), (light, heavy))
+    forecasts = (*LADDER[:6], replace(LADDER[6], family="topkc"), *LADDER[7:])
+    state = GoodputState(forecasts, "hold", 7, 7, Window(LADDER[7].candidate), (light, heavy))
     assert state.fastest(0, 40) <= 0.05
     blind = replace(state, entries=(replace(light, saved=None), replace(heavy, saved=None)))
     assert blind.fastest(0, 40) > 0.5
@@ -444,15 +456,15 @@ def test_coding_that_grows_with_what_is_sent_is_not_taken_for_the_link() -> None
 def test_a_gain_that_was_measured_changes_what_is_held() -> None:
     """Of two candidates as fast, the one whose expected efficiency its gain does not bear out is left."""
     points = ((0.0, 0.1), (1.0, 1.0))
-    known = (LADDER[0], Candidate("ladder", 14.0, 14.0, 0.95, "quantize", points), LADDER[4])
+    known = (LADDER[0], replace(LADDER[5], by_gain=points), LADDER[4])
 
     def measure(step: int, holds: Decision) -> Measurement:
-        error = 1.8 if holds.candidate == known[1] else 0.1
+        error = 1.8 if holds.candidate == known[1].candidate else 0.1
         return Measurement(step, holds.candidate, 1.0 if holds.candidate.dense else 0.1, 16.0, error, 2.0)
 
     ran = [s.ran.candidate for s in drive(Goodput(), known, measure, 100)]
-    assert known[1] in ran
-    assert ran[-1] == LADDER[4]
+    assert known[1].candidate in ran
+    assert ran[-1] == LADDER[4].candidate
 
 
 def test_reasons_tell_times_and_efficiency() -> None:
@@ -465,8 +477,8 @@ def test_reasons_tell_times_and_efficiency() -> None:
 def test_one_candidate_is_held_for_good() -> None:
     cluster = Cluster(0.08, lambda step: 0.6, CODING)
     steps = list(drive(Goodput(), LADDER[:1], cluster.measure, 100))
-    assert {s.ran.candidate for s in steps} == {LADDER[0]}
-    assert {s.decision.runs for s in steps} == {(LADDER[0], ())}
+    assert {s.ran.candidate for s in steps} == {LADDER[0].candidate}
+    assert {s.decision.runs for s in steps} == {(LADDER[0].candidate, ())}
 
 
 def test_a_held_candidate_rests_between_searches() -> None:
@@ -478,7 +490,7 @@ def test_a_held_candidate_rests_between_searches() -> None:
 
 def entries(state: GoodputState) -> dict[Candidate, GoodputEntry]:
     """What was measured, by candidate."""
-    return {state.candidates[one.position]: replace(one, position=0) for one in state.entries}
+    return {state.forecasts[one.position].candidate: replace(one, position=0) for one in state.entries}
 
 
 @given(
@@ -492,11 +504,12 @@ def test_a_state_restored_with_other_candidates_keeps_what_was_measured_of_those
 ) -> None:
     cluster, controller = Cluster(0.08, lambda step: dense, CODING, jitter=0.02), Goodput()
     state: GoodputState = [*drive(controller, LADDER, cluster.measure, at + 1)][-1].state
-    others = (Candidate("ladder", 9.0, 9.0, 0.97, "quantize"),) if more else ()
-    candidates = (LADDER[0], *others, *(LADDER[position] for position in sorted(left)))
-    now, decision = controller.restore(controller.dump(state), candidates)
+    others = (rung(9.0, 0.97, "quantize"),) if more else ()
+    forecasts = (LADDER[0], *others, *(LADDER[position] for position in sorted(left)))
+    now, decision = controller.restore(controller.dump(state), forecasts)
+    candidates = [forecast.candidate for forecast in forecasts]
     known = {one: measured for one, measured in entries(state).items() if one in candidates}
-    gone = [one for one in LADDER if one not in candidates]
+    gone = [one for one in EXPECTED if one not in candidates]
     assert bool(decision.reason) == bool(gone)
     assert decision.candidate == now.running
     if "nothing measured is left" in decision.reason:
@@ -508,7 +521,7 @@ def test_a_state_restored_with_other_candidates_keeps_what_was_measured_of_those
         assert (now.running, now.phase, now.window) == (state.running, state.phase, state.window)
     else:
         assert now.phase == "hold"
-        assert now.running in known or now.running == state.candidates[state.best]
+        assert now.running in known or now.running == state.forecasts[state.best].candidate
         assert f"{now.running} is the best of those measured" in decision.reason
     if gone:
         assert str(gone[0]) in decision.reason

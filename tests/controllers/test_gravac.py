@@ -7,7 +7,7 @@ import pytest
 from gravac.candidate import DENSE, Candidate
 from gravac.controllers import Decision, GraVAC, Summary
 from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacState
-from tests.controllers.script import DENSE_CANDIDATE, PAPER, Curve, Script, by_cf, play, topk
+from tests.controllers.script import DENSE_CANDIDATE, PAPER, Curve, Script, by_cf, forecasts, play, topk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -382,7 +382,7 @@ def test_steps_that_were_not_finite_make_the_window_longer() -> None:
 
 # 16 bit
 
-HALF = Candidate(DENSE, 2.0, 2.0)
+HALF = Candidate("hook", DENSE, 2.0)
 BESIDE = (DENSE_CANDIDATE, HALF, *PAPER[1:])
 
 
@@ -441,7 +441,7 @@ def test_nothing_but_16_bit_is_16_bit_for_good() -> None:
 def test_other_candidates_at_a_restore_start_over() -> None:
     played = play(ABSOLUTE, Script(GOOD, FASTER), 200)
     fewer = (DENSE_CANDIDATE, *PAPER[2:])
-    state, decision = ABSOLUTE.restore(ABSOLUTE.dump(played.end), fewer)
+    state, decision = ABSOLUTE.restore(ABSOLUTE.dump(played.end), forecasts(fewer))
     assert isinstance(state, GravacState)
     assert (state.phase, decision.candidate) == (WARM_UP, topk(20.0))
     assert "not what the checkpoint was made with" in decision.reason
@@ -449,15 +449,15 @@ def test_other_candidates_at_a_restore_start_over() -> None:
 
 def test_more_ranks_than_any_candidate_allows_and_back_is_not_dense_for_good() -> None:
     alone = play(ABSOLUTE, Script(GOOD, FASTER), 50, (DENSE_CANDIDATE,))
-    decision = ABSOLUTE.restore(ABSOLUTE.dump(alone.end), PAPER)[1]
+    decision = ABSOLUTE.restore(ABSOLUTE.dump(alone.end), forecasts(PAPER))[1]
     assert decision.candidate == topk(10.0)
 
 
 def test_a_checkpoint_of_the_other_algorithm_is_a_start() -> None:
-    candidates = PAPER
+    given = forecasts(PAPER)
     repaired, literal = GraVAC(), GraVAC(paper_literal=True)
     for made, loads in ((repaired, literal), (literal, repaired)):
-        state, _ = made.start(candidates)
-        restored, decision = loads.restore(made.dump(state), candidates)
-        assert restored == loads.start(candidates)[0]
+        state, _ = made.start(given)
+        restored, decision = loads.restore(made.dump(state), given)
+        assert restored == loads.start(given)[0]
         assert decision.reason.startswith("not what the checkpoint was made with")

@@ -8,7 +8,7 @@ import pytest
 
 from gravac.controllers import Decision, GraVAC
 from gravac.controllers.gravac_literal import LiteralState
-from tests.controllers.script import DENSE_CANDIDATE, PAPER, Script, by_cf, play
+from tests.controllers.script import DENSE_CANDIDATE, PAPER, Script, by_cf, forecasts, play
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -21,7 +21,7 @@ FASTER = by_cf({1: 1.0, 10: 0.8, 20: 0.4, 40: 0.2, 160: 0.1, 1000: 0.05})
 
 
 def first() -> LiteralState:
-    state, _ = LITERAL.start(PAPER)
+    state, _ = LITERAL.start(forecasts(PAPER))
     assert isinstance(state, LiteralState)
     return state
 

@@ -10,7 +10,7 @@ from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers import GraVAC, Static
 from gravac.controllers.conformance import drive, turbulent
 from gravac.controllers.gravac_state import EXPLORE
-from tests.controllers.script import Played, Script, play, topk
+from tests.controllers.script import DENSE_CANDIDATE, Played, Script, forecasts, play, topk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,7 +52,7 @@ SCRIPTS = st.builds(any_script, LEVELS, TIMES, st.sampled_from([1.0, 3.0]))
 def test_the_cf_is_1_or_2_or_in_the_range(
     controller: GraVAC, script: Script, cf_range: tuple[float, float], dense_cf: float
 ) -> None:
-    dense = Candidate(DENSE, dense_cf, dense_cf)
+    dense = Candidate("hook", DENSE, dense_cf)
     for chosen in (controller, Static(cf=cf_range[0])):
         cfs = chosen.propose(cf_range, Span(*cf_range))
         played = play(chosen, script, 120, (dense, *(topk(cf) for cf in cfs)))
@@ -74,7 +74,7 @@ def longest_search(played: Played) -> int:
 def test_every_search_ends(controller: GraVAC, script: Script, cf_range: tuple[float, float]) -> None:
     searching = controller(paper_literal=False)
     cfs = searching.propose(cf_range, Span(*cf_range))
-    candidates = (Candidate(DENSE, 1.0, 1.0), *(topk(cf) for cf in cfs))
+    candidates = (DENSE_CANDIDATE, *(topk(cf) for cf in cfs))
     played = play(searching, script, 400, candidates)
     # a window for each candidate that runs, and the step that passes before each decision holds
     assert longest_search(played) <= (len(cfs) + 1) * WINDOW + LATENCY * len(candidates)
@@ -125,6 +125,6 @@ GOLDEN: tuple[tuple[float, int], ...] = (
 
 def test_the_recorded_trace_is_reproduced() -> None:
     cfs = GraVAC().propose((10.0, 1000.0), Span(10.0, 1000.0))
-    candidates = (Candidate(DENSE, 1.0, 1.0), *(topk(cf) for cf in cfs))
-    runs = Played(list(drive(GraVAC(dwell=2), candidates, turbulent, 2000))).runs
+    candidates = (DENSE_CANDIDATE, *(topk(cf) for cf in cfs))
+    runs = Played(list(drive(GraVAC(dwell=2), forecasts(candidates), turbulent, 2000))).runs
     assert runs == list(GOLDEN)

@@ -6,7 +6,7 @@ import pytest
 
 from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers import Static
-from tests.controllers.script import DENSE_CANDIDATE, Script, play, topk
+from tests.controllers.script import DENSE_CANDIDATE, Script, forecasts, play, topk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,13 +31,13 @@ def test_a_window_is_told_every_window_steps() -> None:
 
 
 def test_cf_1_is_dense() -> None:
-    assert Static(cf=1).start((DENSE_CANDIDATE, topk(1.0)))[1].candidate == DENSE_CANDIDATE
+    assert Static(cf=1).start(forecasts([DENSE_CANDIDATE, topk(1.0)]))[1].candidate == DENSE_CANDIDATE
 
 
 def test_cf_2_is_dense_when_dense_is_16_bit() -> None:
-    half = Candidate(DENSE, 2.0, 2.0)
-    assert Static(cf=2).start((half, topk(2.0)))[1].candidate == half
-    assert Static(cf=2).start((DENSE_CANDIDATE, topk(2.0)))[1].candidate == topk(2.0)
+    half = Candidate("hook", DENSE, 2.0)
+    assert Static(cf=2).start(forecasts([half, topk(2.0)]))[1].candidate == half
+    assert Static(cf=2).start(forecasts([DENSE_CANDIDATE, topk(2.0)]))[1].candidate == topk(2.0)
 
 
 def test_it_proposes_its_cf_the_nearest_or_none() -> None:

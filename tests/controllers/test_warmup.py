@@ -10,7 +10,7 @@ from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers import Warmup, conformance
 from gravac.controllers.conformance import Law
 from gravac.settings import SettingsError
-from tests.controllers.script import DENSE_CANDIDATE, Script, play, topk
+from tests.controllers.script import DENSE_CANDIDATE, Script, forecasts, play, topk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,7 +47,7 @@ def test_every_change_and_every_window_is_told() -> None:
     played = play(Warmup(every=50, window=20), FLAT, 120, DGC)
     told = [(at, step.decision) for at, step in enumerate(played.steps) if step.decision.summary]
     assert [at for at, _ in told] == [19, 39, 48, 69, 89, 98, 119]
-    runs = [Warmup(every=50, window=20).start(DGC)[1].runs, *(step.decision.runs for step in played.steps)]
+    runs = [Warmup(every=50, window=20).start(forecasts(DGC))[1].runs, *(step.decision.runs for step in played.steps)]
     assert [at for at, _ in told if runs[at + 1] != runs[at]] == [48, 98]
     assert told[2][1].reason == "warm-up: stage 2 of 5, topk 16x"
     summary = told[0][1].summary
@@ -66,13 +66,13 @@ def test_a_stage_that_was_not_admitted_runs_dense() -> None:
 
 
 def test_a_stage_out_of_reach_runs_the_nearest() -> None:
-    ladder = (DENSE_CANDIDATE, *(Candidate("ladder", cf, cf) for cf in (3.9, 15.1, 56.9, 227.6, 910.2)))
+    ladder = (DENSE_CANDIDATE, *(Candidate("hook", "ladder", cf) for cf in (3.9, 15.1, 56.9, 227.6, 910.2)))
     assert play(Warmup(every=50), FLAT, 300, ladder).path == [3.9, 15.1, 56.9, 227.6, 910.2]
 
 
 def test_sixteen_bit_dense_serves_a_stage_of_2() -> None:
-    half = Candidate(DENSE, 2.0, 2.0)
-    assert Warmup(first=2).start((half, *DGC[1:]))[1].candidate == half
+    half = Candidate("hook", DENSE, 2.0)
+    assert Warmup(first=2).start(forecasts([half, *DGC[1:]]))[1].candidate == half
 
 
 def test_it_proposes_its_stages_inside_the_range() -> None:
@@ -86,9 +86,9 @@ def test_a_checkpoint_goes_on_in_its_stage_with_other_candidates() -> None:
     controller = Warmup(every=50)
     state = play(controller, FLAT, 120, DGC).end
     plain = json.loads(json.dumps(controller.dump(state)))
-    assert controller.restore(plain, DGC)[1].candidate.cf == 64
-    assert controller.restore(plain, DGC[:2])[1].candidate.cf == 4
-    assert controller.restore(plain, DGC[:1])[1].candidate == DENSE_CANDIDATE
+    assert controller.restore(plain, forecasts(DGC))[1].candidate.cf == 64
+    assert controller.restore(plain, forecasts(DGC[:2]))[1].candidate.cf == 4
+    assert controller.restore(plain, forecasts(DGC[:1]))[1].candidate == DENSE_CANDIDATE
 
 
 def test_a_factor_that_does_not_rise_is_refused() -> None:

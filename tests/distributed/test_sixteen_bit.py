@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gravac import AdaptiveCompressor, topk
-from gravac.candidate import Candidate, Span
+from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers import Decision, Measurement
 from gravac.settings import Settings
 from gravac.telemetry.records import Record, StepRecord
@@ -38,8 +38,9 @@ class Scripted(Settings):
     def propose(self, cf_range: tuple[float, float], reach: Span | Sequence[float]) -> tuple[float, ...]:
         return (10.0,)
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[State, Decision]:
-        return (tuple(candidates), 0), Decision(candidates[0], reason="start")
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[State, Decision]:
+        candidates = tuple(forecast.candidate for forecast in forecasts)
+        return (candidates, 0), Decision(candidates[0], reason="start")
 
     def observe(self, state: State, measurement: Measurement) -> tuple[State, Decision]:
         candidates, step = state
@@ -49,9 +50,9 @@ class Scripted(Settings):
     def dump(self, state: State) -> dict[str, Any]:
         return {"step": state[1]}
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[State, Decision]:
-        step = plain["step"]
-        return (tuple(candidates), step), self._at(candidates, step + 1 if step else 0)
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[State, Decision]:
+        step, candidates = plain["step"], tuple(forecast.candidate for forecast in forecasts)
+        return (candidates, step), self._at(candidates, step + 1 if step else 0)
 
     def _at(self, candidates: Sequence[Candidate], step: int) -> Decision:
         return Decision(candidates[PATH[min(step // EACH, len(PATH) - 1)]])
@@ -96,7 +97,7 @@ def there_and_back(rank: int, world: int, resumed: bool) -> dict[str, Any]:
         "kept": float(sum(r.double().norm() for r in (*kept["residual"].values(), *kept["releasing"].values()))),
         "ran": [asdict(record) for record in records if isinstance(record, StepRecord)],
         "candidates": [str(candidate) for candidate in compressor._engine.deciding.candidates],
-        "predicted": [candidate.wire_ratio for candidate in compressor._engine.deciding.candidates],
+        "predicted": [forecast.wire_ratio for forecast in compressor._engine.deciding.forecasts],
     }
 
 

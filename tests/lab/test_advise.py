@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import OuterOptimizer, Static, dense, topk
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.collectives import AllReduce
 from gravac.commands import advise as advise_command
 from gravac.commands import calibrate as calibrate_command
@@ -171,7 +171,8 @@ def test_outer_steps_are_those_that_the_optimizer_would_admit() -> None:
     outer = {(one.compressor, one.cf, one.every): one for one in advice.choices if one.every is not None}
     assert {every for _, _, every in outer} == {1, 2, 5, 10, 20, 50, 100}
     for (name, cf, every), one in outer.items():
-        each = Candidate(name, cf, 1.0, topk.profile(cf).efficiency if name == "topk" else 1.0)
+        own = topk.profile(cf).efficiency if name == "topk" else 1.0
+        each = Forecast(Candidate("hook", name, cf), 1.0, own)
         assert one.efficiency in {efficiency(each, every, delay, 8) for delay in range(every + 1)}
         assert one.step_s == pytest.approx(0.15 + one.compress_s + one.exposed_s)
     assert not any(cf > 32 for _, cf, _ in outer)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput, quantize
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.window import Window
@@ -37,7 +37,8 @@ class Wanders:
     def propose(self, cf_range: tuple[float, float], reach: Any) -> tuple[float, ...]:
         return (8.0,)
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[tuple[Sequence[Candidate], int], Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[tuple[Sequence[Candidate], int], Decision]:
+        candidates = [forecast.candidate for forecast in forecasts]
         return (candidates, 0), self._decision(candidates, 0)
 
     def observe(self, state: Any, measurement: Measurement) -> tuple[Any, Decision]:
@@ -47,7 +48,8 @@ class Wanders:
     def dump(self, state: Any) -> dict[str, Any]:
         return {"at": state[1]}
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[Any, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[Any, Decision]:
+        candidates = [forecast.candidate for forecast in forecasts]
         return (candidates, plain["at"]), self._decision(candidates, plain["at"])
 
     def _decision(self, candidates: Sequence[Candidate], at: int) -> Decision:
@@ -158,7 +160,7 @@ def test_an_anchor_without_what_travels_is_that_of_the_last_round() -> None:
 def test_a_delay_is_as_long_as_the_exchange_takes_and_at_most_half_a_round(
     every: int, compute: float, coding: float, exchange: float, fragments: int
 ) -> None:
-    one = Candidate("topk", 10.0, 6.4, coding_s=coding, exchange_s=exchange)
+    one = Forecast(Candidate("hook", "topk", 10.0), 6.4, coding_s=coding, exchange_s=exchange)
     waits, travels = delays(one, every, compute, "auto", fragments)
     assert waits == 0 < travels <= every / 2
     assert travels == every // 2 or travels * compute * fragments >= coding + exchange
@@ -167,24 +169,27 @@ def test_a_delay_is_as_long_as_the_exchange_takes_and_at_most_half_a_round(
 
 
 def test_who_does_not_choose_gets_what_promises_more() -> None:
-    slow = Candidate("topk", 8.0, 4.0, 0.9, "topk", coding_s=0.0, exchange_s=1.0)
-    quick = Candidate("topk", 64.0, 30.0, 0.5, "topk", coding_s=0.0, exchange_s=0.001)
+    slow = Forecast(Candidate("hook", "topk", 8.0), 4.0, 0.9, "topk", coding_s=0.0, exchange_s=1.0)
+    quick = Forecast(Candidate("hook", "topk", 64.0), 30.0, 0.5, "topk", coding_s=0.0, exchange_s=0.001)
     with mock.patch("gravac.outer.candidates.delays", delays):
         admission = Admission((slow, quick))
-        both = widened(admission, (10,), 0.2, "auto", keep_all=True).candidates
-        one = widened(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).candidates
-    assert [(it.cf, it.delay) for it in both] == [(8, 0), (8, 5), (64, 0), (64, 1)]
-    assert [(it.cf, it.delay) for it in one] == [(8, 5), (64, 0)]
+        both = widened(admission, (10,), 0.2, "auto", keep_all=True).forecasts
+        one = widened(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).forecasts
+    assert [(it.candidate.cf, it.candidate.delay) for it in both] == [(8, 0), (8, 5), (64, 0), (64, 1)]
+    assert [(it.candidate.cf, it.candidate.delay) for it in one] == [(8, 5), (64, 0)]
 
 
 @pytest.mark.parametrize("chooses", [True, False])
 def test_delays_that_a_continued_run_had_stay_whatever_the_link_promises_now(chooses: bool) -> None:
-    bases = tuple(Candidate("topk", cf, cf / 2, 0.9, "topk", coding_s=0.0, exchange_s=1.0) for cf in (8.0, 64.0))
-    before = offered([["topk", 8.0, 10, 3]] + [["topk", 8.0, 10, 0]] * chooses)
+    bases = tuple(
+        Forecast(Candidate("hook", "topk", cf), cf / 2, 0.9, "topk", coding_s=0.0, exchange_s=1.0) for cf in (8.0, 64.0)
+    )
+    before = offered([["outer", "topk", 8.0, 10, 3]] + [["outer", "topk", 8.0, 10, 0]] * chooses)
     with mock.patch("gravac.outer.candidates.delays", delays):
         how: tuple[Any, ...] = (0.2, "auto", True, 1, chooses, 2, before)
-        found = widened(Admission(bases), (10,), *how).candidates
-        given = widened(Admission(bases), (10,), 0.2, 7, True, before=before).candidates
+        auto = widened(Admission(bases), (10,), *how).forecasts
+        fixed = widened(Admission(bases), (10,), 0.2, 7, True, before=before).forecasts
+    found, given = ([forecast.candidate for forecast in forecasts] for forecasts in (auto, fixed))
     assert [one.delay for one in found if one.cf == 8] == ([0, 3] if chooses else [3])
     assert max(one.delay for one in found if one.cf == 64) == 5
     assert {one.delay for one in given} == {7}
@@ -226,13 +231,13 @@ def test_times_of_rounds_are_what_passed_and_each_has_the_waiting_for_its_own_ex
 def test_more_is_tried_behind_steps_where_less_was_waited_for(hidden: bool) -> None:
     """Half of a step was spent on waiting: the same bytes behind steps may take half as long."""
     choices = tuple(
-        Candidate("topk", 8.0, 40.0, 0.9, "topk", every=10, delay=d, behind=d / 10, coding_s=0.0, exchange_s=0.1)
+        Forecast(Candidate("outer", "topk", 8.0, 10, d), 40.0, 0.9, "topk", behind=d / 10, coding_s=0.0, exchange_s=0.1)
         for d in (0, 10)
     )
-    dense = Candidate("dense", 1.0, 1.0)
+    dense = Forecast(Candidate("hook", "dense", 1.0), 1.0)
     ran = 2 if hidden else 1
     entry = GoodputEntry(ran, 0.2, 0, 0.9, saved=(0.0 if hidden else 0.1, 0.0, 0.1))
-    state = GoodputState((dense, *choices), SEARCH, ran, ran, Window(choices[ran - 1]), (entry,), windows=1)
+    state = GoodputState((dense, *choices), SEARCH, ran, ran, Window(choices[ran - 1].candidate), (entry,), windows=1)
     if hidden:  # waiting for it takes no less, and at most all of the exchange more
         assert state.fastest(1, 10) >= 0.2
         assert state.slowest(1) == pytest.approx(0.3)
@@ -244,18 +249,19 @@ def test_more_is_tried_behind_steps_where_less_was_waited_for(hidden: bool) -> N
 def test_goodput_takes_what_hides() -> None:
     """Played: a round's exchange takes a third of its compute, so that behind four of ten steps nothing waits."""
     bases = (
-        Candidate("dense", 1.0, 1.0, coding_s=0.0, exchange_s=30.0),
-        Candidate("quantize", 16.0, 15.0, 0.96, "quantize", coding_s=0.0, exchange_s=0.3),
+        Forecast(Candidate("hook", "dense", 1.0), 1.0, coding_s=0.0, exchange_s=30.0),
+        Forecast(Candidate("hook", "quantize", 16.0), 15.0, 0.96, "quantize", coding_s=0.0, exchange_s=0.3),
     )
     with mock.patch("gravac.outer.candidates.delays", delays):
-        candidates = widened(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).candidates
+        forecasts = widened(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).forecasts
+    exchange_s = {forecast.candidate: forecast.exchange_s or 0.0 for forecast in forecasts}
     controller = Goodput()
-    state, decision = controller.start(candidates)
+    state, decision = controller.start(forecasts)
     ran = []
     for step in range(60):
         one = decision.candidate
         ran.append(one)
-        exchange = (one.exchange_s or 0.0) * 1.0
+        exchange = exchange_s[one]
         waited = max(0.0, exchange - 0.1 * min(one.delay, one.every) / one.every)
         times = {"waited": waited, "coded": 0.0, "exchanged": exchange}
         state, decision = controller.observe(state, Measurement(step, one, 0.1 + waited, 32.0, 0.1, 1.0, **times))
@@ -265,16 +271,16 @@ def test_goodput_takes_what_hides() -> None:
 def test_less_is_tried_where_what_travels_slows_the_steps() -> None:
     """Played: of a step of 0.12 s a sixth is what the exchange behind it takes of the processor."""
     often, seldom = (
-        Candidate(
-            "quantize", 16.0, 15.0 * h, e, f"q{h}", every=h, delay=2, behind=2 / h, coding_s=0.0, exchange_s=0.2 / h,
-            compute_s=0.1,
+        Forecast(
+            Candidate("outer", "quantize", 16.0, every=h, delay=2), 15.0 * h, e, f"q{h}",
+            behind=2 / h, coding_s=0.0, exchange_s=0.2 / h, compute_s=0.1,
         )
         for h, e in ((5, 0.91), (10, 0.89))
     )  # fmt: skip
     entry = GoodputEntry(1, 0.12, 0, 0.91, saved=(0.0, 0.0, 0.04))
-    state = GoodputState(
-        (Candidate("dense", 1.0, 1.0), often, seldom), SEARCH, 1, 1, Window(often), (entry,), windows=1
-    )
+    dense = Forecast(Candidate("hook", "dense", 1.0), 1.0)
+    window = Window(often.candidate)
+    state = GoodputState((dense, often, seldom), SEARCH, 1, 1, window, (entry,), windows=1)
     assert state.fastest(2, 10) == pytest.approx(0.1)
     assert state.efficiency(2) / state.fastest(2, 10) > 1.1 * state.goodput(entry)
 
@@ -283,14 +289,17 @@ def test_less_is_tried_where_what_travels_slows_the_steps() -> None:
 def test_a_little_more_is_not_tried_as_efficiencies_are_not_known_so_well(promised: float, tried: bool) -> None:
     """Played: another number of steps would be as quick at best, and its steps are believed to be worth more."""
     held, other = (
-        Candidate("any", 10.0, 10.0 * h, e, f"every {h}", every=h, behind=0.0, coding_s=0.0, exchange_s=0.0, step_s=s)
+        Forecast(
+            Candidate("outer", "any", 10.0, every=h), 10.0 * h, e, f"every {h}",
+            behind=0.0, coding_s=0.0, exchange_s=0.0, step_s=s,
+        )
         for h, e, s in ((10, 0.5, 0.1), (11, 0.5 * promised, 0.2))
-    )
+    )  # fmt: skip
     state, decision = (controller := Goodput()).start((held, other))
     for step in range(200):
-        seconds = 0.1 if decision.candidate == held else 0.2
+        seconds = 0.1 if decision.candidate == held.candidate else 0.2
         times = {"waited": 0.0, "coded": 0.0, "exchanged": 0.0}
         measured = Measurement(step, decision.candidate, seconds, 32.0, 0.1, 1.0, **times)
         state, decision = controller.observe(state, measured)
     assert (state.entry(1) is not None) == tried
-    assert decision.candidate == held
+    assert decision.candidate == held.candidate

@@ -23,7 +23,7 @@ from gravac import (
     quantize,
     topk,
 )
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.outer.efficiency import DENSE, efficiency
 from gravac.outer.rounds import leaves_at
 from gravac.outer.sgd import OuterSGD
@@ -318,7 +318,8 @@ def test_an_outer_rate_that_is_given_stays() -> None:
 def test_fewer_exchanges_later_ones_more_loss_and_more_ranks_are_never_worth_more(
     loss: float, every: int, delay: int, more: int, world: int
 ) -> None:
-    lossy, dense = Candidate("any", 10.0, 10.0, efficiency=loss), Candidate("any", 10.0, 10.0)
+    base = Candidate("hook", "any", 10.0)
+    lossy, dense = Forecast(base, 10.0, efficiency=loss), Forecast(base, 10.0)
     own = efficiency(lossy, every, delay, world)
     assert 0 <= efficiency(lossy, every + more, delay, world) <= own
     assert efficiency(lossy, every, delay + more, world) <= own

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gravac import Goodput, GraVAC, SettingsError, Static, quantize, topk
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.commands import replay as command
 from gravac.outer.efficiency import efficiency
 from gravac.policy import Policy

@@ -12,9 +12,8 @@ from unittest import mock
 import pytest
 
 from gravac import Goodput, OuterOptimizer, checkpoint, merge_states, quantize
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers.goodput_state import GoodputState
-from gravac.controllers.plain import identify
 from gravac.stepping.deciding import Deciding
 from gravac.stepping.run_state import RunState
 from gravac.telemetry.records import DecisionRecord
@@ -28,7 +27,7 @@ DECIDES: dict[str, Any] = {"base": "ladder", "cf_range": (2, 1000), "every": (1,
 def offering(steps: int) -> Any:
     """Have exchanges travel behind none, or so many steps: in memory no link is probed."""
 
-    def delays(one: Candidate, every: int, compute_s: float | None, delay: Any, fragments: int = 1) -> tuple[int, ...]:
+    def delays(one: Forecast, every: int, compute_s: float | None, delay: Any, fragments: int = 1) -> tuple[int, ...]:
         assert delay == "auto"
         return (0, min(steps, every // 2)) if compute_s and every > 1 else (0,)
 
@@ -40,9 +39,13 @@ def decisions(outer: OuterOptimizer) -> GoodputState:
     return state
 
 
+def candidates(state: GoodputState) -> list[Candidate]:
+    return [forecast.candidate for forecast in state.forecasts]
+
+
 def measured(state: GoodputState) -> dict[Any, Any]:
-    """What was measured, by what identifies a candidate."""
-    return {tuple(identify([state.candidates[one.position]])[0]): (one.seconds, one.window) for one in state.entries}
+    """What was measured, by candidate."""
+    return {candidates(state)[one.position]: (one.seconds, one.window) for one in state.entries}
 
 
 def before(ranks: int = 2, **settings: Any) -> Ranks:
@@ -90,10 +93,10 @@ def test_decisions_after_a_load_are_those_of_before_though_other_delays_are_meas
     then, history = decisions(first.outer[0]), first.outer[0].history
     again, (restored, other) = taken_up(states)
     now = restored.state
-    assert max(one.delay for one in then.candidates) == 4
-    assert identify(now.candidates) == identify(then.candidates)
-    assert [one.compute_s for one in now.candidates] == [one.compute_s for one in then.candidates]
-    assert None not in [one.compute_s for one in now.candidates]
+    assert max(one.delay for one in candidates(then)) == 4
+    assert candidates(now) == candidates(then)
+    assert [one.compute_s for one in now.forecasts] == [one.compute_s for one in then.forecasts]
+    assert None not in [one.compute_s for one in now.forecasts]
     assert (now.position, now.best, now.phase, now.windows) == (then.position, then.best, then.phase, then.windows)
     assert now.entries == then.entries
     assert restored == other
@@ -109,8 +112,9 @@ def test_what_is_saved_before_the_first_step_after_a_load_is_what_was_loaded() -
         twice = saved(outer.state_dict())
         assert state["controller_state"] is not None
         assert twice["controller_state"] == state["controller_state"]
-        assert twice["outer"]["candidates"] == state["outer"]["candidates"]
-        assert twice["outer"]["rounds"] == state["outer"]["rounds"]
+        assert twice["compute_s"] == state["compute_s"]
+        for part in ("candidates", "phase", "ended", "steps", "in_round", "every", "delay", "shares"):
+            assert twice["outer"][part] == state["outer"][part]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -120,10 +124,10 @@ def test_at_another_number_of_ranks_what_was_measured_stays_of_candidates_that_t
     then, history = decisions(first.outer[0]), first.outer[0].history
     again, restored = taken_up([merged] * ranks, ranks)
     now = restored[0].state
-    there = {tuple(one) for one in identify(now.candidates)}
+    there = {*candidates(now)}
     assert measured(now).keys() == measured(then).keys() & there
     assert all(measured(then)[one] == known for one, known in measured(now).items())
-    gone = [one for one in then.candidates if tuple(identify([one])[0]) not in there]
+    gone = [one for one in candidates(then) if one not in there]
     told = restored[0].history[len(history) :]
     assert len(told) == bool(gone)
     assert all("restored with other candidates, without" in record.reason for record in told)
@@ -140,7 +144,7 @@ def test_a_search_that_starts_anew_as_nothing_measured_can_be_chosen_any_more_sa
     (record,) = restored.history[len(first.outer[0].history) :]
     assert "restored with other candidates, without" in record.reason
     assert "nothing measured is left: start at" in record.reason
-    assert ran not in map(str, restored.state.candidates)
+    assert ran not in map(str, candidates(restored.state))
     assert record.changed
     assert restored == other
     assert equal(again.anchors)
@@ -206,7 +210,7 @@ def test_over_a_network_a_run_holds_what_it_held_before_as_late_as_before(tmp_pa
     assert then.phase == "hold"
     assert behind == then.running.delay > 0
     for now, told, late in processes(goes_on, 2, tmp_path):
-        assert identify(now.candidates) == identify(then.candidates)
+        assert candidates(now) == candidates(then)
         assert (now.phase, now.running, late) == ("hold", then.running, behind)
         assert (now.windows, now.window, now.entries) == (then.windows, then.window, then.entries)
         assert told == history

@@ -11,7 +11,7 @@ import torch
 from gravac import Policy, ladder, powersgd, quantize, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.compressors import dense
 from gravac.controllers import Goodput, GraVAC, Static, Warmup
 from gravac.stepping.admission import Admission, admit
@@ -36,24 +36,26 @@ def admitted(policy: Policy, shapes: Shapes, world: int = 2, dtype: torch.dtype 
 
 
 def test_dense_is_first_and_the_others_ascend_by_what_they_send() -> None:
-    candidates, _ = admitted(Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000)), WIDE)
-    ratios = [candidate.wire_ratio for candidate in candidates]
-    assert candidates[0].dense
+    forecasts, _ = admitted(Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000)), WIDE)
+    ratios = [forecast.wire_ratio for forecast in forecasts]
+    assert forecasts[0].candidate.dense
     assert ratios == sorted(ratios)
 
 
 def test_what_would_send_more_than_dense_is_dropped_and_said() -> None:
-    candidates, dropped = admitted(Policy(base=topk, cf_range=(2, 64)), SQUARE, world=16)
-    assert all(candidate.wire_ratio > 1 for candidate in candidates[1:])
-    assert dropped and {(one.cause, one.other.compressor) for one in dropped} == {("not_fewer_bytes", "dense")}
-    assert all(one.ratio == one.other.wire_ratio / one.candidate.wire_ratio >= 1 for one in dropped)
+    forecasts, dropped = admitted(Policy(base=topk, cf_range=(2, 64)), SQUARE, world=16)
+    assert all(forecast.wire_ratio > 1 for forecast in forecasts[1:])
+    assert dropped and {(one.cause, one.other.candidate.compressor) for one in dropped} == {
+        ("not_fewer_bytes", "dense")
+    }
+    assert all(one.ratio == one.other.wire_ratio / one.forecast.wire_ratio >= 1 for one in dropped)
 
 
 def test_what_sends_the_same_as_another_is_dropped_and_said() -> None:
     """Rank 1 is the least there is: higher CFs of PowerSGD send the same."""
-    candidates, dropped = admitted(Policy(base=powersgd, controller=Goodput(), cf_range=(64, 4096)), SQUARE)
-    assert [candidate.cf for candidate in candidates] == [1, 2, 64, 128, 256]
-    assert dropped and {(one.cause, str(one.other)) for one in dropped} == {("same_bytes", "powersgd 256x")}
+    forecasts, dropped = admitted(Policy(base=powersgd, controller=Goodput(), cf_range=(64, 4096)), SQUARE)
+    assert [forecast.candidate.cf for forecast in forecasts] == [1, 2, 64, 128, 256]
+    assert dropped and {(one.cause, str(one.other.candidate)) for one in dropped} == {("same_bytes", "powersgd 256x")}
     assert all(one.ratio == pytest.approx(1, rel=0.01) for one in dropped)
 
 
@@ -70,31 +72,31 @@ def test_shapes_tell_candidates_apart_that_the_cf_does_not() -> None:
     """On wide layers rank 4 sends a hundredth; on narrow ones a twelfth, and its efficiency is no higher."""
     policy = Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000))
     (wide, _), (narrow, _) = admitted(policy, WIDE), admitted(policy, [(96, 96)] * 8)
-    four = [next(c for c in found if c.cf == 128) for found in (wide, narrow)]
+    four = [next(c for c in found if c.candidate.cf == 128) for found in (wide, narrow)]
     assert four[0].efficiency == four[1].efficiency
     assert four[0].wire_ratio > 50 and four[1].wire_ratio < 15
 
 
 def test_a_gain_that_was_measured_corrects_the_efficiency() -> None:
     points = quantize.profile(32.0).efficiency_by_gain
-    one = Candidate("quantize", 32.0, 28.0, 0.81, "quantize", points)
+    one = Forecast(Candidate("hook", "quantize", 32.0), 28.0, 0.81, "quantize", points)
     assert one.efficiency_at(1.0) == 1.0
     assert one.efficiency_at(0.39) < one.efficiency_at(0.64) < one.efficiency_at(0.88)
     assert one.efficiency_at(-3.0) == points[0][1]
     assert one.efficiency_at(math.nan) == 0.81
-    assert Candidate("topk", 10.0, 5.0, 0.7).efficiency_at(0.2) == 0.7
+    assert Forecast(Candidate("hook", "topk", 10.0), 5.0, 0.7).efficiency_at(0.2) == 0.7
 
 
 def names(policy: Policy, shapes: Shapes = SQUARE, world: int = 2, dtype: torch.dtype = torch.float32) -> list[str]:
-    return [str(candidate) for candidate in admitted(policy, shapes, world, dtype)[0]]
+    return [str(forecast.candidate) for forecast in admitted(policy, shapes, world, dtype).forecasts]
 
 
 @pytest.mark.parametrize("controller", [GraVAC(), Goodput()], ids=str)
 def test_16_bit_stands_between_dense_and_the_base(controller: GraVAC | Goodput) -> None:
-    candidates, _ = admitted(topk_policy(controller=controller), SQUARE)
-    assert [str(candidate) for candidate in candidates[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
-    half = candidates[1]
-    assert half.dense
+    forecasts, _ = admitted(topk_policy(controller=controller), SQUARE)
+    assert [str(forecast.candidate) for forecast in forecasts[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
+    half = forecasts[1]
+    assert half.candidate.dense
     assert (half.wire_ratio, half.efficiency, half.family) == (2.0, 1.0, "bfloat16")
 
 
@@ -129,9 +131,9 @@ def test_a_ladder_without_16_bit_in_its_range_gets_it() -> None:
 
 
 def test_gradients_of_16_bit_have_no_other_16_bit_beside_them() -> None:
-    candidates, dropped = admitted(topk_policy(), SQUARE, dtype=torch.bfloat16)
-    assert [candidate.cf for candidate in candidates[:2]] == [1, 10]
-    assert (str(dropped[0].candidate), str(dropped[0].other), dropped[0].ratio) == ("dense 2x", "dense 1x", 1.0)
+    forecasts, (first, *_) = admitted(topk_policy(), SQUARE, dtype=torch.bfloat16)
+    assert [forecast.candidate.cf for forecast in forecasts[:2]] == [1, 10]
+    assert (str(first.forecast.candidate), str(first.other.candidate), first.ratio) == ("dense 2x", "dense 1x", 1.0)
 
 
 def test_what_sends_no_less_than_16_bit_is_dropped() -> None:

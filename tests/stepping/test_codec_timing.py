@@ -80,7 +80,7 @@ def admitted(
 
 def cfs_of(policy: Policy, forms: Sequence[Form] = FORMS) -> list[float]:
     """CFs of the candidates that compress."""
-    return [one.cf for one in admitted(policy, {}, forms).candidates if not one.dense]
+    return [one.candidate.cf for one in admitted(policy, {}, forms).forecasts if not one.candidate.dense]
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_nothing_travels_but_what_the_ranks_agree_on() -> None:
 def test_what_they_took_is_expected_of_candidates() -> None:
     policy = policy_of()
     coding = {cf: 1e-9 * cf for cf in cfs_of(policy)}
-    candidates, known = (admitted(policy, seconds).candidates for seconds in (coding, {}))
-    for one, other in zip(candidates, known, strict=True):
+    forecasts, known = (admitted(policy, seconds).forecasts for seconds in (coding, {}))
+    for one, other in zip(forecasts, known, strict=True):
         assert one.exchange_s == other.exchange_s
-        if one.dense:
+        if one.candidate.dense:
             assert one.coding_s == other.coding_s
         else:
-            assert one.coding_s == pytest.approx(4 * SENT * coding[one.cf], rel=0.01)
+            assert one.coding_s == pytest.approx(4 * SENT * coding[one.candidate.cf], rel=0.01)
 
 
 def test_a_compressor_without_known_costs_has_them_then() -> None:
@@ -123,9 +123,9 @@ def test_a_compressor_without_known_costs_has_them_then() -> None:
         coding_costs = ()
 
     policy = policy_of(Unknown())
-    assert {one.coding_s for one in admitted(policy, {}).candidates[2:]} == {None}
+    assert {one.coding_s for one in admitted(policy, {}).forecasts[2:]} == {None}
     found = time_codecs(policy, FORMS, opened())
-    assert None not in {one.coding_s for one in admitted(policy, found).candidates}
+    assert None not in {one.coding_s for one in admitted(policy, found).forecasts}
 
 
 def test_goodput_starts_by_them() -> None:
@@ -159,9 +159,9 @@ def test_what_fails_keeps_the_costs_that_are_known_of_it() -> None:
     with pytest.warns(UserWarning, match="could not be timed: RuntimeError.'no kernel'"):
         found = time_codecs(policy, FORMS, opened())
     assert list(found) == [cf for cf in cfs_of(policy) if cf <= 100]
-    by_table = {one.cf: one.coding_s for one in admitted(policy, {}).candidates}
-    for one in admitted(policy, found).candidates[2:]:
-        assert (one.coding_s == by_table[one.cf]) == (one.cf > 100)
+    by_table = {one.candidate: one.coding_s for one in admitted(policy, {}).forecasts}
+    for one in admitted(policy, found).forecasts[2:]:
+        assert (one.coding_s == by_table[one.candidate]) == (one.candidate.cf > 100)
 
 
 def test_no_candidate_is_begun_once_the_budget_is_spent() -> None:
@@ -299,7 +299,7 @@ def trained(rank: int, world: int, passes: float | None) -> tuple[str, str, list
 def test_a_run_off_the_cpu_times_its_candidates_when_it_is_attached() -> None:
     (candidates, ran, (run,)), (others, other_ran, none) = processes(trained, 2, 1.0)
     assert (candidates, ran, none) == (others, other_ran, [])
-    assert run.timed == tuple(one.cf for one in run.candidates if not one.dense) != ()
+    assert run.timed == tuple(one.candidate.cf for one in run.forecasts if not one.candidate.dense) != ()
     assert f"Coding was timed where the gradients lie, at topk {run.timed[0]:g}x" in run_words(run)
 
 

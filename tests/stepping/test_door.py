@@ -150,7 +150,7 @@ class SomeSteps(Static):
     def observe(self, state: Any, measurement: Any) -> Any:
         state, decision = super().observe(state, measurement)
         over = measurement.step + self.latency > 4
-        return state, (Decision(Candidate("dense", 1.0, 1.0), reason="whole") if over else decision)
+        return state, (Decision(Candidate("hook", "dense", 1.0), reason="whole") if over else decision)
 
     def at_latency(self, latency: int) -> "SomeSteps":
         return self(latency=latency)
@@ -192,12 +192,12 @@ def test_a_decision_holds_after_the_executors_latency(latency: int) -> None:
         def observe(self, state: Any, measurement: Any) -> Any:
             ran.append((measurement.step, measurement.candidate.cf))
             state, decision = super().observe(state, measurement)
-            half = next(c for c in state.candidates if c.cf == 2)
+            half = next(c.candidate for c in state.forecasts if c.candidate.cf == 2)
             return state, type(decision)(half, reason="16 bit", summary=None)
 
-        def start(self, candidates: Any) -> Any:
-            state, decision = super().start(candidates)
-            return state, type(decision)(candidates[0], reason="dense", summary=None)
+        def start(self, forecasts: Any) -> Any:
+            state, decision = super().start(forecasts)
+            return state, type(decision)(forecasts[0].candidate, reason="dense", summary=None)
 
     _, compressors, _ = in_memory(2, 10, latency=latency, base=topk, controller=Counting())
     measured = ran[: len(ran) // 2] if ran[0] != ran[1] else ran[::2]

@@ -46,7 +46,7 @@ class Restless(Scheduled):
 
     def observe(self, state: int, measurement: Measurement) -> tuple[int, Decision]:
         cf = self.cf(measurement.step + 3) if callable(self.cf) else None
-        candidate = Candidate("dense", 1.0, 1.0) if cf is None else Candidate(self.compressor, cf, cf)
+        candidate = Candidate("hook", "dense", 1.0) if cf is None else Candidate("hook", self.compressor, cf)
         sums = ("add", "add", "report")[measurement.step % 3]
         return state, Decision(candidate, reason="restless", shadow=(8.0,), sums=sums)
 

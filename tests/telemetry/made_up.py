@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 
-from gravac.candidate import Candidate, Dropped
+from gravac.candidate import Candidate, Dropped, Forecast
 from gravac.telemetry import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
 
 CF_FROM = {0: 10.0, 60: 20.0, 140: 40.0, 260: 160.0, 420: 40.0}
@@ -19,11 +19,18 @@ SETTINGS: dict[str, str | int | float | bool] = {
     "controller.paper_literal": False,
     "release": math.inf,
 }
-DENSE = Candidate("dense", 1.0, 1.0)
-CANDIDATES = (DENSE, *(Candidate("topk", cf, cf / 1.8, 0.9, "topk", ((0.0, 0.5), (1.0, 1.0))) for cf in GAIN))
+
+
+def topk(cf: float) -> Candidate:
+    """Top-k in each step."""
+    return Candidate("hook", "topk", cf)
+
+
+DENSE = Forecast(Candidate("hook", "dense", 1.0), 1.0)
+FORECASTS = (DENSE, *(Forecast(topk(cf), cf / 1.8, 0.9, "topk", ((0.0, 0.5), (1.0, 1.0))) for cf in GAIN))
 DROPPED = (
-    Dropped(Candidate("topk", 2.0, 0.9, coding_s=0.004, exchange_s=0.01), "not_fewer_bytes", DENSE, 1 / 0.9),
-    Dropped(Candidate("topk", 320.0, CANDIDATES[-1].wire_ratio), "same_bytes", CANDIDATES[-1], 1.0),
+    Dropped(Forecast(topk(2.0), 0.9, coding_s=0.004, exchange_s=0.01), "not_fewer_bytes", DENSE, 1 / 0.9),
+    Dropped(Forecast(topk(320.0), FORECASTS[-1].wire_ratio), "same_bytes", FORECASTS[-1], 1.0),
 )
 
 
@@ -60,7 +67,7 @@ def make_step(step: int, cf: float = 10.0, gain: float | None = 0.9, seconds: fl
 def make_run(steps: int = 600) -> Iterator[Record]:
     """All records of the made-up run, in the order a run gives them."""
     noise = random.Random(0)
-    yield RunRecord(SETTINGS, 2, CANDIDATES, DROPPED)
+    yield RunRecord(SETTINGS, 2, FORECASTS, DROPPED)
     gains: list[float] = []
     for step in range(steps):
         cf = cf_at(step)

@@ -10,14 +10,14 @@ import torch
 from gravac import Policy, dense, ladder, powersgd, quantize, topk, topkc
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Goodput
 from gravac.stepping.admission import admit
 from gravac.telemetry import DecisionRecord, RunRecord
-from gravac.telemetry.words import candidate_of, decision_words, described, reason_words, run_words
+from gravac.telemetry.words import decision_words, described, forecast_of, reason_words, run_words
 
-RANK = Candidate("ladder", 32.0, 15.2, method="low rank 16")
-BIT = Candidate("ladder", 28.44, 23.4, method="1 bit")
+RANK = Forecast(Candidate("hook", "ladder", 32.0), 15.2, method="low rank 16")
+BIT = Forecast(Candidate("hook", "ladder", 28.44), 23.4, method="1 bit")
 
 
 def decision(cf: float, every: int = 1, delay: int = 0) -> DecisionRecord:
@@ -50,12 +50,12 @@ def test_every_candidate_of_a_run_is_shown_by_method_and_bytes() -> None:
     policy = Policy(base=ladder, controller=Goodput(), cf_range=(2, 1000))
     averager = Averager(policy.base, policy.dense_format, policy.error_feedback, policy.dense_below, Feedback())
     averager.world = 2
-    candidates, dropped = admit(policy, averager, [((1024, 1024), torch.float32)])
-    shown = [described(one) for one in candidates]
+    forecasts, dropped = admit(policy, averager, [((1024, 1024), torch.float32)])
+    shown = [described(one) for one in forecasts]
     assert shown[:3] == ["dense float32", "dense bfloat16, 2x fewer bytes", "8 bits, 3.9x fewer bytes"]
     assert {"1 bit, 28x fewer bytes", "low rank 16, 32x fewer bytes"} <= set(shown)
     assert not any("ladder" in words for words in shown)
-    assert "ladder" not in run_words(RunRecord({}, 2, candidates, dropped))
+    assert "ladder" not in run_words(RunRecord({}, 2, forecasts, dropped))
 
 
 def test_a_decision_and_its_reason_name_methods_and_bytes() -> None:
@@ -68,12 +68,12 @@ def test_a_decision_and_its_reason_name_methods_and_bytes() -> None:
 
 
 def test_a_decision_of_outer_steps_counts_bytes_by_its_own_number_of_steps() -> None:
-    ran = candidate_of(decision(28.44, every=10, delay=5), [RANK, BIT])
+    ran = forecast_of(decision(28.44, every=10, delay=5), [RANK, BIT])
     assert described(ran) == "1 bit, 234x fewer bytes, every 10 steps, behind 5"
 
 
 def test_what_a_record_does_not_know_is_left_out() -> None:
-    assert described(candidate_of(decision(32.0), [])) == "ladder 32x"
+    assert described(forecast_of(decision(32.0), [])) == "ladder 32x"
     assert reason_words("down to ladder 320x, from ladder 32x", [RANK]) == (
         "down to ladder 320x, from low rank 16, 15x fewer bytes"
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.candidate import DENSE, Candidate, Span
+from gravac.candidate import DENSE, Forecast, Span
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
@@ -245,22 +245,23 @@ def advise(
             cost=cost(predicted.step_s),
         )
 
-    def outer_choice(one: Exchanged, it: Candidate) -> Option:
-        assert it.step_s is not None
-        assert it.coding_s is not None
-        even = bandwidth_below(one, it.every, it.delay, in_sixteen, network, machine)
+    def outer_choice(way: Exchanged, forecast: Forecast) -> Option:
+        assert forecast.step_s is not None
+        assert forecast.coding_s is not None
+        candidate = forecast.candidate
+        even = bandwidth_below(way, candidate.every, candidate.delay, in_sixteen, network, machine)
         return Option(
-            compressor=it.compressor,
-            cf=it.cf,
-            step_s=it.step_s,
-            compress_s=it.coding_s,
-            exposed_s=it.step_s - it.coding_s - batch_s,
-            speed_up=sixteen.step_s / it.step_s,
-            wire_ratio=it.wire_ratio,
-            break_even=_always_or_never(even, it.step_s < sixteen.step_s),
-            efficiency=it.efficiency,
-            cost=cost(it.step_s),
-            every=it.every,
+            compressor=candidate.compressor,
+            cf=candidate.cf,
+            step_s=forecast.step_s,
+            compress_s=forecast.coding_s,
+            exposed_s=forecast.step_s - forecast.coding_s - batch_s,
+            speed_up=sixteen.step_s / forecast.step_s,
+            wire_ratio=forecast.wire_ratio,
+            break_even=_always_or_never(even, forecast.step_s < sixteen.step_s),
+            efficiency=forecast.efficiency,
+            cost=cost(forecast.step_s),
+            every=candidate.every,
         )
 
     in_single = load(shapes, None, 1, batch_s, workers, machine, dense="float32")
@@ -276,7 +277,7 @@ def advise(
         hook.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
     denses = [Exchanged(Dense(), 1.0, in_single), Exchanged(Dense(dtype=dense), 2.0, in_sixteen)]
     apart = outer_steps(denses, ways, full, network, machine, workers) if workers > 1 else []
-    outer = [outer_choice(one, it) for one, it in apart]
+    outer = [outer_choice(way, forecast) for way, forecast in apart]
     best, reason = with_hook(hook[2:], sixteen, dense)
     verdict, line = which(hook, outer, dense)
     said = (best, with_outer_steps(outer, dense), verdict, reason, line)

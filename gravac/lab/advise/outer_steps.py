@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor
 from gravac.costmodel import Load, Machine, Network, crossing
@@ -36,8 +36,8 @@ class Exchanged:
     cf: float
     load: Load
 
-    def candidate(self, full: int, network: Network, machine: Machine) -> Candidate:
-        """Return it as a candidate of an exchange in every step, which backward does not hide.
+    def forecast(self, full: int, network: Network, machine: Machine) -> Forecast:
+        """Return the forecast of an exchange in each step, which backward does not hide.
 
         Args:
             full: wire bytes of a dense float32 all-reduce of the model.
@@ -45,9 +45,8 @@ class Exchanged:
             machine: speed of each worker.
         """
         predicted, profile = self.load.over(network, machine), self.compressor.profile(self.cf)
-        return Candidate(
-            self.compressor.name if self.compressor.compresses else DENSE,
-            self.cf,
+        return Forecast(
+            Candidate("hook", self.compressor.name if self.compressor.compresses else DENSE, self.cf),
             wire_ratio(full, predicted.wire_bytes),
             profile.efficiency,
             profile.family,
@@ -58,7 +57,7 @@ class Exchanged:
 
     def step_s(self, every: int, delay: int, network: Network, machine: Machine) -> float:
         """Return the seconds of a step where it is exchanged every so many, and taken up so many later."""
-        seconds = at_every(self.candidate(1, network, machine), every, self.load.compute_s, delay).step_s
+        seconds = at_every(self.forecast(1, network, machine), every, self.load.compute_s, delay).step_s
         assert seconds is not None
         return seconds
 
@@ -70,8 +69,8 @@ def outer_steps(
     network: Network,
     machine: Machine,
     workers: int,
-) -> list[tuple[Exchanged, Candidate]]:
-    """Return all that OuterOptimizer would choose from up to ``MOST``, over all bases, each as its candidate.
+) -> list[tuple[Exchanged, Forecast]]:
+    """Return all that OuterOptimizer would choose from up to ``MOST``, over all bases, each with its forecast.
 
     Args:
         dense: float32 and 16 bit.
@@ -81,18 +80,20 @@ def outer_steps(
         machine: speed of each worker.
         workers: number of ranks.
     """
-    found: dict[tuple[str, float, int], tuple[Exchanged, Candidate]] = {}
+    outer: dict[tuple[str, float, int], tuple[Exchanged, Forecast]] = {}
     for base in dict.fromkeys(one.compressor.name for one in (*compressed, *dense)):
         ways = [*dense, *(one for one in compressed if one.compressor.name == base and one.cf <= MOST)]
-        known = {(it.compressor, it.cf): one for one in ways for it in (one.candidate(full, network, machine),)}
-        candidates = [one.candidate(full, network, machine) for one in ways]
-        fewest = max(one.wire_ratio for one in candidates if one.dense)
+        forecasts = [way.forecast(full, network, machine) for way in ways]
+        way_of = {forecast.candidate: way for forecast, way in zip(forecasts, ways, strict=True)}
+        fewest = max(forecast.wire_ratio for forecast in forecasts if forecast.candidate.dense)
         compute_s = ways[0].load.compute_s
-        fewer = tuple(one for one in candidates if one.dense or one.wire_ratio > fewest)
+        fewer = tuple(one for one in forecasts if one.candidate.dense or one.wire_ratio > fewest)
         apart = widened(Admission(fewer), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers)
-        for it in apart.candidates:
-            found[it.compressor, it.cf, it.every] = known[it.compressor, it.cf], it
-    return list(found.values())
+        for forecast in apart.forecasts:
+            chosen = forecast.candidate
+            way = way_of[Candidate("hook", chosen.compressor, chosen.cf)]
+            outer[chosen.compressor, chosen.cf, chosen.every] = way, forecast
+    return list(outer.values())
 
 
 def bandwidth_below(

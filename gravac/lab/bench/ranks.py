@@ -73,7 +73,7 @@ class OurRank:
 
     def average(self, flat: torch.Tensor, shape: Shape, step: int) -> Steps:
         """See ``Rank``."""
-        self._averager.measure(LocalMeasurement(step, Candidate(self._averager.base.name, self._cf, self._cf)))
+        self._averager.measure(LocalMeasurement(step, Candidate("hook", self._averager.base.name, self._cf)))
         return self._averager.average([Piece("w", flat, shape)], self._averager.plan(step, self._cf))
 
     def commit(self) -> None:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.compressors import ladder
 from gravac.lab.console import PLAIN_SECONDS, Shown
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
@@ -142,14 +142,18 @@ def _turn(turn: dict[str, Any]) -> str:
     return f"  step {turn['step']:>5}  {described(_choice(turn['cf']))}: {reason}"
 
 
-def _choice(cf: float) -> Candidate:
-    known = (one for one in _choices() if one.cf == cf)
-    return next(known, Candidate(ladder.name, cf, cf, method=ladder.method_at(cf)))
+def _choice(cf: float) -> Forecast:
+    known = (forecast for forecast in _choices() if forecast.candidate.cf == cf)
+    return next(known, _forecast(ladder.name, cf, ladder.method_at(cf)))
 
 
 @functools.cache
-def _choices() -> tuple[Candidate, ...]:
-    """What the adaptive run may choose: dense, and the ladder, whose CFs are wire ratios."""
-    formats = (Candidate(DENSE, 1.0, 1.0, method="dense float32"), Candidate(DENSE, 2.0, 2.0, method="dense in 16 bit"))
+def _choices() -> tuple[Forecast, ...]:
+    """Forecasts of what the adaptive run may choose: dense, and the ladder, whose CFs are wire ratios."""
+    formats = (_forecast(DENSE, 1.0, "dense float32"), _forecast(DENSE, 2.0, "dense in 16 bit"))
     rungs = ladder.candidates((2.0, 1000.0))
-    return (*formats, *(Candidate(ladder.name, cf, cf, method=ladder.method_at(cf)) for cf in rungs))
+    return (*formats, *(_forecast(ladder.name, cf, ladder.method_at(cf)) for cf in rungs))
+
+
+def _forecast(compressor: str, cf: float, method: str) -> Forecast:
+    return Forecast(Candidate("hook", compressor, cf), wire_ratio=cf, method=method)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.lab.links.link import PACED
 from gravac.lab.report import curves, plots, style
 from gravac.lab.report.numbers import BASELINE, Amount, ReportRow, inside_spread
@@ -320,11 +320,11 @@ def _reasons(run: TrainingRecord) -> str:
     turns = plots.changes(run)
     if not turns:
         return '<p class="pale">It changed nothing.</p>'
+    methods = {(turn.compressor, turn.cf): running(run.method, turn.compressor, turn.cf) for turn in run.turns}
     ran = [
-        Candidate(turn.compressor, turn.cf, math.nan, method=running(run.method, turn.compressor, turn.cf))
-        for turn in run.turns
+        Forecast(Candidate("hook", compressor, cf), wire_ratio=math.nan, method=method)
+        for (compressor, cf), method in methods.items()
     ]
-    methods = {(one.compressor, one.cf): one.method for one in ran}
     rows = "".join(
         f'<tr><th scope="row">{number}</th><td>{turn.step:,}</td><td>{_maybe(turn.seconds, ",.1f")}</td>'
         f'<td class="text">{escape(methods[turn.compressor, turn.cf])}{_every(turn.every, turn.delay)}</td>'

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from gravac.candidate import Candidate, Span
+from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers.base import LATENCY, Controller, Decision, Measurement
 
 BLOCK = 5
@@ -133,10 +133,10 @@ class Shuffled:
         """Return what the other wants to choose from."""
         return self.of.propose(cf_range, reach)
 
-    def start(self, candidates: Sequence[Candidate]) -> tuple[_Position, Decision]:
+    def start(self, forecasts: Sequence[Forecast]) -> tuple[_Position, Decision]:
         """Begin with the first choice of the order."""
-        state = _Position(tuple(candidates), 0)
-        first = self._at(candidates, 0)
+        state = _Position(tuple(forecast.candidate for forecast in forecasts), 0)
+        first = self._at(state.candidates, 0)
         return state, Decision(first, reason=f"start at {first}, {WHY}")
 
     def observe(self, state: _Position, measurement: Measurement) -> tuple[_Position, Decision]:
@@ -149,10 +149,10 @@ class Shuffled:
         """Return how far it is."""
         return {"at": state.at}
 
-    def restore(self, plain: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[_Position, Decision]:
+    def restore(self, plain: dict[str, Any], forecasts: Sequence[Forecast]) -> tuple[_Position, Decision]:
         """Go on from there."""
-        state = _Position(tuple(candidates), plain["at"])
-        return state, Decision(self._at(candidates, self._due(state.at)))
+        state = _Position(tuple(forecast.candidate for forecast in forecasts), plain["at"])
+        return state, Decision(self._at(state.candidates, self._due(state.at)))
 
     def _due(self, observed: int) -> int:
         """Return the step that a decision holds for, once so many were observed."""
