@@ -22,8 +22,15 @@ from gravac.exchange.executor import Executor, Mark, Number, Verdict
 FIRST = ("seconds", "error", "energy")
 """Names, as in ``Measurement``, of the slots that come before those of shadow CFs."""
 
-LAST = ("waited", "coded", "learning_rate", "exchanged", "drift")
-"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs."""
+LAST = {
+    "waited": "waited_seconds",
+    "coded": "coded_seconds",
+    "learning_rate": "learning_rate",
+    "exchanged": "exchanged_seconds",
+    "drift": "drift",
+}
+"""Names, as in ``Measurement``, of the slots that come after those of shadow CFs, each with the name of the field of
+``StepRecord`` that tells what was agreed."""
 
 UNRELEASED = "unreleased"
 """Name of the last slot: squared norm of what is kept although it is to be sent. If the sum over the ranks is zero, all

@@ -19,6 +19,7 @@ from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
+from gravac.measurement import LAST
 from gravac.outer.candidates import check_chosen
 from gravac.policy import Policy, RunSettings
 from gravac.replay.trace import Trace
@@ -201,11 +202,7 @@ def _measurement(trace: Trace, record: StepRecord, candidate: Candidate) -> Meas
         error=math.nan if record.gain is None else energy * (1 - record.gain),
         energy=energy,
         shadow=tuple((cf, energy * (1 - share)) for cf, share in record.shadow),
-        waited=record.waited_seconds,
-        coded=record.coded_seconds,
-        exchanged=record.exchanged_seconds,
-        learning_rate=record.learning_rate,
-        drift=record.drift,
+        **{slot: getattr(record, recorded) for slot, recorded in LAST.items()},
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from gravac.candidate import Candidate
 from gravac.collectives import wire_ratio
 from gravac.controllers.base import Decision, Measurement, Summary
-from gravac.measurement import LocalMeasurement
+from gravac.measurement import LAST, LocalMeasurement
 from gravac.stepping.agreement import gain
 from gravac.stepping.run_state import RunState
 from gravac.telemetry.records import DecisionRecord, StepRecord
@@ -66,11 +66,7 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
         every=measured.candidate.every,
         delay=measured.candidate.delay,
         steps_of_ranks=local.steps_of_ranks,
-        waited_seconds=measured.waited,
-        coded_seconds=measured.coded,
-        exchanged_seconds=measured.exchanged,
-        learning_rate=measured.learning_rate,
-        drift=measured.drift,
+        **{recorded: getattr(measured, slot) for slot, recorded in LAST.items()},
     )
 
 

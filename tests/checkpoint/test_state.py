@@ -97,7 +97,7 @@ def test_merging_keeps_what_compressors_keep() -> None:
 def pending(*shadow: float) -> dict[str, Any]:
     """A rank's numbers of step 3, of which the ranks have not agreed yet."""
     numbers = {slot: float(at) for at, slot in enumerate(slots(shadow))}
-    candidate = asdict(Candidate("topk", 10.0, 5.0))
+    candidate = asdict(Candidate("hook", "topk", 10.0))
     return {"step": 3, "candidate": candidate, "shadow": [*shadow], "numbers": numbers, "norms": {"w": 4.0}}
 
 
@@ -108,7 +108,7 @@ def test_pending_numbers_come_back_as_they_were_saved() -> None:
     compressor.load_state_dict(state(step=4, pending=[given]))
     assert compressor.state_dict()["pending"] == [given]
     (measurement,) = compressor._engine.state.pending
-    assert measurement.candidate == Candidate("topk", 10.0, 5.0)
+    assert measurement.candidate == Candidate("hook", "topk", 10.0)
     assert measurement.vectors() == [[*given["numbers"].values()], [4.0]]
 
 

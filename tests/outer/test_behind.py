@@ -203,7 +203,7 @@ MOMENTS = st.lists(
 @given(MOMENTS)
 def test_times_of_rounds_are_what_passed_and_each_has_the_waiting_for_its_own_exchange(rounds: list[Any]) -> None:
     """Training goes on once a round's exchange ended, or with some steps left of it and then waits for the rest."""
-    candidate, executor = Candidate("topk", 8.0, 4.0), Lockstep(1).executors[0]
+    candidate, executor = Candidate("hook", "topk", 8.0), Lockstep(1).executors[0]
     now, measurements, told = 0.0, [], []
     for trains, exchange, pause, hides in rounds:
         now += trains + pause  # what is waited for of the last exchange is in what follows
