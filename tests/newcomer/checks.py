@@ -62,7 +62,7 @@ def controller() -> None:
 
 
 def quantity(folder: str) -> None:
-    """Agreed over the ranks, in JSONL, in TensorBoard with a chart, in a checkpoint; older files are read without it."""
+    """Agreed over the ranks, in JSONL, in a checkpoint, in TensorBoard with a chart; older files are read."""
     _, compressors = trained(30, waits=True, base=topk, controller=Static(cf=10), log_dir=folder)
     saved = compressors[1].state_dict()
     for one in compressors:
