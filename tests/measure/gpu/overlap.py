@@ -58,7 +58,7 @@ class Link:
     def finish(self, pending: list[tuple[Event, Any]]) -> list[Any]:
         """Have the present stream wait for them."""
         for done, _ in pending:
-            self._device.wait(done)
+            self._device.follow(done)
         return [answer for _, answer in pending]
 
     def _start(self, request: Collective) -> tuple[Event, Any]:
@@ -66,7 +66,7 @@ class Link:
         answer = request.tensor if isinstance(request, AllReduce) else answered(request)
         ready = self._device.record()
         with self._device.on(self._stream):
-            self._device.wait(ready)
+            self._device.follow(ready)
             began = self._device.record()
             self._sleep(self.seconds[-1])
             if isinstance(request, AllReduce):
