@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Whole steps through the door on a made-up GPU: what they would launch and copy, and what the host would wait for."""
+"""Whole steps of the engine on a made-up GPU: what they would launch and copy, and what the host would wait for."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -13,6 +13,7 @@ from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Static
 from gravac.controllers.base import Controller
 from gravac.exchange.streams import StreamExecutor
+from gravac.stepping.engine import StepInputs
 from tests.device.counting import DEVICE, Counting, counting
 from tests.device.idle import Idle
 from tests.device.storages import Storages
@@ -102,9 +103,8 @@ def steps(
         gradients = {name: torch.empty(shape, dtype=dtype, device=DEVICE) for name, shape in shapes.items()}
         decides = Static(cf=cf) if controller is None else controller
         compressor = AdaptiveCompressor(base, (1, 1000), controller=decides, **settings)
-        door = compressor.door(gradients, executor=executor)
+        engine = compressor.door(gradients, executor=executor)
         scale = torch.empty((), device=DEVICE) if scaled else None
-        failures: list[BaseException] = []
         for step in range(WARM + count):
             if step == WARM:
                 for found in (seen.kernels, seen.waits, seen.copies, executor.carried):
@@ -112,14 +112,13 @@ def steps(
                 executor.host_waits = 0
                 if storages is not None:
                     storages.begin()
-            door.begin(loss_scale=scale, fail=failures.append)
+            begun = engine.begin(StepInputs(loss_scale=scale))
             tensors = [*gradients.items()]
             size = each if apart else len(tensors)
-            handles = [door.ready(tensors[at : at + size]) for at in range(0, len(tensors), size)]
-            door.end()
+            handles = [engine.ready(tensors[at : at + size]) for at in range(0, len(tensors), size)]
+            engine.end()
             handles[-1].wait()
-            if failures:
-                raise failures[0]
+            begun.result(timeout=0)
         if storages is not None:
             storages.end()
     return seen, executor

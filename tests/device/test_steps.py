@@ -68,13 +68,6 @@ def test_nor_while_other_factors_are_tried(base: Compressor, controller: Control
     quiet(*steps(base, SHAPES, controller=controller, count=12), 12)
 
 
-def test_nor_when_bytes_are_spent_by_gain() -> None:
-    seen, executor = steps(topk, SHAPES, controller=GraVAC(window=3), count=12, allocation="by_gain", survey_every=4)
-    assert not seen.waits
-    assert not seen.copies
-    assert executor.host_waits == 12
-
-
 @pytest.mark.parametrize("base", [powersgd(4), powersgd(4, iterations=2), ladder], ids=repr)
 def test_equal_matrices_are_averaged_in_one_batch(base: Compressor) -> None:
     cf = wire_ratio(powersgd(4), 128.0) if base is ladder else base.candidates((1.0, 1000.0))[0]  # type: ignore[index]

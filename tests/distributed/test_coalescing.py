@@ -35,8 +35,10 @@ def jobs(ddp: DistributedDataParallel, rank: int, cf: float, steps: int) -> list
     """How many groups were averaged together, step by step."""
     with AdaptiveCompressor(quantize, cf_range=(1, 32), controller=Static(cf=cf)) as compressor:
         compressor.attach(ddp)
-        compressor._link = LinkProbe(latency=1e-5, bandwidth=1e10, copy_bytes_per_s=1e10)  # not what it is just now
-        averager, counted = compressor._averager, Counter[int]()
+        compressor._admission.link = LinkProbe(
+            latency=1e-5, bandwidth=1e10, copy_bytes_per_s=1e10
+        )  # not what it is just now
+        averager, counted = compressor._engine.averager, Counter[int]()
         average = averager.average
 
         def counting(pieces: Any, plan: Any, *more: Any) -> Any:

@@ -43,10 +43,10 @@ def test_the_door_refuses_complex_parameters_and_gradients_by_name() -> None:
     refused, taken = compressor(), compressor()
     with pytest.raises(TypeError, match=f"turn.phase: complex64 {REMEDY}"):
         refused.door(dict(Rotated().named_parameters()), executor=one_rank)
-    door = refused.door({"w": torch.ones(64, 64)}, executor=one_rank)  # what was refused has changed nothing
-    door.begin()
+    engine = refused.door({"w": torch.ones(64, 64)}, executor=one_rank)  # what was refused has changed nothing
+    engine.begin()
     with pytest.raises(TypeError, match=f"v: complex128 {REMEDY}"):
-        door.ready([("v", torch.ones(64, 64, dtype=torch.complex128))])
+        engine.ready([("v", torch.ones(64, 64, dtype=torch.complex128))])
     with pytest.raises(TypeError, match=f"turn.phase: complex64 {REMEDY}"):
         taken.bind(Rotated())
     taken.bind(torch.nn.Linear(4, 4))

@@ -109,7 +109,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     compressor = quick(base)
     compressor.attach(ddp, optimizer)
     sounded = len(json.loads(torch._C._distributed_c10d._dump_fr_trace_json())["entries"])
-    compressor._steps.executor.transport._pairwise = pairwise
+    compressor._engine.executor.transport._pairwise = pairwise
     isend, swapped = dist.isend, []
 
     def counting(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ def booked(rank: int, world: int, base: Compressor, pairwise: bool) -> tuple[int
     dist.isend = counting
     train(ddp, optimizer, rank, range(25))
     compressor.state_dict()
-    name = compressor._steps.executor.transport.group.group_name
+    name = compressor._engine.executor.transport.group.group_name
     trace = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
     sizes = {"Float": 4, "Half": 2, "Byte": 1, "Double": 8, "BFloat16": 2, "Long": 8}
     seen = expected = 0
@@ -456,7 +456,7 @@ def fp16_model(rank: int, world: int) -> list[Any]:
         for step in range(3):
             ddp(batch(rank, step)[0].half()).float().mean().backward()
         state = compressor.state_dict()
-        safe = compressor._averager.feedback.safe
+        safe = compressor._engine.averager.feedback.safe
         return [safe, state["residual"]["0.weight"].dtype == torch.float32, compressor.wire_ratio]
 
 

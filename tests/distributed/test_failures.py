@@ -116,22 +116,22 @@ def interrupted(rank: int, world: int, folder: Path) -> str:
     fifo.JOIN_SECONDS = 0.5
     gradient = torch.ones(64, 64)
     compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
-    door = compressor.door({"w": gradient})
+    engine = compressor.door({"w": gradient})
     said = ""
 
     def step() -> None:
-        door.begin()
-        handle = door.ready([("w", gradient)])
-        door.end()
+        engine.begin()
+        handle = engine.ready([("w", gradient)])
+        engine.end()
         handle.wait()
 
     if rank == 0:
         try:
             with compressor:
                 step()
-                door.begin()
-                handle = door.ready([("w", gradient)])
-                door.end()
+                engine.begin()
+                handle = engine.ready([("w", gradient)])
+                engine.end()
                 signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
             pass
@@ -166,10 +166,10 @@ def opened_and_closed(rank: int, world: int, times: int) -> list[tuple[int, int]
     for _ in range(times):
         gradient = torch.ones(64, 64)
         with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
-            door = compressor.door({"w": gradient})
-            door.begin()
-            handle = door.ready([("w", gradient)])
-            door.end()
+            engine = compressor.door({"w": gradient})
+            engine.begin()
+            handle = engine.ready([("w", gradient)])
+            engine.end()
             handle.wait()
         dist.barrier()  # the other side's connections are closed, too
         found.append(held())

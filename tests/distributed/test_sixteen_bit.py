@@ -94,10 +94,10 @@ def there_and_back(rank: int, world: int, resumed: bool) -> dict[str, Any]:
         "own": own,
         "terms": terms,
         "applied": applied,
-        "kept": float(sum(r.double().norm() for r in (*kept["residual"].values(), *kept["held"].values()))),
+        "kept": float(sum(r.double().norm() for r in (*kept["residual"].values(), *kept["releasing"].values()))),
         "ran": [asdict(record) for record in records if isinstance(record, StepRecord)],
-        "candidates": [str(candidate) for candidate in compressor._steps.candidates],
-        "predicted": [forecast.wire_ratio for forecast in compressor._deciding.forecasts],
+        "candidates": [str(candidate) for candidate in compressor._engine.deciding.candidates],
+        "predicted": [forecast.wire_ratio for forecast in compressor._engine.deciding.forecasts],
     }
 
 

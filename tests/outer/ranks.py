@@ -146,14 +146,13 @@ class Ranks:
 
 def at_speed(outer: OuterOptimizer, seconds: float) -> None:
     """Have a rank's clock say that a step takes so long."""
-    shares = outer._rounds.shares
+    shares = outer._state.shares
     shares.clock, shares._since = itertools.count(0.0, seconds).__next__, None
 
 
 def _left(outer: OuterOptimizer) -> int:
     """Number of fragments that left so far."""
-    rounds = outer._rounds
-    return rounds.ended * len(outer._fragments) + len(rounds._journeys)
+    return outer.rounds * len(outer._fragments) + len(outer._rounds._journeys)
 
 
 def equal(tensors: Sequence[torch.Tensor]) -> bool:

@@ -120,7 +120,7 @@ def test_a_round_is_no_shorter_than_what_travelled_into_it() -> None:
         trained.train(1)
         if outer.rounds == len(ends):
             ends.append(step)
-            decided.append(outer._rounds._behind)
+            decided.append(outer._state.delay)
     lengths = [after - before for before, after in itertools.pairwise(ends)]
     assert len(set(decided)) > 2
     assert all(length >= behind for length, behind in zip(lengths[1:], decided, strict=False))

@@ -94,8 +94,8 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
             torch.full((40,), torch.nan),
             r"outer/fragments/0/own/2\.bias: .* not finite",
         ),
-        (("rounds", "ended"), -5, "outer/rounds/ended: -5, it should be greater than or equal to 0"),
-        (("rounds", "compression"), 1, "outer/rounds/compression: it is unknown here"),
+        (("ended",), -5, "outer/ended: -5, it should be greater than or equal to 0"),
+        (("compression",), 1, "outer/compression: it is unknown here"),
         (
             ("inner", "state", 0, "exp_avg"),
             torch.ones(1),

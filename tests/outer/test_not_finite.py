@@ -79,7 +79,7 @@ def known(ranks: Ranks, rank: int) -> dict[str, torch.Tensor]:
         f"{key} of {names[anchor]}": one for anchor, kept in outer.outer.state.items() for key, one in kept.items()
     }
     buffers = {f"buffer {name}": anchor for name, anchor in outer._buffers.anchors.items()}
-    residuals = {f"residual {name}": one for name, one in outer._compressor._averager.feedback.residual.items()}
+    residuals = {f"residual {name}": one for name, one in outer._engine.averager.feedback.residual.items()}
     return copied({**outer._anchors, **momenta, **buffers, **residuals})
 
 

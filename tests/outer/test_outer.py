@@ -104,7 +104,7 @@ def test_what_was_not_sent_is_sent_later() -> None:
     trained = Ranks(2, **settings).train(9)
     start = flat(network())
     moved = start - trained.anchors[0]  # the sum of all means that came
-    residuals = [outer._compressor._averager.feedback.residual for outer in trained.outer]
+    residuals = [outer._engine.averager.feedback.residual for outer in trained.outer]
     names = [*trained.outer[0]._fragments[0].anchors]
     left = torch.stack(
         [

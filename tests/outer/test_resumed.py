@@ -112,8 +112,9 @@ def test_what_is_saved_before_the_first_step_after_a_load_is_what_was_loaded() -
         twice = saved(outer.state_dict())
         assert state["controller_state"] is not None
         assert twice["controller_state"] == state["controller_state"]
-        assert twice["outer"]["candidates"] == state["outer"]["candidates"]
-        assert twice["outer"]["rounds"] == state["outer"]["rounds"]
+        assert twice["compute_s"] == state["compute_s"]
+        for part in ("candidates", "phase", "ended", "steps", "in_round", "every", "delay", "shares"):
+            assert twice["outer"][part] == state["outer"][part]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -188,7 +189,7 @@ def holds(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
     checkpoint.save(folder, outer)
     state, history = decisions(outer), outer.history
     outer.close()
-    return state, history, outer._rounds._behind
+    return state, history, outer._state.delay
 
 
 def goes_on(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
@@ -200,7 +201,7 @@ def goes_on(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:
             paused(outer, module, rank, 0, 1)
     ((state, history),) = restored
     outer.close()
-    return state, history, outer._rounds._behind
+    return state, history, outer._state.delay
 
 
 def test_over_a_network_a_run_holds_what_it_held_before_as_late_as_before(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_rank_of_a_third_of_the_speed_makes_a_third_of_the_steps_two_rounds_la
     assert trained.train_rounds(2).outer[0].steps_of_ranks == (10, 10)
     assert trained.train_rounds(1).outer[1].steps_of_ranks == (15, 5)
     assert trained.steps == [35, 25]
-    assert [outer._rounds.shares.weight for outer in trained.outer] == [1.5, 0.5]
+    assert [outer._state.shares.weight for outer in trained.outer] == [1.5, 0.5]
     assert equal(trained.anchors)
 
 
@@ -80,7 +80,7 @@ def test_steps_of_each_rank_are_told_and_drawn(tmp_path: Path) -> None:
 def test_the_anchor_goes_to_the_mean_over_samples() -> None:
     trained = Ranks(2, every=4, samples=16)
     for outer, samples in zip(trained.outer, (24, 8), strict=True):
-        outer._rounds.shares._count = samples
+        outer._state.shares._count = samples
     weights = trained.train(8).anchors[0]
     own = [_alone(weights, rank, 8) for rank in range(2)]
     trained.train(4)

@@ -20,6 +20,7 @@ from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Accordion, Goodput, GraVAC
 from gravac.controllers.base import Controller
 from gravac.exchange.streams import StreamExecutor
+from gravac.stepping.engine import StepInputs
 from tests.device.idle import Idle
 
 WORLD, STEPS = 3, 6
@@ -95,14 +96,13 @@ def one_rank(
     safe = shared.choice((True, False))
     settings: dict[str, Any] = {"overflow_safety": safe, "release": shared.choice((0.5, float("inf")))}
     compressor = AdaptiveCompressor(base, (1, 64), controller=controller, dense_below=16, **settings)
-    door = compressor.door({name: torch.zeros(shape) for name, shape in SHAPES.items()}, executor=executor)
+    engine = compressor.door({name: torch.zeros(shape) for name, shape in SHAPES.items()}, executor=executor)
     order = [*SHAPES]
     shared.shuffle(order)
     unused = shared.choice(order)
     numbers = torch.Generator().manual_seed(1000 * seed + rank)  # sooner there than torch.manual_seed
     for step in range(STEPS):
-        failures: list[BaseException] = []
-        door.begin(fail=failures.append, loss_scale=torch.tensor(own.choice((1.0, 2.0))))
+        begun = engine.begin(StepInputs(loss_scale=torch.tensor(own.choice((1.0, 2.0)))))
         yield step
         for name in order:
             gradient = torch.randn(SHAPES[name], generator=numbers) * own.choice((0.0, 1e-3, 1.0))
@@ -110,11 +110,11 @@ def one_rank(
                 gradient[0] = float("nan")
             loop.log.append((loop.name, "SyncBatchNorm", 16, "backward"))
             if name != unused or step % 2:
-                door.ready([(name, gradient)])
+                engine.ready([(name, gradient)])
             yield step
         loop.log.append((loop.name, "unused parameters", len(order), "torch.int32"))
-        door.end()
-        assert failures == []
+        engine.end()
+        assert begun.exception(timeout=0) is None
         yield step
 
 

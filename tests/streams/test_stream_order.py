@@ -23,6 +23,7 @@ from gravac.exchange.streams import StreamExecutor
 from gravac.lab.simulate import Scheduled
 from gravac.stepping import coalescing
 from gravac.stepping.codec_timing import time_codecs
+from gravac.stepping.engine import StepInputs
 from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, FakeEvent, _places
 
 SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}
@@ -38,7 +39,7 @@ CFS = (4.0, 16.0, None)
 
 
 class Restless(Scheduled):
-    """Goes from one compression factor to another, and to dense, all the time; surveys and adds up meanwhile."""
+    """Goes from one compression factor to another, and to dense, all the time; adds up gradients meanwhile."""
 
     def propose(self, cf_range: tuple[float, float], reach: object) -> tuple[float, ...]:
         return tuple(cf for cf in CFS if cf)
@@ -76,13 +77,13 @@ def train(seed: int, base: Compressor, without: str | None = None, steps: int = 
         settings = {"dense_below": 16, "overflow_safety": draw.choice((True, False))}
         compressor = AdaptiveCompressor(base, (1, 1000), controller=controllers[seed % 2], **settings)
         executor = StreamExecutor(Alike(device), device)
-        door = compressor.door(parameters, executor=executor)
+        engine = compressor.door(parameters, executor=executor)
         for _ in range(steps):
             futures: list[tuple[FakeEvent, Sequence[str]]] = []
             for gradient in gradients.values():
                 gradient.normal_(generator=numbers)
             scale.mul_(draw.choice((1.0, 2.0)))
-            door.begin(loss_scale=scale)
+            engine.begin(StepInputs(loss_scale=scale))
             parts = _parted(draw, [*gradients])
             handles = []
             for names in parts:
@@ -92,15 +93,20 @@ def train(seed: int, base: Compressor, without: str | None = None, steps: int = 
                     told.append((device.record(), names))
 
                 if draw.random() < 0.7:
-                    handles.append(door.pieces(pieces, then=then))
+                    handles.append(engine.exchange(pieces, then=then))
                 else:
-                    handles.append(door.pieces(pieces))
+                    handles.append(engine.exchange(pieces))
                     handles[-1].then(then)
             if draw.random() < 0.5:  # somebody looks, in the middle of a step
                 executor.drain()
-                done = [name for names, handle in zip(parts, handles, strict=True) if handle._done for name in names]
+                done = [
+                    name
+                    for names, handle in zip(parts, handles, strict=True)
+                    if handle._future.done()
+                    for name in names
+                ]
                 device.access(HOST, _places([gradients[name] for name in done]), set(), "looking")
-            door.end()
+            engine.end()
             if draw.random() < 0.5:
                 handles[-1].wait()
             for done, names in futures:  # as DDP waits for a bucket
@@ -112,7 +118,7 @@ def train(seed: int, base: Compressor, without: str | None = None, steps: int = 
         assert device.present == COMPUTE
         executor.order()  # the host waits for a device that is saved; which orders what it launches, unseen here
         saved = compressor.state_dict()
-        for kept in (saved["residual"], saved["held"], saved["sums"], saved["memory"]):
+        for kept in (saved["residual"], saved["releasing"], saved["sums"], saved["memory"]):
             device.access(HOST, _places(kept), set(), "saving")
     return device
 

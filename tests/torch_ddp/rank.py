@@ -113,7 +113,7 @@ def close_before_destroy(seen: Seen, compressors: list[AdaptiveCompressor]) -> N
         if group is None:
             for compressor in compressors:
                 compressor.close()
-                seen.steps += compressor._steps.state.step
+                seen.steps += compressor._engine.state.step
             compressors.clear()
         destroy(group)
 
