@@ -13,7 +13,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
 .PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
 	measure-soak measure-chunks measure-memory \
-	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank measure-allocation \
+	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
 	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
 
@@ -179,9 +179,6 @@ measure-lowrank: $(VENV)/.lab  ## steps that low rank needs, by rank and by CF, 
 	$(LOWRANK) powersgd@512 powersgd@256 powersgd@128 powersgd@64 --task denoise --scale 1 --budget 300 --limit 8
 	$(LOWRANK) powersgd@64 powersgd@32 powersgd@16 powersgd@8 --task charlm --scale 0.4 --budget 200
 	$(LOWRANK) --task lstm --scale 1 --budget 200
-
-measure-allocation: $(VENV)/.lab $(VENV)/.test  ## bytes spent over tensors by gain, against one CF for all (12 minutes)
-	$(BIN)/python -m tests.measure.allocation --json docs/measurements/allocation.json
 
 measure-links: $(VENV)/.test  ## emulated links: rate, bytes, schedules; needs root (7 minutes)
 	$(BIN)/python -m tests.measure.links --json docs/measurements/links.json

@@ -38,8 +38,7 @@ from gravac.integrations.hook import HookState, hook
 from gravac.outer_optimizer import OuterOptimizer
 from gravac.policy import Policy, load_policy, policy_names
 from gravac.settings import SettingsError
-
-__version__ = "0.1.0"
+from gravac.version import __version__
 
 __all__ = [
     "COMPRESSORS",

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-import gravac
+from gravac import version
 from gravac.building import build
 from gravac.checkpoint.state import check_kept, check_place, pack, unpack
 from gravac.collectives import Ledger
@@ -420,7 +420,7 @@ class AdaptiveCompressor(Live):
         Not in it is what each rank may have its own of: ``log_dir``, ``sinks`` and ``pace``.
         """
         run = {name: text_of(getattr(self.settings, name)) for name in SHARED_RUN_SETTINGS}
-        versions = {"gravac's version": gravac.__version__, "torch's version": torch.__version__.split("+")[0]}
+        versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
         return {**versions, **texts_of(self.policy), **run}
 
     # behind the scenes

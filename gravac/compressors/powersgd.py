@@ -191,7 +191,7 @@ class PowerSGD(Compressor):
 
     def _low_rank(self, x: torch.Tensor, plan: LowRank, contexts: Sequence[Context]) -> Rounds:
         side, other, rows = self._turn(plan, contexts[0])
-        total = first = together([start(x, side, rows, plan.rank, ctx) for ctx in contexts])
+        total = first = together([factor_before(x, side, rows, plan.rank, ctx) for ctx in contexts])
         matrix = oriented(x, plan, side)
         for half in range(self._halves):
             basis = orthonormal(total)
@@ -223,7 +223,7 @@ class PowerSGD(Compressor):
         if largest is None:
             return [x.new_zeros(()) for _ in cfs]
         side, _, rows = self._turn(largest, ctx)
-        matrix, captured = oriented(x, largest, side), start(x, side, rows, largest.rank, ctx)
+        matrix, captured = oriented(x, largest, side), factor_before(x, side, rows, largest.rank, ctx)
         for _ in range(self._halves):
             matrix, captured = matrix.mT, times(matrix, orthonormal(captured))
         sums = captured.double().square().sum(0).cumsum(0)
@@ -262,7 +262,7 @@ class PowerSGD(Compressor):
         return 64 * unit_roundoff(torch.float32)
 
 
-def start(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torch.Tensor:
+def factor_before(x: torch.Tensor, key: str, rows: int, rank: int, ctx: Context) -> torch.Tensor:
     """The factor to start from, ``[rows, rank]`` in x's dtype: first columns of the one kept, then random ones.
 
     Columns are neither orthogonal nor of length 1; those kept come in order of importance. The same on all ranks.

@@ -13,15 +13,36 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.plain import Count, Factor, Finite
 from gravac.controllers.window import Window
 
-if TYPE_CHECKING:
-    from gravac.controllers.gravac import GraVAC
+
+class LiteralSettings(Protocol):
+    """Settings of ``GraVAC`` that the printed algorithm has; see there."""
+
+    @property
+    def window(self) -> int:
+        """Steps between decisions."""
+
+    @property
+    def epsilon(self) -> float:
+        """Gain from which on a CF may run (ε)."""
+
+    @property
+    def omega(self) -> float:
+        """Relative difference under which two numbers count as the same (ω)."""
+
+    @property
+    def ewma(self) -> float:
+        """Weight of a new gain in the moving average."""
+
+    @property
+    def step(self) -> str:
+        """How the CF step θ_s grows: ``"exponential"`` or ``"geometric"``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +100,7 @@ def decide(state: LiteralState) -> Decision:
     return Decision(state.candidates[state.running], tuple(levels))
 
 
-def observe(settings: GraVAC, state: LiteralState, measured: Measurement) -> tuple[LiteralState, Decision]:
+def observe(settings: LiteralSettings, state: LiteralState, measured: Measurement) -> tuple[LiteralState, Decision]:
     """Run one iteration: gains, UpdateStep, the three-way branch, CheckGraVAC."""
     state = _update(settings, replace(state, steps=state.steps + 1, window=state.window.add(measured)), measured)
     running, reason = _branch(settings, state)
@@ -94,7 +115,7 @@ def observe(settings: GraVAC, state: LiteralState, measured: Measurement) -> tup
     return state, replace(decide(state), reason=reason, summary=summary)
 
 
-def _update(settings: GraVAC, state: LiteralState, measured: Measurement) -> LiteralState:
+def _update(settings: LiteralSettings, state: LiteralState, measured: Measurement) -> LiteralState:
     """Lines 7, 9 and UpdateStep (28 to 30): EWMA of the gains; the latest throughput of what ran."""
     if not (math.isfinite(measured.error + measured.energy) and measured.energy > 0):
         return state
@@ -117,7 +138,7 @@ def _smooth(weight: float, before: float | None, gain: float | None) -> float | 
     return gain if before is None else (1 - weight) * before + weight * gain
 
 
-def _branch(settings: GraVAC, state: LiteralState) -> tuple[int, str]:
+def _branch(settings: LiteralSettings, state: LiteralState) -> tuple[int, str]:
     """Choose what runs by which gain reaches ε (lines 11 to 25)."""
     if state.delta_c is not None and state.delta_c >= settings.epsilon:
         return state.candidate, f"δ_c {state.delta_c:.3g} reaches ε {settings.epsilon:g}: candidate"
@@ -126,7 +147,7 @@ def _branch(settings: GraVAC, state: LiteralState) -> tuple[int, str]:
     return 0, f"no gain reaches ε {settings.epsilon:g}: dense"
 
 
-def _check(settings: GraVAC, state: LiteralState) -> LiteralState:
+def _check(settings: LiteralSettings, state: LiteralState) -> LiteralState:
     """CheckGraVAC, lines 31 to 41, in the printed order."""
     if len(state.candidates) == 1:
         return state

@@ -50,7 +50,7 @@ class Device(Protocol):
         """Return this moment of the present stream."""
         ...
 
-    def wait(self, event: Event) -> None:
+    def follow(self, event: Event) -> None:
         """Have the present stream wait for a moment; the host does not wait."""
         ...
 
@@ -90,7 +90,7 @@ class CudaDevice:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def wait(self, event: Any) -> None:
+    def follow(self, event: Any) -> None:
         """Have the present stream wait for a moment."""
         torch.cuda.current_stream(self.device).wait_event(event)
 

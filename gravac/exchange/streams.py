@@ -158,7 +158,7 @@ class StreamExecutor:
         """Sum vectors of numbers over the ranks that agree, and send the sums on their way to the host."""
         called = self._device.record()
         with self._on(self._aside):
-            self._device.wait(called)
+            self._device.follow(called)
             sums = [AllReduce(self._vector(numbers)) for numbers in vectors]
             self._agreement.finish(self._agreement.start([*sums]))
             here = [self._device.pinned(one.tensor).copy_(one.tensor, non_blocking=True) for one in sums]
@@ -196,7 +196,7 @@ class StreamExecutor:
             self._reached = self._sent
         here = self._device.record()
         with self._on(self._aside):
-            self._device.wait(here)
+            self._device.follow(here)
             self._past = self._device.record()
 
     def order(self) -> None:
@@ -206,7 +206,7 @@ class StreamExecutor:
     def join(self) -> None:
         """Have the present stream wait for all that has been given to the others; the host does not."""
         for event in (*self._tails, *([self._called] if self._called else ())):
-            self._device.wait(event)
+            self._device.follow(event)
 
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until the device has done all that was handed over, for at most ``seconds``; return whether it has.
@@ -261,7 +261,7 @@ class StreamExecutor:
     def _call(self, function: Callable[[], None]) -> None:
         here = self._device.record()
         with self._on(self._main):
-            self._device.wait(here)
+            self._device.follow(here)
             self.order()
             self._tails.clear()
             function()
@@ -271,7 +271,7 @@ class StreamExecutor:
         self._handed_over.append(self._device.record())
         with self._on(self._sides[self._turn]):
             for event in (*([self._called] if self._called else ()), *self._handed_over):
-                self._device.wait(event)
+                self._device.follow(event)
             if self._drive(job):
                 self._tails.append(self._device.record())
                 self._handed_over.clear()

@@ -112,7 +112,7 @@ class Journey:
         """Whether the means are there."""
         return self._came.done()
 
-    def wait(self) -> None:
+    def result(self) -> None:
         """Wait for the means.
 
         Raises:

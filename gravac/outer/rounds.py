@@ -98,7 +98,7 @@ class Rounds:
         if self._whole and state.under_way:
             return
         if state.phase == "decided":
-            state.train(state.shares.begin(state.every))
+            state.train(state.shares.steps_of_round(state.every))
         if state.phase == "training":
             late = max(0, state.in_round - state.own_steps)  # it was decided late, in the first round
             self._leave(state.own_steps + late, state.every + late, learning_rate)
@@ -277,7 +277,7 @@ class Rounds:
         since = time.perf_counter()
         if self._whole and self._handle is not None:
             self._handle.wait()
-        fragment.journey.wait()
+        fragment.journey.result()
         if trains and not last:  # of the last one the exchange tells, when it ended
             self._idle += time.perf_counter() - since
         self._engine.executor.join()

@@ -65,7 +65,7 @@ class Shares:
             self._times.append(self.clock() - self._since)
             self._since = None
 
-    def begin(self, length: int) -> int:
+    def steps_of_round(self, length: int) -> int:
         """Return this rank's number of steps in a round that begins.
 
         Args:

@@ -72,8 +72,8 @@ class Waiting:
         self.groups: list[ReadyGroup] = []
         self.enough = self.most = 0
 
-    def begin(self, coding_bytes: int, total: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
-        """A step begins.
+    def set_limits(self, coding_bytes: int, total: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
+        """Set how many elements go at once in a step that begins.
 
         Args:
             coding_bytes: bytes that averaging takes for each element; see ``Averager.coding_bytes``.

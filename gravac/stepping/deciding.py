@@ -50,7 +50,7 @@ class Deciding:
     Attributes:
         decision: decision in force; ``None`` before the first step.
         forecasts: forecasts of the candidates admitted; none before the first step.
-        restored: state of the controller, dumped, that the next ``start`` restores; ``None``: there is none.
+        restored: state of the controller, dumped, that the next ``decide_first`` restores; ``None``: there is none.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Deciding:
         self._latency, self._timed = latency, tuple(timed)
 
     def restore(self, state: RunState, controller_state: dict[str, Any] | None) -> None:
-        """Start from a dumped controller state, if there is one, at the next ``start``.
+        """Start from a dumped controller state, if there is one, at the next ``decide_first``.
 
         Drops the oldest decision records of the state if it has more than this run keeps.
         """
         self.restored, self.decision = controller_state, None
         self._shorten(state)
 
-    def start(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
+    def decide_first(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
         self.forecasts, dropped = self._admit(state, forms)
         if self.restored is not None:

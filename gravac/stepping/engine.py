@@ -396,7 +396,7 @@ class Engine:
         self.averager.place(self.device)
         if any(dtype == torch.float16 for _, dtype in forms):
             self.averager.feedback.guard()
-        return self.deciding.start(self.state, forms, self.averager.world)
+        return self.deciding.decide_first(self.state, forms, self.averager.world)
 
     def _begin(self, inputs: StepInputs) -> Candidate:
         """Begin a step; return what was decided for it."""
@@ -424,7 +424,9 @@ class Engine:
         )
         self._one_round = self.averager.one_round(self._plan)
         link_s = self.deciding.exchange_s(chosen) if self._one_round else 0.0
-        self._waiting.begin(self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu")
+        self._waiting.set_limits(
+            self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu"
+        )
         scale = 1.0 if state.loss_scale is None else state.loss_scale
         self._measurement = LocalMeasurement(
             step=state.step,

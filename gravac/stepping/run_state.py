@@ -103,7 +103,8 @@ class RunState:
     def dump(self) -> dict[str, Any]:
         """Return tensors, which are the live ones, and plain values; without the controller's state.
 
-        The host waits for numbers that only the device knows.
+        The host waits for numbers that only the device knows. Measurements that were not read yet, which happens if the
+        exchange failed, are left out.
         """
         totals = self.totals
         return {
@@ -112,7 +113,7 @@ class RunState:
             "world": self.world,
             "candidate": None if self.candidate is None else asdict(self.candidate),
             "factors": {"cf": self.factors.cf, "cfs": dict(self.factors.cfs)},
-            "pending": [measurement.dump() for measurement in self.pending],
+            "pending": [measurement.dump() for measurement in self.pending if measurement.numbers],
             "residual": dict(self.residual),
             "releasing": dict(self.releasing),
             "memory": {name: dict(memory) for name, memory in self.memory.items() if memory},

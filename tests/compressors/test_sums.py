@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import SettingsError, artopk, ladder, powersgd, qsgd, quantize, randomk, thc, topk, topkc
+from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Ledger
 from gravac.compressors import Compressor, Context, dense, rotation
 from gravac.compressors.base import energy
@@ -16,6 +17,7 @@ from gravac.compressors.sparse import laid_out
 from gravac.conformance import exchange
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
+from gravac.measurement import LocalMeasurement
 
 
 def normal(ranks: int, *shape: int, seed: int = 0) -> list[torch.Tensor]:
@@ -77,6 +79,8 @@ def test_the_second_error_comes_back_in_the_next_step() -> None:
         outs = [x.clone() for x in xs]
         plan = averagers[0].plan(step, 16.0)
         pieces = [[Piece("w", out.view(-1), (32, 32))] for out in outs]
+        for averager in averagers:
+            averager.measure(LocalMeasurement(step, Candidate("quantize", 16.0, 16.0)))
         memory.run([averager.average(p, plan) for averager, p in zip(averagers, pieces, strict=True)])
         for averager in averagers:
             averager.commit()

@@ -58,7 +58,7 @@ class Idle:
         self._at += self._passes()
         return Moment(self._at)
 
-    def wait(self, event: Moment) -> None:
+    def follow(self, event: Moment) -> None:
         """There is nothing to wait for."""
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from gravac.collectives import AllReduce, Collective
 from gravac.exchange.group import Pending
 from gravac.lab.tasks import make
 from gravac.lab.training.methods import Method, bucket_mb
-from gravac.stepping.agreement import Layout
+from gravac.measurement import slots
 from tests.measure.results import write
 from tests.ranks import processes
 
@@ -33,7 +33,7 @@ Span = dict[str, Any]
 def agreed(requests: list[Collective]) -> bool:
     """Whether it is the agreement on a step without shadow CFs: nothing else is so short and float64."""
     tensor = requests[0].tensor if isinstance(requests[0], AllReduce) else torch.empty(0)
-    return tensor.dtype == torch.float64 and tensor.numel() == len(Layout().slots)
+    return tensor.dtype == torch.float64 and tensor.numel() == len(slots(()))
 
 
 def trace(rank: int, world: int, steps: int) -> list[list[Span]]:
@@ -47,7 +47,7 @@ def trace(rank: int, world: int, steps: int) -> list[list[Span]]:
     came: list[list[Span]] = []
     with AdaptiveCompressor(quantize(4), (2, 8), controller=Static(cf=8), pace=100e6) as compressor:
         compressor.attach(ddp, optimizer)
-        transport = compressor._steps.executor.transport
+        transport = compressor._engine.executor.transport
         begin = compressor._adapter._begin
         starts, finishes = transport.start, transport.finish
         ours: set[int] = set()
@@ -79,7 +79,7 @@ def trace(rank: int, world: int, steps: int) -> list[list[Span]]:
             spans.clear()
             optimizer.zero_grad()
             task.loss(ddp, task.batch(step, rank)).backward()
-            compressor._steps.drain()
+            compressor._engine.drain()
             origin = next(span["from"] for span in spans if span["what"] == "first bucket")
             came.append([{**span, "from": span["from"] - origin, "to": span["to"] - origin} for span in spans])
             optimizer.step()

@@ -111,18 +111,9 @@ def _eight_ranks() -> list[str]:
 
 def _low_rank() -> list[str]:
     steps = {(run.task, run.method): run.steps_to_target for run in runs("lowrank")}
-    found = {(one["compressor"], one["cf"], one["by_gain"], one["seed"]): one for one in rows("allocation")}
-    gained = [
-        found[name, cf, False, seed]["loss"] - one["loss"]
-        for (name, cf, spent, seed), one in found.items()
-        if spent and name != "powersgd"
-    ]
-    gains = [statistics.median(found["topkc", 10.0, spent, s]["gain"] for s in range(3)) for spent in (True, False)]
     return [
         f"{steps['denoise', 'powersgd(4)@128']} steps against {steps['denoise', 'powersgd@64']}, at 40 KB "
         f"{steps['denoise', 'powersgd(2)@256']} against {steps['denoise', 'powersgd@128']}.",
-        f"with every sparsifier**, by {min(gained):.2f} to {max(gained):.2f} nats",
-        f"({gains[0]:.2f} against {gains[1]:.2f})",
     ]
 
 

@@ -69,7 +69,6 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "switching": ("switching", tables_of_rows.switching),
         "worth": ("worth", tables_of_rows.worth),
         "lowrank": ("lowrank", tables_of_runs.low_rank),
-        "allocation": ("allocation", tables_of_rows.allocation),
         "ladder": ("ladder", tables_of_rows.ladder),
         "compressors": ("compressors", tables_of_rows.compressors),
         "aims": ("compressors", tables_of_rows.aims),

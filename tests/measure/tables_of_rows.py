@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published tables that are made of the rows of one measurement."""
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -155,20 +154,6 @@ def worth() -> str:
 
 def ladder() -> str:
     return ladders.table(rows("ladder"))
-
-
-def allocation() -> str:
-    lines = head("compressor", "CF", "wire ratio", "one CF for all", "by gain", "difference, by seed")
-    found = rows("allocation")
-    for name, cf in dict.fromkeys((row["compressor"], row["cf"]) for row in found):
-        own = [row for row in found if (row["compressor"], row["cf"]) == (name, cf)]
-        alike = {row["seed"]: row for row in own if not row["by_gain"]}
-        spent = {row["seed"]: row for row in own if row["by_gain"]}
-        medians = [statistics.median(row["loss"] for row in some.values()) for some in (alike, spent)]
-        ratio = statistics.median(row["wire_ratio"] for row in spent.values())
-        off = " ".join(f"{spent[seed]['loss'] - alike[seed]['loss']:+.3f}" for seed in alike)
-        lines.append(line(f"`{name}`", f"{cf:g}", f"{ratio:.1f}", *(f"{value:.3f}" for value in medians), off))
-    return "\n".join(lines)
 
 
 def compressors() -> str:

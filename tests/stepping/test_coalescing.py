@@ -91,6 +91,6 @@ def test_more_goes_together_where_coding_takes_less() -> None:
     assert averager.coding_bytes(averager.plan(0, None)) == CODING_BYTES
     assert narrow.coding_bytes(narrow.plan(0, 16.0)) > low_rank  # a residual is rounded as it is kept
     for on_cpu, most in ((False, TEMPORARIES // low_rank), (True, LARGEST + LEAST)):
-        waiting.begin(low_rank, 1 << 24, on_cpu=on_cpu)
+        waiting.set_limits(low_rank, 1 << 24, on_cpu=on_cpu)
         assert waiting.most == most
     assert ladder.profile(128.0).coding_bytes == powersgd.profile(128.0).coding_bytes  # that of what serves it

@@ -116,7 +116,7 @@ class FakeDevice(TorchDispatchMode):
     def record(self) -> FakeEvent:
         return FakeEvent(self)
 
-    def wait(self, event: FakeEvent) -> None:
+    def follow(self, event: FakeEvent) -> None:
         site = _site()
         self.sites.add(site)
         if site != self.without:

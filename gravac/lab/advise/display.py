@@ -20,7 +20,8 @@ from gravac.lab.shapes import Shape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
-from gravac.lab.advise.choices import Advice, Option, shapes_of
+from gravac.lab.advise.choices import Advice, shapes_of
+from gravac.lab.advise.option import Option
 from gravac.lab.advise.verdict import MARGIN
 
 BANDWIDTHS = tuple(10 ** (7 + step / 10) for step in range(41))

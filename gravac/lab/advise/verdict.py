@@ -5,14 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gravac.candidate import DENSE
 from gravac.costmodel import Format, Prediction
+from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import code
-
-if TYPE_CHECKING:
-    from gravac.lab.advise.choices import Option
 
 MARGIN = 1.05
 """Ratio of two predicted step times below which they count as equal: predictions are not more exact than that."""

@@ -19,10 +19,12 @@ from gravac import Compressor, dense, powersgd, quantize, randomk, thc, topk, to
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
+from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.exchange import memory
 from gravac.lab.bench.measure import _copy, _overheard
 from gravac.lab.shapes import bert_large
+from gravac.measurement import LocalMeasurement
 from tests.measure.gpu.parts import Row, at_most, attempts
 from tests.measure.gpu.timing import FLUSHED, GPU, Work, copying, floor, medians
 
@@ -39,7 +41,7 @@ CASES: tuple[tuple[Compressor, float, float | None], ...] = (
 
 BERT_MS = 3.0
 
-MASKED = SimpleNamespace(judge=lambda finite: finite, masked=True)
+MASKED = SimpleNamespace(judge=lambda finite: finite, host_looks=False)
 """Of an executor, what says that the host must not look."""
 
 
@@ -70,13 +72,13 @@ class Codec:
         (self.rank, self.pieces), _ = ranks
         self.whole = self.pieces[0].flat._base
         assert self.whole is not None
-        self.plan = self.rank.plan(1, cf)
+        self.plan, self.candidate = self.rank.plan(1, cf), Candidate(compressor.name, cf, cf)
         for step in range(2):  # what is kept from the first may change what the second one asks for
             self.heard: list[list[Any]] = []
             ledgers = [Ledger(2), Ledger(2)]
             running = []
             for rank, pieces in ranks:
-                rank.begin(MASKED)  # type: ignore[arg-type]
+                rank.measure(LocalMeasurement(step, self.candidate), MASKED)  # type: ignore[arg-type]
                 running.append(rank.average(pieces, rank.plan(step, cf)))
             memory.run([_overheard(running[0], self.heard), running[1]], ledgers)
             for rank, _ in ranks:
@@ -95,7 +97,7 @@ class Codec:
 
     def step(self) -> None:
         """Encode and decode, with error feedback, and end the step."""
-        self.rank.begin(MASKED)  # type: ignore[arg-type]
+        self.rank.measure(LocalMeasurement(1, self.candidate), MASKED)  # type: ignore[arg-type]
         steps = self.rank.average(self.pieces, self.plan)
         next(steps)
         for answers in self.answers:

@@ -41,7 +41,7 @@ def waits(base: Compressor, cf: float) -> Row:
     assert training.compressor is not None
     for _ in range(WARM):
         training.step()
-    executor: Any = training.compressor._steps.executor
+    executor: Any = training.compressor._engine.executor
     before = executor.host_waits
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -58,7 +58,7 @@ class Link:
     def finish(self, pending: list[tuple[Event, Any]]) -> list[Any]:
         """Have the present stream wait for them."""
         for done, _ in pending:
-            self._device.wait(done)
+            self._device.follow(done)
         return [answer for _, answer in pending]
 
     def _start(self, request: Collective) -> tuple[Event, Any]:
@@ -66,7 +66,7 @@ class Link:
         answer = request.tensor if isinstance(request, AllReduce) else answered(request)
         ready = self._device.record()
         with self._device.on(self._stream):
-            self._device.wait(ready)
+            self._device.follow(ready)
             began = self._device.record()
             self._sleep(self.seconds[-1])
             if isinstance(request, AllReduce):
@@ -106,7 +106,6 @@ class Loop:
         self.model = torch.nn.Sequential(*made).to(device.device)
         self.x = torch.randn(batch, width, device=device.device)
         self.device, self.first = device, list[Event]()
-        self.failures: list[BaseException] = []
         parameters = dict(self.model.named_parameters())
         self.compressor = AdaptiveCompressor(base, (1, 1000), controller=Static(cf=cf))
         self.door = None
@@ -131,13 +130,12 @@ class Loop:
         self.handles.clear()
         loss = self.model(self.x).square().mean()
         if self.door is not None:
-            self.door.begin(fail=self.failures.append)
+            begun = self.door.begin()
         loss.backward()
         if self.door is not None:
             self.door.end()
             self.handles[-1].wait()
-        if self.failures:
-            raise self.failures[0]
+            begun.result()
 
 
 class Timed(NamedTuple):

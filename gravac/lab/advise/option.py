@@ -1,0 +1,59 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""One way of exchanging gradients, with what is predicted of it."""
+
+from dataclasses import dataclass
+
+from gravac.candidate import DENSE
+from gravac.compressors import COMPRESSORS
+from gravac.telemetry.words import bytes_words
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way of exchanging gradients.
+
+    Attributes:
+        compressor: name of the compressor; ``"dense"`` for none.
+        cf: compression factor.
+        step_s: predicted seconds of a step.
+        compress_s: seconds of a step spent on encode and decode.
+        exposed_s: seconds of a step spent on exchange that backward does not hide.
+        speed_up: step time of 16 bit over this one.
+        wire_ratio: wire bytes of dense float32 over those of this choice.
+        break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
+            for DDP's dense exchange itself.
+        efficiency: share of a dense step's progress that one of its steps is expected to make.
+        cost: price of 1000 steps, in the price's currency; ``None`` without a price.
+        every: number of steps from one exchange to the next, of outer steps; ``None``: DDP's hook exchanges in each.
+    """
+
+    compressor: str
+    cf: float
+    step_s: float
+    compress_s: float
+    exposed_s: float
+    speed_up: float
+    wire_ratio: float
+    break_even: float | None
+    efficiency: float
+    cost: float | None
+    every: int | None = None
+
+    @property
+    def reference(self) -> bool:
+        """Tell whether it is what others are compared with: dense, by DDP."""
+        return self.compressor == DENSE and self.every is None
+
+    @property
+    def progress(self) -> float:
+        """Speed-up in progress per second."""
+        return self.speed_up * self.efficiency
+
+    def __str__(self) -> str:
+        often = {None: "", 1: " every step"}.get(self.every, f" every {self.every} steps")
+        known = COMPRESSORS.get(self.compressor)
+        dense = {1.0: "dense float32", 2.0: "dense in 16 bit"}.get(self.cf) if self.compressor == DENSE else None
+        method = dense or (known.method_at(self.cf) if known else f"{self.compressor} {self.cf:.4g}x")
+        sent = bytes_words(self.wire_ratio)
+        return method + (f" ({sent})" if sent else "") + often
