@@ -418,6 +418,8 @@ def check_optimizer(path: str, plain: Mapping[str, Any], optimizer: torch.optim.
         for name, setting in group.items():
             if name in own and name != "params":
                 _check_alike(f"{where}/{name}", setting, own[name])
+            if name == "capturable" and setting and any(parameter.is_cpu for parameter in own["params"]):
+                raise SettingsError(f"{where}/{name}: {described(setting)}, which torch refuses for CPU parameters")
     keys: dict[int, set[str]] = {}
     kinds = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
     of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)

@@ -16,7 +16,7 @@ from hypothesis import given
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
 from gravac.compressors.base import Rounds, energy, k_for
@@ -71,10 +71,10 @@ class World:
             engine.use(executor)
 
     def deciding(self) -> Deciding:
-        return Deciding(self.controller, lambda *_: Admission((self.candidate(None),), ()), lambda _: None)
+        return Deciding(self.controller, lambda *_: Admission((Forecast(self.candidate(None), self.dense.cf),)), lambda _: None)
 
     def candidate(self, cf: float | None) -> Candidate:
-        return Candidate(DENSE, self.dense.cf, self.dense.cf) if cf is None else Candidate(self.base.name, cf, cf)
+        return Candidate("hook", DENSE, self.dense.cf) if cf is None else Candidate("hook", self.base.name, cf)
 
     def step(
         self,

@@ -84,7 +84,7 @@ def _changed_list(plain: Any, chance: random.Random) -> Any:
 
 
 def _changed_tensor(tensor: torch.Tensor, chance: random.Random) -> Any:
-    how = chance.randrange(9)
+    how = chance.randrange(9) if tensor.layout == torch.strided else 8
     if how < 3 and tensor.numel():
         spoilt = tensor.clone().reshape(-1)
         if spoilt.is_floating_point():

@@ -164,7 +164,7 @@ def test_what_was_kept_is_let_go_of_when_all_of_it_was_sent(host_looks: bool, la
     assert before[0].state_dict()["residual"]
     _, compressors, _ = in_memory(2, 60, host_looks=host_looks, latency=latency, **settings)
     for one in compressors:
-        assert one._averager.feedback.empty  # and so a step is what plain DDP's is
+        assert one._engine.averager.feedback.empty  # and so a step is what plain DDP's is
 
 
 @pytest.mark.parametrize("safe", [False, True])

@@ -45,7 +45,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     [
         (policy(), {"every": (1, 20)}),
         (policy(), {"every": 1}),
-        (policy(), {"every": (1, 20), "masked": True}),
+        (policy(), {"every": (1, 20), "host_looks": False}),
         (policy(base="ladder"), {"every": (1, 3), "delay": 1}),
         (policy(base=quantize), {"every": (2, 5), "fragments": 3, "delay": 2}),
         (policy(controller=GraVAC(window=5)), {"every": 3}),

@@ -129,8 +129,8 @@ def test_a_wire_ratio_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> No
     [
         ('{"kind":"run","settings":{},"world_size":2}', "line 1: .* version: None, and this gravac reads 3"),
         ('{"kind":"run","version":9,"settings":{},"world_size":2}', "line 1: .* version: 9, and this gravac reads 3"),
-        ('{"kind":"run","version":3,"settings":{},"world_size":2,"candidates":["topk 10x"]}', "line 1: not a record"),
-        ('{"kind":"run","version":3,"settings":{},"world_size":2,"candidates":[{"cf":2}]}', "line 1: not a record"),
+        ('{"kind":"run","version":3,"settings":{},"world_size":2,"forecasts":["topk 10x"]}', "line 1: not a record"),
+        ('{"kind":"run","version":3,"settings":{},"world_size":2,"forecasts":[{"cf":2}]}', "line 1: not a record"),
         (
             '{"kind":"run","version":3,"settings":{},"world_size":2,"dropped":[{"forecast":{"candidate":{"mode":"hook",'
             '"compressor":"topk","cf":2},"wire_ratio":1},"cause":"dislike","other":{"candidate":{"mode":"hook",'
