@@ -96,9 +96,9 @@ def different(rank: int, world: int) -> dict[str, str]:
         "outer": outer(outer=lambda anchors: of_rank(anchors)),
         "outer's class": outer(outer=functools.partial(torch.optim.Adam if odd else torch.optim.SGD, lr=1.0)),
     }
-    for module, version in ((gravac, "9.9.9"), (torch, "9.9.9")):
-        with mock.patch.object(module, "__version__", version if odd else module.__version__):
-            said[f"version of {module.__name__}"] = attached()
+    for name, module in (("gravac", gravac.version), ("torch", torch)):
+        with mock.patch.object(module, "__version__", "9.9.9" if odd else module.__version__):
+            said[f"version of {name}"] = attached()
     return said
 
 

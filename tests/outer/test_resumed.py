@@ -64,14 +64,14 @@ class Restored(NamedTuple):
 def watching() -> Iterator[list[Restored]]:
     """Take down decisions as they are restored, before anything else is measured."""
     restored: list[Restored] = []
-    start = Deciding.start
+    decide_first = Deciding.decide_first
 
     def watched(self: Deciding, state: RunState, *arguments: Any) -> Any:
-        decision = start(self, state, *arguments)
+        decision = decide_first(self, state, *arguments)
         restored.append(Restored(state.controller, [*state.history]))
         return decision
 
-    with mock.patch.object(Deciding, "start", watched):
+    with mock.patch.object(Deciding, "decide_first", watched):
         yield restored
 
 
