@@ -18,19 +18,19 @@ from gravac.checkpoint.state import check_kept, check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
+from gravac.engine.codec_timing import time_codecs
+from gravac.engine.engine import Engine
+from gravac.engine.records import totals
 from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.opening import Opened, open_executor
-from gravac.integrations.ddp import DDPAdapter, failed, refuse_unfit
-from gravac.integrations.ddp_private import register, scale_of
-from gravac.integrations.exchange_layout import ExchangeLayout
 from gravac.live import Live
 from gravac.policy import Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
-from gravac.stepping.codec_timing import time_codecs
-from gravac.stepping.engine import Engine
-from gravac.stepping.step_records import totals
+from gravac.sources.ddp import DDPAdapter, failed, refuse_unfit
+from gravac.sources.ddp_private import register, scale_of
+from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
 from gravac.texts import text_of, texts_of
@@ -271,7 +271,7 @@ class AdaptiveCompressor(Live):
         executor: Executor | None = None,
         same: Mapping[str, str] = NONE_MORE,
     ) -> Engine:
-        """Return the engine, for gradients of anything but DDP: see ``gravac.stepping.engine``. Called on every rank.
+        """Return the engine, for gradients of anything but DDP: see ``gravac.engine.engine``. Called on every rank.
 
         Args:
             parameters: parameters whose gradients will be handed over, by name.

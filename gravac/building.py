@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
 from gravac.controllers.plain import identify
+from gravac.engine.admission import Admission, admit, averager_of
+from gravac.engine.deciding import Deciding, Reporting
+from gravac.engine.engine import Engine
+from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
-from gravac.outer.candidates import choices, offered, widened
-from gravac.outer.round_state import RoundState
+from gravac.modes.outer.candidates import choices, offered, widened
+from gravac.modes.outer.round_state import RoundState
 from gravac.policy import RunSettings
-from gravac.stepping.admission import Admission, admit, averager_of
-from gravac.stepping.deciding import Deciding, Reporting
-from gravac.stepping.engine import Engine
-from gravac.stepping.run_state import RunState
 from gravac.telemetry.records import Record
 
 
@@ -36,7 +36,7 @@ class RunAdmission:
     coding: Mapping[float, float] = field(default_factory=dict)
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
-        """Admit candidates; see ``gravac.stepping.deciding.Admit``."""
+        """Admit candidates; see ``gravac.engine.deciding.Admit``."""
         policy, outer = self.settings.policy, self.settings.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
         if outer is None:

@@ -5,7 +5,7 @@
 1. The engine makes them when a step begins; averaging adds what it sends and leaves out.
 2. The end of the step adds bytes and moments. On a device, moments lie ahead and sums are not known to the host yet.
 3. ``read`` makes numbers of them: at the end of the step if the host may look, a step later if it must not wait.
-4. The ranks sum ``vectors``; of the sums ``gravac.stepping.agreement`` makes the ``Measurement`` that all ranks share.
+4. The ranks sum ``vectors``; of the sums ``gravac.engine.agreement`` makes the ``Measurement`` that all ranks share.
 """
 
 import math

@@ -15,21 +15,21 @@ from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
+from gravac.engine.run_state import RunState
 from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
-from gravac.integrations.ddp import learning_rate
 from gravac.live import Live
-from gravac.outer.anchors import Keeping
-from gravac.outer.buffers import Buffers
-from gravac.outer.candidates import check_chosen
-from gravac.outer.fitting import check_outer, loaded_or_as_before
-from gravac.outer.fragments import in_fragments
-from gravac.outer.refusing import Refusals
-from gravac.outer.round_state import RoundState
-from gravac.outer.rounds import Rounds
-from gravac.outer.sgd import OuterSGD
-from gravac.outer.shares import Shares
-from gravac.outer.starting import (
+from gravac.modes.outer.anchors import Keeping
+from gravac.modes.outer.buffers import Buffers
+from gravac.modes.outer.candidates import check_chosen
+from gravac.modes.outer.fitting import check_outer, loaded_or_as_before
+from gravac.modes.outer.fragments import in_fragments
+from gravac.modes.outer.refusing import Refusals
+from gravac.modes.outer.round_state import RoundState
+from gravac.modes.outer.rounds import Rounds
+from gravac.modes.outer.sgd import OuterSGD
+from gravac.modes.outer.shares import Shares
+from gravac.modes.outer.starting import (
     Watch,
     check_memory,
     described_optimizer,
@@ -41,7 +41,7 @@ from gravac.outer.starting import (
 )
 from gravac.policy import MIXING, OuterSettings, Policy, RunSettings, beside
 from gravac.settings import SettingsError
-from gravac.stepping.run_state import RunState
+from gravac.sources.ddp import learning_rate
 from gravac.telemetry.records import DecisionRecord, Sink
 
 Outer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gravac import AdaptiveCompressor, Static, topk
+from gravac.engine.engine import Engine
 from gravac.exchange.lockstep import Lockstep
-from gravac.stepping.engine import Engine
 from gravac.telemetry.jsonl import read_jsonl
 from gravac.telemetry.records import DecisionRecord
 from tests.outer.ranks import Ranks

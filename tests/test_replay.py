@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gravac.candidate import Candidate
+from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.commands import replay as command
 from gravac.compressors import topk
 from gravac.controllers import Accordion, Decision, Goodput, GraVAC, Measurement, Static, Warmup
@@ -89,13 +89,13 @@ def record_run(
     forecasts = (*dense, *(forecast(cf) for cf in proposed))
     ratios = {one.candidate: one.wire_ratio for one in forecasts}
     sink = JSONLSink(path)
-    sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, candidates))
+    sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, forecasts))
     controller = at_latency(policy.controller, latency)
-    state, decision = controller.start(candidates)
+    state, decision = controller.start(forecasts)
     coming = deque([decision] * latency)
     for step in range(steps):
         measured = script.measure(step, coming.popleft())
-        sink(step_of(measured))
+        sink(step_of(measured, ratios[measured.candidate]))
         before = decision
         state, decision = controller.observe(state, measured)
         changed = decision.candidate != before.candidate
@@ -186,7 +186,7 @@ def test_the_recorded_policy_gives_exactly_the_recorded_decisions(controller: An
     ]
     assert played.same
     assert (played.parting, played.steps) == (None, 600)
-    assert played.candidates == recorded.run.candidates
+    assert played.forecasts == recorded.run.forecasts
     for then, now in zip(played.recorded, played.replayed, strict=True):
         if then.phase:
             assert now.gain == pytest.approx(then.gain)
@@ -260,10 +260,10 @@ def test_a_step_that_was_not_finite_stays_so(tmp_path: Path) -> None:
 
 def test_a_policy_chooses_from_the_runs_candidates_that_it_allows(trace: Path) -> None:
     recorded = read_trace(trace)
-    assert [str(one) for one in recorded.run.candidates[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
+    assert [str(own.candidate) for own in recorded.run.forecasts[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
     played = replay(recorded, topk_policy(controller=GraVAC(dwell=2), sixteen_bit=False, cf_range=(40, 160)))
-    assert [str(one) for one in played.candidates] == ["dense 1x", "topk 40x", "topk 160x"]
-    assert played.candidates[1] == next(one for one in recorded.run.candidates if one.cf == 40)
+    assert [str(own.candidate) for own in played.forecasts] == ["dense 1x", "topk 40x", "topk 160x"]
+    assert played.forecasts[1] == next(own for own in recorded.run.forecasts if own.candidate.cf == 40)
     assert any("could also choose topk 80x, which the run did not have" in note for note in played.notes)
     assert not replay(recorded, topk_policy(controller=GraVAC(dwell=2))).notes
 
@@ -278,9 +278,9 @@ def test_fixed_choices_that_the_run_did_not_have_are_refused(trace: Path) -> Non
 
 def test_candidates_that_do_not_begin_with_dense_are_refused(trace: Path) -> None:
     recorded = read_trace(trace)
-    for candidates in ((), recorded.run.candidates[2:]):
+    for forecasts in ((), recorded.run.forecasts[2:]):
         with pytest.raises(SettingsError, match="trace: the run's first candidate is not dense"):
-            replay(replace(recorded, run=replace(recorded.run, candidates=candidates)), topk_policy())
+            replay(replace(recorded, run=replace(recorded.run, forecasts=forecasts)), topk_policy())
 
 
 def test_a_resumed_run_is_noted(trace: Path) -> None:

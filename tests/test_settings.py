@@ -27,8 +27,7 @@ from gravac import (
     topk,
 )
 from gravac.exchange.lockstep import Lockstep
-from gravac.policy import OuterSettings
-from gravac.policy import RunSettings
+from gravac.policy import OuterSettings, RunSettings
 from gravac.settings import Settings, is_number
 
 

@@ -8,7 +8,7 @@ what it computes of one tensor. Which go together depends on what all ranks know
 but roundings. Either they are one long tensor (``Profile.pad_multiple`` says whether, and padded how), or, off the
 processor, the rows of a matrix, one each, of equal length (``Compressor.batch_key``). Nothing is remembered of either:
 what a tensor leaves lies under its name. How much goes together is bounded where groups are made
-(``gravac.stepping.coalescing``).
+(``gravac.engine.coalescing``).
 """
 
 from collections.abc import Callable, Hashable, Sequence

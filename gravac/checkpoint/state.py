@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from gravac.checkpoint.fitting import as_tuples, check_fits, rank_state
 from gravac.checkpoint.ranks import Ranks
+from gravac.engine.engine import Engine
 from gravac.policy import Policy
 from gravac.settings import SettingsError
-from gravac.stepping.engine import Engine
 
 VERSION = 4
 """Version of the states that are made, and the only one that is read."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from gravac import kernels
+from gravac.compressors import kernels
 from gravac.compressors.base import Fold
 from gravac.compressors.selection import largest
 from gravac.compressors.sparse import Sparse
@@ -216,12 +216,12 @@ def _inside(positions: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch
 
 
 def _the_kernels() -> ModuleType:
-    from gravac.kernels import chunks  # needs triton
+    from gravac.compressors.kernels import chunks  # needs triton
 
     return chunks
 
 
 def _decode(denses: Sequence[torch.Tensor], at: AtChunks, alpha: float | None = None) -> None:
-    from gravac.kernels.chunk_decode import decode  # needs triton
+    from gravac.compressors.kernels.chunk_decode import decode  # needs triton
 
     decode(denses, at.values, at.order, at.k, at.chunk, alpha)

@@ -3,8 +3,8 @@
 """Messages of quantized numbers: the codes of some blocks, then their scales. By kernels where those run.
 
 A message is uint8, flat: the codes of every block, packed as by ``packing.pack``, then a ``SCALE`` per block. Kernels
-(``gravac.kernels.quantize``) make the same ones as ``codebook`` does, but for numbers on a threshold and a place of a
-scale, and decode them to the same bits; so does ``codebook_on_device``, where there are none.
+(``kernels.quantize``) make the same messages as ``codebook`` does, but for numbers on a threshold and a place of a
+scale, and decode them to the same bits. So does ``codebook_on_device``, if there are no kernels.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from types import ModuleType
 
 import torch
 
-from gravac import kernels
-from gravac.compressors import codebook, codebook_on_device
+from gravac.compressors import codebook, codebook_on_device, kernels
 from gravac.compressors.base import Fold
 from gravac.compressors.codebook import SCALE, Coded, Decoded, add_at
 from gravac.compressors.levels import Kind
@@ -185,6 +184,6 @@ def _kernels(numbers: torch.Tensor, block: int) -> ModuleType | None:
 
 
 def _the_kernels() -> ModuleType:
-    from gravac.kernels import quantize  # needs triton
+    from gravac.compressors.kernels import quantize  # needs triton
 
     return quantize

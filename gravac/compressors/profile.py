@@ -8,7 +8,7 @@ read off between them, and where the numbers come from.
 **Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
 ``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json); interpolated in log CF,
 beyond the points the nearest. What a GPU takes in copies of its own may differ much: there a run's candidates are timed
-(``gravac.stepping.codec_timing``), and ``gravac.costmodel.Machine`` can bring costs of its own.
+(``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` can bring costs of its own.
 
 **Efficiency** is the share of a dense step's progress that a compressed step makes: the steps that dense training
 needs to a target over those that the compressor needs, each with its own error feedback. Points are ``(CF,
@@ -17,8 +17,8 @@ efficiency)``, or ``(rank, efficiency)`` of low rank: geometric means over the t
 change); where that had no run (PowerSGD by CF, low CFs, 3 bits), put between by the losses in
 ``docs/measurements/worth.json``. It is what is expected before training, from small models. Gain, which is measured
 while training, ranks compressors about as well, and is no measure of progress: 0.07 of the energy (top-k at 100x) makes
-a third of a dense step's. Where what is compressed is the work of many steps (``gravac.outer``), what was not sent
-waits for as many until it is: then efficiency is raised to a power (``efficiency_apart``), put by
+a third of a dense step's. If the work of many steps is compressed (``gravac.modes.outer``), what was not sent waits for
+as many steps: then efficiency is raised to a power (``efficiency_apart``), put by
 ``docs/measurements/outer_efficiency.json``.
 """
 
@@ -85,8 +85,8 @@ class Profile:
         efficiency: share of a dense step's progress that a step is expected to make, in (0, 1].
         efficiency_by_gain: what a gain measured while training makes of that: ``(gain, efficiency)``, ascending; empty
             where gain says nothing.
-        efficiency_apart: what becomes of that where ranks exchange every so many steps (``gravac.outer``): ``(number of
-            steps, power that it is raised to)``, ascending.
+        efficiency_apart: what becomes of that if ranks exchange every so many steps (``gravac.modes.outer``):
+            ``(number of steps, power that it is raised to)``, ascending.
         one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while this
             one's travel.
         error_feedback: share of what is not sent that is kept, unless the user says otherwise.

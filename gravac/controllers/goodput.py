@@ -9,7 +9,7 @@ measurements (``gravac.compressors.profile``); throughput is measured while trai
 
 The search starts, among those whose efficiency is near dense's, at what is expected to code and exchange fastest by
 what the link was probed at (``gravac.exchange.link_probe``), and on a GPU by what codecs were timed at
-(``gravac.stepping.codec_timing``); where that is not known, at the highest wire ratio, which is fast on any link. What
+(``gravac.engine.codec_timing``); where that is not known, at the highest wire ratio, which is fast on any link. What
 was measured bounds how fast the others can be (``State.fastest``); the one whose bound promises most
 is tried for a few steps, and given up early when it is clearly slower. When no bound promises more than ``hysteresis``
 (to leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-from gravac.integrations.ddp import failed
+from gravac.sources.ddp import failed
 
 if TYPE_CHECKING:
     from gravac.adaptive import AdaptiveCompressor

@@ -14,10 +14,10 @@ from gravac.candidate import DENSE, Candidate, Forecast, Span
 from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor, Dense, dense
 from gravac.controllers.base import LATENCY, Decision, Measurement
+from gravac.engine.admission import Admission
+from gravac.engine.deciding import Deciding
+from gravac.engine.engine import Engine, StepInputs
 from gravac.exchange.lockstep import Lockstep
-from gravac.stepping.admission import Admission
-from gravac.stepping.deciding import Deciding
-from gravac.stepping.engine import Engine, StepInputs
 
 BELOW = 1024
 """Number of elements below which a tensor is not compressed."""

@@ -19,13 +19,13 @@ from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
+from gravac.engine.agreement import gain
+from gravac.engine.records import decided
 from gravac.measurement import LAST
-from gravac.outer.candidates import check_chosen
+from gravac.modes.outer.candidates import check_chosen
 from gravac.policy import Policy, RunSettings
 from gravac.replay.trace import Trace
 from gravac.settings import SettingsError
-from gravac.stepping.agreement import gain
-from gravac.stepping.step_records import decided
 from gravac.telemetry.jsonl import finite
 from gravac.telemetry.records import DecisionRecord, StepRecord
 

@@ -21,15 +21,15 @@ from gravac.collectives import AllReduce
 from gravac.compressors import Compressor, Context, Dense, Reduced, dense, randomk, topk
 from gravac.compressors.base import Rounds, energy, k_for
 from gravac.controllers.base import Decision, Measurement, Sums
+from gravac.engine.admission import Admission
+from gravac.engine.deciding import Deciding
+from gravac.engine.engine import Engine
+from gravac.engine.factors import Factors
+from gravac.engine.handle import Handle
 from gravac.exchange import memory
 from gravac.exchange.fuse import ALIGNMENT
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
-from gravac.stepping.admission import Admission
-from gravac.stepping.deciding import Deciding
-from gravac.stepping.engine import Engine
-from gravac.stepping.factors import Factors
-from gravac.stepping.handle import Handle
 
 SHAPES = {"conv": (8, 4, 3, 3), "bias": (8,), "linear": (40, 30), "tiny": (2, 2)}
 
@@ -414,7 +414,7 @@ def test_a_mean_that_overflows_leaves_residuals_bit_for_bit_where_groups_are_ref
     apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gravac.averaging import average as module
-    from gravac.averaging.trial import average, averagers, gradients
+    from gravac.testing.trial import average, averagers, gradients
 
     ranks = averagers(topk, 2)
     if apart:

@@ -12,14 +12,14 @@ from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.norms import all_finite, energies_of, lost
 from gravac.averaging.plan import Piece
-from gravac.averaging.trial import average, averagers, gradients
 from gravac.candidate import DENSE, Candidate
 from gravac.compressors.sparse import Sparse
 from gravac.compressors.squares import energy, norm, norms_of_rows, power_of_two
+from gravac.engine.agreement import gain
 from gravac.exchange import memory
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
-from gravac.stepping.agreement import gain
+from gravac.testing.trial import average, averagers, gradients
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -26,8 +26,8 @@ from gravac import (
     quantize,
     topk,
 )
+from gravac.engine.engine import Engine, StepInputs
 from gravac.exchange.lockstep import Lockstep
-from gravac.stepping.engine import Engine, StepInputs
 from tests.checkpoint.mutations import same, spoilt
 
 SHAPES = {"layer.weight": (64, 32), "head.weight": (24, 48), "head.bias": (48,)}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gravac import AdaptiveCompressor, dgc, powersgd, quantize, topk
 from gravac.checkpoint import ranks
-from gravac.stepping.engine import Engine
+from gravac.engine.engine import Engine
 from tests.checkpoint.ways import MODES, WAYS, begun, fresh, load, residuals, save
 from tests.distributed.training import train, weights
 from tests.ranks import processes

@@ -135,7 +135,7 @@ from gravac import AdaptiveCompressor
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.exchange.link_probe import LinkProbe
-from gravac.stepping.admission import admit
+from gravac.engine.admission import admit
 with AdaptiveCompressor("comb", (4, 1000), controller="goodput") as compressor:
     policy = compressor.policy
 averager = Averager(policy.base, policy.dense_format, None, 1024, Feedback())

@@ -14,10 +14,10 @@ from gravac.compressors import Compressor, Context, dense, rotation
 from gravac.compressors.base import energy
 from gravac.compressors.ladder import wire_ratio
 from gravac.compressors.sparse import laid_out
-from gravac.conformance import exchange
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.measurement import LocalMeasurement
+from gravac.testing.compressors import exchange
 
 
 def normal(ranks: int, *shape: int, seed: int = 0) -> list[torch.Tensor]:

@@ -14,8 +14,8 @@ from hypothesis import given
 
 from gravac.candidate import Candidate, Span
 from gravac.controllers import Accordion, Decision, Measurement, conformance
-from gravac.controllers.conformance import Step, drive
 from gravac.settings import SettingsError
+from gravac.testing.controllers import Step, drive
 from tests.controllers.script import DENSE_CANDIDATE, forecasts, topk
 
 pytestmark = pytest.mark.timeout(60)

@@ -26,9 +26,9 @@ from gravac.controllers import (
     conformance,
 )
 from gravac.controllers.base import at_latency
-from gravac.controllers.conformance import Law
 from gravac.controllers.static import StaticState
 from gravac.settings import SettingsError
+from gravac.testing.controllers import Law
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from gravac import Goodput
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement, conformance
-from gravac.controllers.conformance import Step, drive
 from gravac.controllers.goodput import HARMLESS
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 from gravac.controllers.window import Window
-from gravac.outer.candidates import widened
-from gravac.stepping.admission import Admission
+from gravac.engine.admission import Admission
+from gravac.modes.outer.candidates import widened
+from gravac.testing.controllers import Step, drive
 
 
 def rung(cf: float, efficiency: float, family: str) -> Forecast:

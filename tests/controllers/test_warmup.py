@@ -8,8 +8,8 @@ import pytest
 
 from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers import Warmup, conformance
-from gravac.controllers.conformance import Law
 from gravac.settings import SettingsError
+from gravac.testing.controllers import Law
 from tests.controllers.script import DENSE_CANDIDATE, Script, forecasts, play, topk
 
 pytestmark = pytest.mark.timeout(60)

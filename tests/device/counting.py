@@ -8,8 +8,8 @@ Tensors are fake ones on a made-up device, so nothing is computed, and a mode un
         torch.zeros(8, device=DEVICE).abs().sum().item()
     assert seen.waits == ["_local_scalar_dense"] and sum(seen.kernels.values()) == 3
 
-One operator counts as one kernel, those of ``gravac.kernels`` too; views count as none. What depends on data gets some
-answer: loops over it are approximate.
+One operator counts as one kernel, those of ``gravac.compressors.kernels`` too; views count as none. What depends on
+data gets some answer: loops over it are approximate.
 Tables that are kept for a device must be made before what is counted, in a first run under ``counting``.
 """
 

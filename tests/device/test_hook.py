@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gravac import AdaptiveCompressor, Compressor, Static, dense, powersgd, quantize, topk
 from gravac.compressors.profile import CODING_BYTES
-from gravac.stepping import coalescing
+from gravac.engine import coalescing
 from tests.device.idle import streams
 from tests.ranks import processes
 

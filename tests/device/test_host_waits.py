@@ -21,9 +21,9 @@ from gravac.compressors import (
     topk,
     topkc,
 )
+from gravac.engine.codec_timing import time_codecs
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened
-from gravac.stepping.codec_timing import time_codecs
 from tests.device.counting import DEVICE, counting
 from tests.device.idle import Idle
 from tests.device.steps import Counted, steps

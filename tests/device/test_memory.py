@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gravac import Compressor, dgc, powersgd, quantize, topk, topkc
-from gravac.stepping.coalescing import LARGEST, TEMPORARIES
+from gravac.engine.coalescing import LARGEST, TEMPORARIES
 from tests.device.steps import steps
 from tests.device.storages import Storages
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import gravac
-from gravac import AdaptiveCompressor, OuterOptimizer, SettingsError, Static, quantize, topk
+from gravac import AdaptiveCompressor, OuterOptimizer, SettingsError, Static, quantize, topk, version
 from tests.distributed.training import network, parallel, sgd, train, weights
 from tests.ranks import processes
 
@@ -96,7 +95,7 @@ def different(rank: int, world: int) -> dict[str, str]:
         "outer": outer(outer=lambda anchors: of_rank(anchors)),
         "outer's class": outer(outer=functools.partial(torch.optim.Adam if odd else torch.optim.SGD, lr=1.0)),
     }
-    for name, module in (("gravac", gravac.version), ("torch", torch)):
+    for name, module in (("gravac", version), ("torch", torch)):
         with mock.patch.object(module, "__version__", "9.9.9" if odd else module.__version__):
             said[f"version of {name}"] = attached()
     return said
@@ -134,7 +133,7 @@ SAID = {
     "local_buffers": "local_buffers: rank 0 has (), rank 1 has ('1')" + GIVE,
     "outer": "outer: rank 0 has SGD {",
     "outer's class": "outer: rank 0 has SGD {",
-    "version of gravac": f"gravac's version: rank 0 has {gravac.__version__}, rank 1 has 9.9.9" + GIVE,
+    "version of gravac": f"gravac's version: rank 0 has {version.__version__}, rank 1 has 9.9.9" + GIVE,
     "version of torch": f"torch's version: rank 0 has {torch.__version__.split('+')[0]}, rank 1 has 9.9.9" + GIVE,
 }
 

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, quantize
 from gravac.compressors import Context, Profile, Quantize, Rounds
+from gravac.engine.coalescing import PARTS
 from gravac.exchange.link_probe import LinkProbe
-from gravac.stepping.coalescing import PARTS
 from tests.distributed.training import batch, parallel, sgd, train, weights
 from tests.ranks import processes
 

@@ -12,9 +12,9 @@ from gravac import AdaptiveCompressor, Static
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Context, dgc, quantize, thc, topkc
 from gravac.compressors.sparse import laid_out
-from gravac.conformance import exchange
 from gravac.exchange.fuse import fuse
 from gravac.exchange.group import GroupTransport
+from gravac.testing.compressors import exchange
 from tests.distributed.training import jitter, parallel, train, weights
 from tests.ranks import processes
 

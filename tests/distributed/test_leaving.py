@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
-from gravac.integrations.ddp_private import REBUILDING, rebuild_reducer
+from gravac.sources.ddp_private import REBUILDING, rebuild_reducer
 from tests.distributed.training import batch, parallel, sgd, telling, train, weights
 from tests.ranks import processes
 

@@ -16,11 +16,11 @@ import torch
 import gravac.adaptive
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.collectives import AllReduce, Collective, Ledger
+from gravac.engine.handle import Handle
 from gravac.exchange import fifo, streams
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.fifo import Fifo
 from gravac.exchange.streams import StreamExecutor
-from gravac.stepping.handle import Handle
 from tests.device.idle import Idle, Moment
 
 

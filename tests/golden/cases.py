@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gravac import Accordion, Goodput, GraVAC, Static, ladder, powersgd, quantize, topk
-from gravac.outer.sgd import OuterSGD
+from gravac.modes.outer.sgd import OuterSGD
 from tests.golden.ranks import DDPRank, DoorRank, OuterRank, Rank
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, OuterOptimizer
 from gravac.telemetry.records import DecisionRecord, Record, StepRecord
-from tests.stepping.adapter import Averaged
+from tests.engine.adapter import Averaged
 
 Plain = dict[str, Any]
 """Tensors and plain values by name."""

@@ -14,7 +14,7 @@ from unittest import mock
 from gravac.collectives import AllReduce
 from gravac.exchange.link_probe import LinkProbe
 from gravac.measurement import LocalMeasurement
-from gravac.outer.rounds import Rounds
+from gravac.modes.outer.rounds import Rounds
 
 LINK = LinkProbe(latency=1e-4, bandwidth=20e6, copy_bytes_per_s=8e9)
 

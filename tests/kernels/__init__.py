@@ -15,9 +15,9 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def kernels(name: str) -> ModuleType:
-    """A module of ``gravac.kernels``; the importing module's tests are skipped where it cannot run."""
+    """A module of ``gravac.compressors.kernels``; the importing module's tests are skipped where it cannot run."""
     if not INSTALLED:
         pytest.skip("no triton here; make test-kernels installs it", allow_module_level=True)
     if DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.skip("neither a GPU nor TRITON_INTERPRET=1, as in make test-kernels", allow_module_level=True)
-    return importlib.import_module(f"gravac.kernels.{name}")
+    return importlib.import_module(f"gravac.compressors.kernels.{name}")

@@ -12,9 +12,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from gravac.compressors.kernels import chunk_decode, chunks, codes, quantize, tiles
 from gravac.compressors.levels import Kind
 from gravac.compressors.packing import packed_bytes
-from gravac.kernels import chunk_decode, chunks, codes, quantize, tiles
 
 CAPABILITY = 80
 """The oldest CUDA GPUs that compute with bfloat16: 8.0."""

@@ -29,7 +29,7 @@ from gravac.lab.calibrate import Calibration, line, read_calibration
 from gravac.lab.shapes import MODELS
 from gravac.lab.tta.observed import hold_out, observations
 from gravac.lab.tta.record import Split
-from gravac.outer.efficiency import efficiency
+from gravac.modes.outer.efficiency import efficiency
 from tests.lab.made_up_runs import made_up
 
 SLOW = Network(50e-6, 1e8)

@@ -17,8 +17,8 @@ import torch
 
 from gravac.compressors import Compressor, topk, topkc
 from gravac.compressors.sparse import laid_out
-from gravac.conformance import exchange
 from gravac.lab.tasks.charlm import CharLM
+from gravac.testing.compressors import exchange
 from tests.measure.results import write
 
 RECORDED = (20, 60, 120, 200)

@@ -185,7 +185,7 @@ def edits(method: Method, seed: int) -> tuple[Edit, ...]:
         "imports",
         import_line,
         f"{import_line}import json\nfrom functools import partial\nfrom gravac import {imported}\n"
-        "from gravac.outer.sgd import OuterSGD\n",
+        "from gravac.modes.outer.sgd import OuterSGD\n",
     )
     chosen = f"{{f'{{r.compressor}} {{r.cf:g}}, every {{r.every}}, delay {{r.delay}}' for r in {ours}.history}}"
     said = f"{{'wire_ratio': {ours}.wire_ratio, 'chosen': sorted({chosen})}}"

@@ -20,8 +20,8 @@ from unittest.mock import patch
 import torch
 
 from gravac import Compressor, dense, quantize, topk, topkc
-from gravac.averaging.trial import average, averagers
 from gravac.compressors import squares
+from gravac.testing.trial import average, averagers
 from tests.measure.results import interval, write
 
 ELEMENTS = 25 * 2**18

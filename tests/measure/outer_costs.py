@@ -25,7 +25,7 @@ from gravac import OuterOptimizer, Static
 from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
-from gravac.outer.sgd import OuterSGD
+from gravac.modes.outer.sgd import OuterSGD
 from tests.measure import outer_efficiency
 from tests.measure.outer_efficiency import SENT, SETUPS, at_share, crossing, most_steps, rate_of_record
 from tests.measure.results import keep, read, todays

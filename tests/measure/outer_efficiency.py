@@ -30,7 +30,7 @@ from gravac import OuterOptimizer, Static
 from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
-from gravac.outer.sgd import OuterSGD
+from gravac.modes.outer.sgd import OuterSGD
 from tests.measure.results import keep, read, todays
 
 SETUPS = {"charlm": (0.4, 200), "lstm": (1.0, 200), "denoise": (1.0, 300)}

@@ -16,7 +16,7 @@ from gravac.lab.training.expression import compressor
 from gravac.lab.training.methods import MATCHED
 from gravac.lab.tta.matrix import REFERENCE
 from gravac.lab.tta.record import TrainingRecord
-from gravac.outer.efficiency import BEHIND
+from gravac.modes.outer.efficiency import BEHIND
 from tests.measure import nanogpt as of_nanogpt
 from tests.measure import outer_efficiency as outer_steps
 from tests.measure import outer_long as outer_long_runs

@@ -16,8 +16,8 @@ from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
 from gravac.telemetry import StepRecord, read_jsonl
 from tests.distributed.training import batch, network, parallel, sgd, weights
+from tests.engine.adapter import Averaged
 from tests.ranks import processes
-from tests.stepping.adapter import Averaged
 
 RANKS = 2
 BACKWARDS = 2
@@ -46,7 +46,7 @@ def compressor() -> None:
 def controller() -> None:
     """Obeys every law, is known by its name, and climbs while training, for the reasons that it gives."""
     ratchet = _new("gravac.controllers.ratchet").Ratchet
-    laws = _new("gravac.controllers.conformance").LAWS
+    laws = _new("gravac.testing.controllers").LAWS
     for law in laws:
         law(ratchet(gain=0.3, window=5))
     assert AdaptiveCompressor(topk, controller="ratchet").policy.controller == ratchet()

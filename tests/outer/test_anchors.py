@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import SettingsError
-from gravac.outer.anchors import Keeping
+from gravac.modes.outer.anchors import Keeping
 from tests.measure.outer_memory import MATRICES, needs
 from tests.outer.ranks import Ranks, equal, network
 from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved

@@ -18,10 +18,10 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Decision, Measurement
 from gravac.controllers.goodput_state import SEARCH, GoodputEntry, GoodputState
 from gravac.controllers.window import Window
+from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
-from gravac.outer.candidates import delays, offered, widened
-from gravac.stepping.admission import Admission
+from gravac.modes.outer.candidates import delays, offered, widened
 from tests.outer.ranks import Ranks, averaged, equal
 from tests.outer.test_outer import MOMENTUM, saved
 
@@ -65,7 +65,7 @@ def all_delays() -> Iterator[None]:
     def offered(one: Candidate, every: int, compute_s: float | None, delay: Any, fragments: int = 1) -> Sequence[int]:
         return tuple(range(every + 1)) if delay == "auto" else (delay,)
 
-    with mock.patch("gravac.outer.candidates.delays", offered):
+    with mock.patch("gravac.modes.outer.candidates.delays", offered):
         yield
 
 
@@ -171,7 +171,7 @@ def test_a_delay_is_as_long_as_the_exchange_takes_and_at_most_half_a_round(
 def test_who_does_not_choose_gets_what_promises_more() -> None:
     slow = Forecast(Candidate("hook", "topk", 8.0), 4.0, 0.9, "topk", coding_s=0.0, exchange_s=1.0)
     quick = Forecast(Candidate("hook", "topk", 64.0), 30.0, 0.5, "topk", coding_s=0.0, exchange_s=0.001)
-    with mock.patch("gravac.outer.candidates.delays", delays):
+    with mock.patch("gravac.modes.outer.candidates.delays", delays):
         admission = Admission((slow, quick))
         both = widened(admission, (10,), 0.2, "auto", keep_all=True).forecasts
         one = widened(admission, (10,), 0.2, "auto", keep_all=True, chooses=False).forecasts
@@ -185,7 +185,7 @@ def test_delays_that_a_continued_run_had_stay_whatever_the_link_promises_now(cho
         Forecast(Candidate("hook", "topk", cf), cf / 2, 0.9, "topk", coding_s=0.0, exchange_s=1.0) for cf in (8.0, 64.0)
     )
     before = offered([["outer", "topk", 8.0, 10, 3]] + [["outer", "topk", 8.0, 10, 0]] * chooses)
-    with mock.patch("gravac.outer.candidates.delays", delays):
+    with mock.patch("gravac.modes.outer.candidates.delays", delays):
         how: tuple[Any, ...] = (0.2, "auto", True, 1, chooses, 2, before)
         auto = widened(Admission(bases), (10,), *how).forecasts
         fixed = widened(Admission(bases), (10,), 0.2, 7, True, before=before).forecasts
@@ -252,7 +252,7 @@ def test_goodput_takes_what_hides() -> None:
         Forecast(Candidate("hook", "dense", 1.0), 1.0, coding_s=0.0, exchange_s=30.0),
         Forecast(Candidate("hook", "quantize", 16.0), 15.0, 0.96, "quantize", coding_s=0.0, exchange_s=0.3),
     )
-    with mock.patch("gravac.outer.candidates.delays", delays):
+    with mock.patch("gravac.modes.outer.candidates.delays", delays):
         forecasts = widened(Admission(bases), (1, 10, 100), 0.1, "auto", keep_all=False).forecasts
     exchange_s = {forecast.candidate: forecast.exchange_s or 0.0 for forecast in forecasts}
     controller = Goodput()

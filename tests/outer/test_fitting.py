@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gravac import OuterOptimizer, SettingsError, Static, checkpoint, quantize
-from gravac.outer.sgd import OuterSGD
+from gravac.modes.outer.sgd import OuterSGD
 from tests.checkpoint.mutations import same, spoilt
 from tests.outer.ranks import SGD, Ranks, network
 

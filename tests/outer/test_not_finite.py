@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gravac import Goodput, Static, dense, topk
-from gravac.outer.refusing import NotFiniteError
-from gravac.stepping.agreement import gain
+from gravac.engine.agreement import gain
+from gravac.modes.outer.refusing import NotFiniteError
 from tests.outer.ranks import Ranks, equal, network
 from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved
 

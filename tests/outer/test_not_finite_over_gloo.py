@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gravac import OuterOptimizer, Static, checkpoint, quantize, topk
-from gravac.outer.refusing import NotFiniteError
+from gravac.modes.outer.refusing import NotFiniteError
 from tests.device.idle import streams
 from tests.outer.ranks import equal, flat, network
 from tests.outer.test_not_finite import finite

@@ -11,7 +11,7 @@ import torch
 
 from gravac import Compressor, OuterOptimizer, Static, dense, quantize, topk
 from gravac.exchange.streams import StreamExecutor
-from gravac.outer.rounds import Rounds
+from gravac.modes.outer.rounds import Rounds
 from tests.device.counting import DEVICE, counting
 from tests.device.steps import Counted
 from tests.streams.sanitized import HOST, Alike, FakeDevice, _places

@@ -24,9 +24,9 @@ from gravac import (
     topk,
 )
 from gravac.candidate import Candidate, Forecast
-from gravac.outer.efficiency import DENSE, efficiency
-from gravac.outer.rounds import leaves_at
-from gravac.outer.sgd import OuterSGD
+from gravac.modes.outer.efficiency import DENSE, efficiency
+from gravac.modes.outer.rounds import leaves_at
+from gravac.modes.outer.sgd import OuterSGD
 from tests.measure.outer_efficiency import best, points, rate_of_record, tuned
 from tests.measure.outer_traffic import bytes_of_steps
 from tests.measure.published import rows

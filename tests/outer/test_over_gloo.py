@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gravac import Goodput, OuterOptimizer, Static, checkpoint, quantize
 from gravac.exchange.group import ExchangeError
-from gravac.outer.sgd import OuterSGD
+from gravac.modes.outer.sgd import OuterSGD
 from tests.outer.ranks import SGD, Ranks, equal, flat, inner_step, network
 from tests.ranks import processes
 

@@ -13,7 +13,7 @@ import pytest
 from gravac import Goodput, GraVAC, SettingsError, Static, quantize, topk
 from gravac.candidate import Candidate, Forecast
 from gravac.commands import replay as command
-from gravac.outer.efficiency import efficiency
+from gravac.modes.outer.efficiency import efficiency
 from gravac.policy import Policy
 from gravac.replay import Trace, read_trace, replay
 from tests.outer.ranks import Ranks
@@ -62,7 +62,7 @@ def test_the_recorded_policy_gives_exactly_the_recorded_decisions(
         (r.step, r.compressor, r.cf, r.every, r.changed, r.reason) for r in recorded.decisions
     ]
     assert played.same
-    assert played.candidates == recorded.run.candidates
+    assert played.forecasts == recorded.run.forecasts
     assert (played.parting, played.steps) == (None, len(recorded.steps))
 
 
@@ -70,14 +70,16 @@ def test_a_run_tells_when_it_exchanges(trace: Trace, tmp_path: Path) -> None:
     settings = trace.run.settings
     assert settings["outer.every"] == "(1, 5)"
     assert (settings["outer.fragments"], settings["outer.delay"], settings["outer.mixing"]) == (1, 0, 0.5)
-    assert {one.every for one in trace.run.candidates} == {1, 2, 5}
-    assert {one.every for one in record(tmp_path, 8, every=1).run.candidates} == {1}
+    assert {own.candidate.every for own in trace.run.forecasts} == {1, 2, 5}
+    assert {own.candidate.every for own in record(tmp_path, 8, every=1).run.forecasts} == {1}
 
 
 def test_what_runs_goes_by_the_number_of_ranks(tmp_path: Path) -> None:
     recorded = record(tmp_path, 12, 4, every=(1, 10))
-    dense = {one.every: one.efficiency for one in recorded.run.candidates if one.dense}
-    assert dense == {every: efficiency(Candidate("dense", 1.0, 1.0), every, world=4) for every in (1, 2, 5, 10)}
+    dense = {own.candidate.every: own.efficiency for own in recorded.run.forecasts if own.candidate.dense}
+    assert dense == {
+        every: efficiency(Forecast(Candidate("hook", "dense", 1.0), 1.0), every, world=4) for every in (1, 2, 5, 10)
+    }
 
 
 def test_other_settings_part_where_another_round_would_be_made(trace: Trace) -> None:

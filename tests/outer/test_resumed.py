@@ -14,8 +14,8 @@ import pytest
 from gravac import Goodput, OuterOptimizer, checkpoint, merge_states, quantize
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.goodput_state import GoodputState
-from gravac.stepping.deciding import Deciding
-from gravac.stepping.run_state import RunState
+from gravac.engine.deciding import Deciding
+from gravac.engine.run_state import RunState
 from gravac.telemetry.records import DecisionRecord
 from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
 from tests.outer.test_outer import saved
@@ -31,7 +31,7 @@ def offering(steps: int) -> Any:
         assert delay == "auto"
         return (0, min(steps, every // 2)) if compute_s and every > 1 else (0,)
 
-    return mock.patch("gravac.outer.candidates.delays", delays)
+    return mock.patch("gravac.modes.outer.candidates.delays", delays)
 
 
 def decisions(outer: OuterOptimizer) -> GoodputState:
@@ -64,10 +64,10 @@ class Restored(NamedTuple):
 def watching() -> Iterator[list[Restored]]:
     """Take down decisions as they are restored, before anything else is measured."""
     restored: list[Restored] = []
-    decide_first = Deciding.decide_first
+    start = Deciding.decide_first
 
     def watched(self: Deciding, state: RunState, *arguments: Any) -> Any:
-        decision = decide_first(self, state, *arguments)
+        decision = start(self, state, *arguments)
         restored.append(Restored(state.controller, [*state.history]))
         return decision
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gravac import OuterOptimizer, SettingsError, Static, merge_states, quantize
-from gravac.outer.shares import EQUAL, steps_of, weights_of
+from gravac.modes.outer.shares import EQUAL, steps_of, weights_of
 from gravac.telemetry import page
 from gravac.telemetry.records import Record, StepRecord
 from gravac.telemetry.tensorboard import TensorBoardSink

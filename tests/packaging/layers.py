@@ -17,37 +17,28 @@ PACKAGE = "gravac"
 FOLDER = Path(__file__).parents[2] / PACKAGE
 
 LAYERS = (
-    "settings", "guarded", "texts", "live", "entry_points", "candidate", "collectives", "compressors", "kernels",
-    "costmodel", "exchange", "measurement", "averaging", "telemetry", "controllers", "policy", "stepping", "integrations",
-    "checkpoint", "outer", "building", "adaptive", "outer_optimizer", "gravac", "conformance", "frameworks", "replay", "lab", "commands", "cli",
-    "__main__",
+    "settings", "version", "guarded", "texts", "live", "entry_points", "candidate", "collectives", "compressors",
+    "costmodel", "exchange", "measurement", "averaging", "telemetry", "controllers", "policy", "engine", "sources",
+    "checkpoint", "modes", "building", "adaptive", "outer_optimizer", "integrations", "gravac", "testing", "replay",
+    "lab", "commands", "cli", "__main__",
 )  # fmt: skip
 """Rooms, lowest first. A module imports from its own room and from rooms before that."""
-
-FRAMEWORKS = frozenset(
-    {"frameworks", "lightning_hooks", "lightning", "pytorch_lightning", "accelerate", "transformers"}
-)
-"""Modules of ``integrations`` that know no more of gravac than its users do; they are the room ``frameworks``."""
 
 
 def room_of(module: str) -> str:
     """Return the room of a module.
 
     Args:
-        module: dotted name, such as ``gravac.stepping.steps``.
+        module: dotted name, such as ``gravac.engine.engine``.
     """
-    parts = module.split(".")
-    if len(parts) == 1:
-        return PACKAGE
-    is_framework = parts[1] == "integrations" and not FRAMEWORKS.isdisjoint(parts[2:3])
-    return "frameworks" if is_framework else parts[1]
+    return module.split(".")[1] if "." in module else PACKAGE
 
 
 def layer_of(module: str) -> int:
     """Return the position of a module's room in ``LAYERS``.
 
     Args:
-        module: dotted name, such as ``gravac.stepping.steps``.
+        module: dotted name, such as ``gravac.engine.engine``.
 
     Raises:
         ValueError: ``LAYERS`` lacks that room.

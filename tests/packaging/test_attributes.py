@@ -93,9 +93,9 @@ def built() -> Built:
 
 WORLD = read(
     {
-        "gravac/__init__.py": "from gravac.stepping.owners import Owner",
-        "gravac/stepping/owners.py": OWNERS,
-        "gravac/stepping/outside.py": "from gravac.stepping.owners import Made\nmade = Made()\nmade.stats = 3\n",
+        "gravac/__init__.py": "from gravac.engine.owners import Owner",
+        "gravac/engine/owners.py": OWNERS,
+        "gravac/engine/outside.py": "from gravac.engine.owners import Made\nmade = Made()\nmade.stats = 3\n",
         "gravac/lab/run.py": "class Lab:\n    def start(self): self.number = 1\n",
         "gravac/telemetry/sinks.py": "class Sinks:\n    def __init__(self): self.number = 1\n\ndef start(): ...\n",
     }
@@ -140,7 +140,7 @@ def test_frozen_classes_and_rooms_that_make_no_run_do_not_count() -> None:
 
 def test_homonyms_are_counted_by_class_and_module_without_the_lab() -> None:
     assert homonyms(WORLD, ["start", "stop"]) == {
-        "start": ["gravac.stepping.owners:Runs", "gravac.stepping.owners:Runner", "gravac.telemetry.sinks"],
+        "start": ["gravac.engine.owners:Runs", "gravac.engine.owners:Runner", "gravac.telemetry.sinks"],
         "stop": [],
     }
 

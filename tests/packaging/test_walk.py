@@ -12,7 +12,7 @@ import pytest
 from tests.measure import walk
 from tests.measure.walk import Entry, Function, Profile
 
-LOW, HIGH = Function("exchange/fifo.py", "Fifo._advance"), Function("stepping/steps.py", "Steps._begin")
+LOW, HIGH = Function("exchange/fifo.py", "Fifo._advance"), Function("engine/engine.py", "Engine._begin")
 AVERAGE = Function(*walk.START.split(":"))
 
 

@@ -19,8 +19,8 @@ from gravac import AdaptiveCompressor, Compressor, artopk, ladder, topk
 from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Accordion, Goodput, GraVAC
 from gravac.controllers.base import Controller
+from gravac.engine.engine import StepInputs
 from gravac.exchange.streams import StreamExecutor
-from gravac.stepping.engine import StepInputs
 from tests.device.idle import Idle
 
 WORLD, STEPS = 3, 6

@@ -17,13 +17,13 @@ from gravac.candidate import Candidate
 from gravac.compressors.profile import CODING_BYTES
 from gravac.controllers import GraVAC
 from gravac.controllers.base import Decision, Measurement
+from gravac.engine import coalescing
+from gravac.engine.codec_timing import time_codecs
+from gravac.engine.engine import StepInputs
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened
 from gravac.exchange.streams import StreamExecutor
 from gravac.lab.simulate import Scheduled
-from gravac.stepping import coalescing
-from gravac.stepping.codec_timing import time_codecs
-from gravac.stepping.engine import StepInputs
 from tests.streams.sanitized import COMPUTE, HOST, Alike, FakeDevice, FakeEvent, _places
 
 SHAPES = {f"layer{number}.weight": (8, 8 * (1 + number % 3)) for number in range(6)} | {"bias": (8,)}

@@ -12,7 +12,7 @@ from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Goodput
-from gravac.stepping.admission import admit
+from gravac.engine.admission import admit
 from gravac.telemetry import DecisionRecord, RunRecord
 from gravac.telemetry.words import decision_words, described, forecast_of, reason_words, run_words
 

@@ -11,8 +11,8 @@ from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor
 from gravac.costmodel import Load, Machine, Network, crossing
-from gravac.outer.candidates import at_every, choices, widened
-from gravac.stepping.admission import Admission
+from gravac.engine.admission import Admission
+from gravac.modes.outer.candidates import at_every, choices, widened
 
 EVERY = choices(1, 100)
 """Numbers of steps from one exchange to the next: those that OuterOptimizer chooses from unless told otherwise."""

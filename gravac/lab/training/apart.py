@@ -15,7 +15,7 @@ import torch
 from gravac import OuterOptimizer
 from gravac.lab.training.exchange import OurExchange, watching
 from gravac.lab.training.methods import Method
-from gravac.outer.sgd import OuterSGD
+from gravac.modes.outer.sgd import OuterSGD
 from gravac.telemetry.records import DecisionRecord
 
 

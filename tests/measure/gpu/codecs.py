@@ -136,7 +136,7 @@ def rows(device: torch.device = GPU) -> Iterator[Row]:
         if size == max(SIDES):
             both = ((topkc, 100.0), (quantize(2), 16.0))
             yield from attempts({f"{one} @ {cf:g}, BERT-large": partial(of_bert, one, cf, device) for one, cf in both})
-    yield {"case": "kernels", "imported": any(name.startswith("gravac.kernels.") for name in sys.modules)}
+    yield {"case": "kernels", "imported": any(name.startswith("gravac.compressors.kernels.") for name in sys.modules)}
 
 
 def coded(

@@ -1,0 +1,523 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a step: take gradients in, average them as decided, measure, agree with the other ranks, decide.
+
+A source (DDP's communication hook, a loop over ``named_parameters()``, outer steps) says: these parameters, by name; a
+step begins; these gradients are ready; the step ended. All ranks make the same calls in the same order, with the same
+names and shapes.
+
+The engine knows no threads, clocks or process groups. ``begin``, ``exchange`` and ``end`` hand calls and jobs to an
+executor, which runs them in that order, the same on all ranks, so that nothing needs a lock:
+
+1. ``_begin``: the last step's numbers leave, the decision in force becomes a plan, residuals are set aside if CFs fell.
+2. A job for each group: average the tensors by the plan.
+3. ``_end``: commit residuals, measure, and decide by what the ranks agreed on (``gravac.engine.agreement``).
+
+What step t showed leaves in step t + latency - 1; the decision by it holds from step t + latency on.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from gravac.averaging.average import Averager
+from gravac.averaging.plan import Form, Piece
+from gravac.candidate import Candidate
+from gravac.collectives import AllReduce, Ledger
+from gravac.controllers.base import Decision
+from gravac.engine.agreement import (
+    Agreement,
+    Schedule,
+    agreed_measurement,
+    all_released,
+    named_failure,
+    schedule_of,
+)
+from gravac.engine.coalescing import ReadyGroup, Waiting, cut, exchanged
+from gravac.engine.deciding import Deciding
+from gravac.engine.factors import Factors
+from gravac.engine.handle import Handle, RankSums, Then, fail
+from gravac.engine.run_state import RunState
+from gravac.exchange.alike import described
+from gravac.exchange.executor import Executor, Mark, Number, Verdict, both
+from gravac.guarded import Guarded
+from gravac.measurement import LocalMeasurement
+
+INPUTS_LEFT = "the number of ranks with inputs left"
+
+Fill = Callable[[LocalMeasurement], None]
+"""Adds what only the source knows to a step's numbers: moments, verdicts, how far ranks moved apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a source knows when a step begins.
+
+    Attributes:
+        loss_scale: factor that the gradients were multiplied with, a scalar (0-d tensor) if only their device knows it;
+            ``None`` without a scaler.
+        learning_rate: learning rate that the gradients will be applied with; nan if not known.
+        takes_part: whether this rank has inputs: sums are divided by the number of ranks that have. ``None``, on every
+            rank: by all.
+        forms: shapes and dtypes of the gradients, if ``know`` was given no parameters.
+        every: number of the model's own steps that this step stands for, of outer steps.
+    """
+
+    loss_scale: Number | None = None
+    learning_rate: float = math.nan
+    takes_part: bool | None = None
+    forms: Sequence[Form] = ()
+    every: int = 1
+
+
+NO_INPUTS = StepInputs()
+"""Nothing is known but that a step begins."""
+
+
+class Engine:
+    """Runs a model's steps on one rank.
+
+    Args:
+        averager: averages tensors over the ranks.
+        deciding: asks the controller.
+        open_executor: called before the first step if ``use`` was not: calls ``use``.
+
+    Attributes:
+        state: what the steps so far leave behind.
+        device: where the gradients lie.
+        shapes: shapes of the parameters, by name, in memory order.
+        forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
+        described: the parameters in words, in the model's order, to be compared over the ranks.
+
+    Example:
+        >>> import torch
+        >>> from gravac import AdaptiveCompressor, Static, topk
+        >>> from gravac.exchange.lockstep import Lockstep
+        >>> ranks = Lockstep(2)
+        >>> doors, gradients = [], [torch.full((64, 64), 1.0), torch.full((64, 64), 3.0)]
+        >>> for executor, gradient in zip(ranks.executors, gradients):
+        ...     door = AdaptiveCompressor(topk, controller=Static(cf=1)).door({"w": gradient}, executor=executor)
+        ...     begun = door.begin()
+        ...     handle = door.ready([("w", gradient)])
+        ...     door.end()
+        >>> handle.wait()
+        >>> gradients[0].mean()
+        tensor(2.)
+    """
+
+    def __init__(
+        self, averager: Averager, deciding: Deciding, open_executor: Callable[[], None] = lambda: None
+    ) -> None:
+        self.averager, self.deciding = averager, deciding
+        self.state = RunState(**averager.tensors)
+        self.device = torch.device("cpu")
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.forms: list[Form] = []
+        self.described: dict[str, str] = {}
+        self._open = open_executor
+        self._executor: Executor | None = None
+        self._agreement: Agreement | None = None
+        self._schedule: Schedule | None = None
+        self._guarded = Guarded()
+        self._waiting = Waiting()
+        self._elements = 0
+        self._plan = averager.plan(0, None)
+        self._one_round = False
+        self._measurement: LocalMeasurement | None = None
+        self._counting: Any = None  # in flight: the number of ranks with inputs
+        self._counted: Number | None = None
+        self._released_from = 0
+
+    # before the first step
+
+    def know(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Learn the parameters whose gradients will be handed over, by name, in the model's order.
+
+        Raises:
+            TypeError: a parameter is complex.
+        """
+        refuse_complex(parameters)
+        self.described = described(parameters)
+        self.shapes = {name: memory_shape(parameter) for name, parameter in parameters.items()}
+        self.forms = [(self.shapes[name], parameter.dtype) for name, parameter in parameters.items()]
+        self.device = next((parameter.device for parameter in parameters.values()), self.device)
+
+    @property
+    def form_by_name(self) -> dict[str, Form]:
+        """Shapes and dtypes of the gradients, by name; empty if ``know`` was given no parameters."""
+        return dict(zip(self.shapes, self.forms, strict=True))
+
+    def open(self) -> None:
+        """Have an executor made, if there is none. Called on every rank; ``begin`` calls it.
+
+        Raises:
+            SettingsError: a setting differs between ranks; the message names it, its values, and whose they are.
+        """
+        if not self.ready_to_run:
+            self._open()
+
+    def use(self, executor: Executor, timed: Iterable[float] = ()) -> None:
+        """Run the steps to come by an executor.
+
+        Args:
+            executor: runs them.
+            timed: CFs of the candidates whose coding was timed, see ``RunRecord``.
+        """
+        self.averager.rank, self.averager.world = executor.rank, executor.world
+        self.state.rank, self.state.world = executor.rank, executor.world
+        self.deciding.open(executor.latency, timed)
+        self._executor = executor
+        self._agreement = Agreement(executor, self.state, self._observe)
+        self._schedule = schedule_of(self._agreement)
+
+    def restore(self, plain: Mapping[str, Any], controller_state: dict[str, Any] | None) -> None:
+        """Restore a dumped state, and a dumped state of the controller at the next ``begin``."""
+        self.state.restore(plain)
+        self.averager.load(plain)
+        self.deciding.restore(self.state, controller_state)
+
+    def prepare(self, seconds: float) -> "Future[Candidate]":
+        """Make the first decision by what a step takes without exchange. Called on every rank, before ``begin``.
+
+        Args:
+            seconds: seconds of such a step on this rank; the ranks go by their mean.
+
+        Returns:
+            A future of the candidate.
+        """
+        decided: Future[Candidate] = Future()
+        in_flight: list[Any] = []
+        executor = self.executor
+        executor.call(lambda: in_flight.append(executor.agree([[seconds]])), functools.partial(fail, decided))
+        executor.drain()
+
+        def decide() -> None:
+            with named_failure(self.state, lambda: "what a step's compute takes"):
+                ((total,),) = executor.agreed(in_flight[0])
+            self.state.compute_s = total / executor.agree_world
+            decided.set_result(self._first_decision(self.forms).candidate)
+
+        executor.call(decide, functools.partial(fail, decided))
+        return decided
+
+    # a step
+
+    def begin(self, inputs: StepInputs = NO_INPUTS) -> "Future[Candidate]":
+        """A step begins: its first gradients are about to be ready.
+
+        Args:
+            inputs: what the source knows.
+
+        Returns:
+            A future of the candidate that runs; it fails if an earlier step did.
+        """
+        self.open()
+        runs: Future[Candidate] = Future()
+        told = functools.partial(fail, runs)
+        if not self.schedule.looks:
+            self.executor.call(lambda: self.schedule.step_follows(self.state.step), told)
+        self.executor.call(lambda: runs.set_result(self._begin(inputs)), told)
+        return runs
+
+    def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
+        """Average tensors over the ranks, in place, together.
+
+        Args:
+            tensors: names and tensors, of any shape, dense in memory; the same names in the same order on all ranks.
+
+        Raises:
+            ValueError: a tensor has gaps in memory, so that it has no flat view.
+            TypeError: a tensor is complex.
+        """
+        refuse_complex(dict(tensors))
+        pieces = [
+            Piece(name, flat(name, tensor), self.shapes.get(name) or memory_shape(tensor)) for name, tensor in tensors
+        ]
+        return self.exchange(pieces, pieces[0].flat if len(pieces) == 1 else None)
+
+    def exchange(
+        self,
+        pieces: Sequence[Piece],
+        whole: torch.Tensor | None = None,
+        last: bool = False,
+        then: Then = lambda failure: None,
+        known: Verdict = True,
+    ) -> Handle:
+        """Average flat pieces over the ranks, in place, perhaps together with those that follow.
+
+        Args:
+            pieces: flat gradients, each with the shape of its parameter.
+            whole: the flat tensor that they cover without gaps, in order, if there is one; it spares a copy.
+            last: whether these are the last pieces of this step.
+            then: called when they hold their mean, on the stream that made it, which no other has to wait for.
+            known: whether all of them are finite on this rank, as far as the source knows. If not, compressed pieces
+                are NaN afterwards on every rank, and no residual changes.
+        """
+        handle = Handle(self, self._guarded)
+        handle.then(then)
+        group = ReadyGroup(tuple(pieces), whole, handle.ends, handle.ends, known)
+        *parts, end = cut(group, self.executor.join)
+        for part in parts:
+            self._hand_over(part, None)
+        self._hand_over(end, group, last)
+        return handle
+
+    def flush(self) -> None:
+        """Average what was handed over so far without waiting for more; called alike on all ranks."""
+        self._hand_over(None, None, last=True)
+
+    def end(self, fill: Fill = lambda measurement: None) -> None:
+        """The step's gradients were all handed over.
+
+        Args:
+            fill: called by the executor, once the tensors hold their means.
+        """
+        self.flush()
+        self.executor.call(lambda: self._end(fill), lambda failure: None)
+
+    def _hand_over(self, part: ReadyGroup | None, group: ReadyGroup | None, last: bool = False) -> None:
+        """Queue ``part`` if the step compresses, otherwise ``group``, which is never cut."""
+        taken = [ready for ready in (part, group) if ready is not None]
+
+        def job() -> Any:
+            compresses = self._plan.compresses
+            taken[:] = self._waiting.take(part if compresses else group, at_once=last or not compresses)
+            if not taken:
+                return
+            pieces = [piece for ready in taken for piece in ready.pieces]
+            with named_failure(self.state, lambda: exchanged(pieces)):
+                whole = taken[0].whole if len(taken) == 1 else None
+                known = functools.reduce(both, (ready.known for ready in taken))
+                yield from self.averager.average(pieces, self._plan, whole, known)
+            if self._counting is not None:
+                factor = self.averager.world / self._ranks_with_inputs()
+                for piece in pieces:
+                    piece.flat.mul_(factor)
+            for ready in taken:
+                ready.done()
+
+        def failed(failure: BaseException) -> None:
+            for ready in (*taken, *self._waiting.groups):
+                ready.fail(failure)
+
+        self.executor.exchange(job(), failed, self.device, lambda: self._one_round)
+
+    # what the steps came to
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision in force; ``None`` before the first step."""
+        return self.deciding.decision
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """The candidate decided last, as known without waiting; ``None`` before the first step."""
+        return None if self.decision is None else self.decision.candidate
+
+    @property
+    def settled(self) -> RunState:
+        """The state, once all that was handed over is done."""
+        self.drain()
+        return self.state
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was handed to collectives since ``use``."""
+        return self._executor.ledger if self._executor else Ledger()
+
+    def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> RankSums:
+        """Start to sum this rank's numbers over the ranks. Called on every rank, between ``end`` and ``begin``.
+
+        Args:
+            what: what they are, for errors.
+            numbers: this rank's, as many on every rank.
+        """
+        return RankSums(self.executor, what, numbers)
+
+    # the executor
+
+    @property
+    def ready_to_run(self) -> bool:
+        """Whether an executor was given."""
+        return self._executor is not None
+
+    @property
+    def executor(self) -> Executor:
+        """What runs the steps.
+
+        Raises:
+            RuntimeError: it was closed, or never opened.
+        """
+        if self._executor is None:
+            raise RuntimeError("the compressor is closed: make a new one")
+        return self._executor
+
+    @property
+    def schedule(self) -> Schedule:
+        """When the ranks agree on what a step showed; once an executor was given."""
+        assert self._schedule is not None
+        return self._schedule
+
+    def mark(self) -> Mark | None:
+        """Return the present moment; ``None`` if nothing runs the steps yet."""
+        return None if self._executor is None else self._executor.mark()
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Wait until all that was handed over is done, for at most ``seconds``; return whether it is.
+
+        If not, or if the exchange failed, what the steps so far leave behind is as it was last known.
+        """
+        if self._executor is None or self._agreement is None:
+            return True
+        drained = self._executor.drain(seconds)
+        if drained:
+            self._agreement.read(self.state.step)
+        return drained
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """End the executor after what was handed over, or make that fail with an exception."""
+        if self._executor is not None and self._agreement is not None:
+            executor, self._executor = self._executor, None
+            if failure is not None:
+                executor.abandon(failure)
+            executor.close()
+            self._agreement.let_go()
+
+    # run by the executor
+
+    def _first_decision(self, forms: Sequence[Form]) -> Decision:
+        """Admit candidates and decide, now that the ranks and the model are known."""
+        self._elements = sum(torch.Size(shape).numel() for shape, _ in forms)
+        self.averager.place(self.device)
+        if any(dtype == torch.float16 for _, dtype in forms):
+            self.averager.feedback.guard()
+        return self.deciding.decide_first(self.state, forms, self.averager.world)
+
+    def _begin(self, inputs: StepInputs) -> Candidate:
+        """Begin a step; return what was decided for it."""
+        state, executor, forms = self.state, self.executor, self.forms or inputs.forms
+        if self.decision is None:
+            self._first_decision(forms)
+        self.schedule.step_begins(state.step)
+        self._count_inputs(inputs.takes_part)
+        self._rescale(inputs.loss_scale)
+        assert self.decision is not None
+        chosen = self.decision.candidate
+        previous, before = state.candidate, state.factors
+        state.candidate = chosen if inputs.every == chosen.every else replace(chosen, every=inputs.every)
+        state.factors = Factors.of(self.decision)
+        if previous is not None and before != state.factors:
+            self.averager.feedback.hold(lambda name: state.factors.fell(before, name))
+            self._released_from = state.step
+        self._plan = self.averager.plan(
+            state.step,
+            state.factors.cf,
+            self.decision.shadow,
+            dense_cf=chosen.cf if chosen.dense else None,
+            cfs=state.factors.cfs,
+            sums=self.decision.sums,
+        )
+        self._one_round = self.averager.one_round(self._plan)
+        link_s = self.deciding.exchange_s(chosen) if self._one_round else 0.0
+        self._waiting.set_limits(
+            self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu"
+        )
+        scale = 1.0 if state.loss_scale is None else state.loss_scale
+        self._measurement = LocalMeasurement(
+            step=state.step,
+            candidate=state.candidate,
+            shadow=self._plan.shadow,
+            learning_rate=inputs.learning_rate,
+            loss_scale=scale,
+            previous=self._measurement,
+        )
+        self.averager.measure(self._measurement, executor)
+        self._measurement.open(executor)
+        return chosen
+
+    def _count_inputs(self, takes_part: bool | None) -> None:
+        """Start to count the ranks that have inputs; ``None``, on every rank, counts none."""
+        self._counting = self._counted = None
+        if takes_part is not None:
+            own = torch.full((1,), float(takes_part), device=self.device)
+            with named_failure(self.state, lambda: INPUTS_LEFT):
+                self._counting = self.executor.start([AllReduce(own)])
+
+    def _ranks_with_inputs(self) -> Number:
+        """Return the number of ranks that have inputs, once all have told."""
+        if self._counted is None:
+            with named_failure(self.state, lambda: INPUTS_LEFT):
+                (total,) = self.executor.finish(self._counting)
+                (self._counted,) = self.executor.numbers([total[0]])
+        return self._counted
+
+    def _rescale(self, loss_scale: Number | None) -> None:
+        """Multiply what is kept by the change of the loss scale."""
+        before = self.state.loss_scale
+        if isinstance(loss_scale, torch.Tensor):
+            loss_scale = loss_scale.detach().clone()  # a scaler changes its own in place
+        elif loss_scale is None or loss_scale == before:
+            return
+        if before is not None:
+            self.averager.rescale(loss_scale / before)
+        self.state.loss_scale = loss_scale
+
+    def _end(self, fill: Fill) -> None:
+        """End a step: commit what it changed, and measure."""
+        state, measurement = self.state, self._measurement
+        assert measurement is not None
+        fill(measurement)
+        self.averager.commit()
+        measurement.close(self.executor)
+        state.totals.add(measurement)
+        if not self.schedule.looks:
+            measurement.unreleased = self.averager.feedback.leftover(self._plan.sends_whole)
+        state.pending.append(measurement)
+        self.schedule.step_ends(state.step)
+        state.step += 1
+
+    def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:
+        """The ranks agree on a step: decide, and tell."""
+        world = self.executor.agree_world
+        measured = agreed_measurement(local, sums, world, self.deciding.samples(world))
+        if local.unreleased and all_released(local, sums) and local.step >= self._released_from:
+            self.averager.feedback.drop(local.unreleased, self._plan.sends_whole)
+        self.deciding.observe(self.state, measured, local)
+
+
+def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse complex tensors, of which averaging would see the real parts alone.
+
+    Raises:
+        TypeError: a tensor is complex; the message has its name.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_complex():
+            raise TypeError(
+                f"{name}: {str(tensor.dtype).removeprefix('torch.')} gradients cannot be averaged, only real ones can; "
+                "train torch.view_as_real of it, or leave it out "
+                "(DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)"
+            )
+
+
+def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements in memory order, ``[elements]``, as a view.
+
+    Raises:
+        ValueError: it has gaps.
+    """
+    if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        raise ValueError(f"{name}: a tensor of strides {tensor.stride()} has gaps in memory; hand over .contiguous()")
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape with dimensions in the order they lie in memory (channels-last: O, H, W, I)."""
+    strides = parameter.stride()
+    order = sorted(range(parameter.dim()), key=lambda d: (-strides[d], d))
+    return tuple(parameter.shape[d] for d in order)

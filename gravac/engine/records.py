@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of a run: the record of a decision, of a step, and how steps were shared out among the candidates."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from gravac.candidate import Candidate
+from gravac.collectives import wire_ratio
+from gravac.controllers.base import Decision, Measurement, Summary
+from gravac.engine.agreement import gain
+from gravac.engine.run_state import RunState
+from gravac.measurement import LAST, LocalMeasurement
+from gravac.telemetry.records import DecisionRecord, StepRecord
+
+
+def decided(
+    step: int, decision: Decision, changed: bool, gain: float | None, steps_per_epoch: float | None
+) -> DecisionRecord:
+    """The record of a decision.
+
+    Args:
+        step: first step that the decision holds for.
+        decision: the decision.
+        changed: whether something else runs than before.
+        gain: gain of the last step agreed on, told where no window ended; ``None``: not finite.
+        steps_per_epoch: number of steps that dates the reason by epoch; ``None``: it is not dated.
+    """
+    last = 0.0 if gain is None else gain
+    summary = decision.summary or Summary("", last, last, last, t_system=None, t_compression=None)
+    return DecisionRecord(
+        step=step,
+        compressor=decision.candidate.compressor,
+        cf=decision.candidate.cf,
+        changed=changed,
+        reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
+        every=decision.candidate.every,
+        delay=decision.candidate.delay,
+        **asdict(summary),
+    )
+
+
+def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
+    """Return the record of a step: what all ranks agreed on, and what the step cost on this rank."""
+    kept = gain(measured.error, measured.energy)
+    t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
+    return StepRecord(
+        step=measured.step,
+        compressor=measured.candidate.compressor,
+        cf=measured.candidate.cf,
+        achieved_cf=local.achieved_cf,
+        gain=kept,
+        wire_ratio=local.wire_ratio,
+        payload_bytes=local.payload_bytes,
+        wire_bytes=local.wire_bytes,
+        dense_wire_bytes=local.dense_wire_bytes,
+        seconds=local.seconds,
+        compute_seconds=local.compute,
+        compress_seconds=local.coded,
+        exchange_seconds=local.in_flight,
+        input_wait_seconds=local.input_wait,
+        t_system=t_system,
+        t_compression=None if kept is None else t_system * max(kept, 0.0),
+        shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
+        energy=measured.energy,
+        every=measured.candidate.every,
+        delay=measured.candidate.delay,
+        steps_of_ranks=local.steps_of_ranks,
+        **{recorded: getattr(measured, slot) for slot, recorded in LAST.items()},
+    )
+
+
+def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """What a run's steps come to; its candidates are dense ones first, then ascending."""
+    sums = {"steps": float(state.step), "wire_bytes": float(state.totals.wire_bytes)}
+    sums["wire_ratio"] = wire_ratio(state.totals.dense_wire_bytes, state.totals.wire_bytes)
+    if state.gain is not None:
+        sums["gain"] = state.gain
+    return {**sums, "norm_bytes": float(state.totals.norm_bytes), **shares(state.totals.steps_at, candidates)}
+
+
+def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Shares of a run's steps that ran dense, at the lowest CF, and at higher ones.
+
+    Args:
+        steps_at: number of steps that each candidate ran.
+        candidates: candidates of the run, dense ones first, then ascending.
+    """
+    made = max(1, sum(steps_at.values()))
+    lowest = sum(candidate.dense for candidate in candidates)
+
+    def share(part: Sequence[Candidate]) -> float:
+        return sum(steps_at.get(candidate, 0) for candidate in part) / made
+
+    return {
+        "share_dense": share(candidates[:lowest]),
+        "share_lowest_cf": share(candidates[lowest : lowest + 1]),
+        "share_higher_cf": share(candidates[lowest + 1 :]),
+    }

@@ -1,0 +1,139 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a run on one rank: what a step leaves behind for the next. A checkpoint is its dump."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from gravac.candidate import Candidate
+from gravac.engine.factors import Factors
+from gravac.exchange.executor import Number
+from gravac.measurement import LocalMeasurement
+from gravac.telemetry.records import DecisionRecord
+
+Tensors = dict[str, torch.Tensor]
+"""Tensors by parameter name."""
+
+Groups = tuple[tuple[str, ...], ...]
+"""Exchange groups: names of parameters that are exchanged together, in order."""
+
+
+class ModeState(Protocol):
+    """The part of the state that one way to run a step has for itself."""
+
+    def dump(self) -> dict[str, Any]:
+        """Return tensors and plain values."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all steps of a run add up to on this rank.
+
+    Attributes:
+        wire_bytes: bytes that this rank sent for gradients.
+        dense_wire_bytes: bytes that dense float32 all-reduces would have sent.
+        norm_bytes: payload bytes of what ranks told each other of single tensors; not part of ``wire_bytes``.
+        steps_at: number of steps that each candidate ran, since this process started.
+    """
+
+    wire_bytes: int = 0
+    dense_wire_bytes: int = 0
+    norm_bytes: int = 0
+    steps_at: dict[Candidate, int] = field(default_factory=dict)
+
+    def add(self, measurement: LocalMeasurement) -> None:
+        """Add a step."""
+        self.wire_bytes += measurement.wire_bytes
+        self.dense_wire_bytes += measurement.dense_wire_bytes
+        self.steps_at[measurement.candidate] = self.steps_at.get(measurement.candidate, 0) + 1
+
+
+@dataclass(slots=True, eq=False)
+class RunState:
+    """All that steps leave behind; the same on all ranks but for ``pending``, tensors, ``wire_ratio`` and ``outer``.
+
+    Attributes:
+        step: number of steps made.
+        rank: number of this rank among those that average.
+        world: number of ranks that average.
+        candidate: candidate of the last step; ``None`` before the first.
+        factors: compression factors of the last step.
+        controller: the controller's own state; ``None`` before the first step.
+        pending: measurements that ranks have not agreed on yet, oldest first: fewer than the executor's latency has
+            steps.
+        residual: what was not sent, flat; see ``gravac.averaging.feedback``.
+        releasing: residuals that are released step by step, flat, likewise.
+        memory: tensors that the compressor remembers, by parameter name and by a name of the compressor's.
+        sums: gradients added up since the controller last said so, flat.
+        loss_scale: factor that the last gradients were multiplied with, a scalar (0-d tensor) if only the device knows
+            it; ``None`` without a scaler.
+        layout: exchange groups; empty before they are known.
+        gain: gain of the last step that all ranks agreed on; ``None`` before, or if it was not finite.
+        wire_ratio: wire ratio of the last agreed step; ``None`` before.
+        totals: what all steps add up to.
+        history: the newest decision records, as many as the run's setting ``history`` says.
+        compute_s: seconds that a step takes without exchange, mean over ranks; ``None``: not known. A source may set
+            this before the first step, the same on all ranks.
+        outer: state of outer steps; ``None`` if gradients are exchanged.
+    """
+
+    step: int = 0
+    rank: int = 0
+    world: int = 1
+    candidate: Candidate | None = None
+    factors: Factors = field(default_factory=Factors)
+    controller: Any = None
+    pending: list[LocalMeasurement] = field(default_factory=list)
+    residual: Tensors = field(default_factory=dict)
+    releasing: Tensors = field(default_factory=dict)
+    memory: dict[str, Tensors] = field(default_factory=dict)
+    sums: Tensors = field(default_factory=dict)
+    loss_scale: Number | None = None
+    layout: Groups = ()
+    gain: float | None = None
+    wire_ratio: float | None = None
+    totals: Totals = field(default_factory=Totals)
+    history: list[DecisionRecord] = field(default_factory=list)
+    compute_s: float | None = None
+    outer: ModeState | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Return tensors, which are the live ones, and plain values; without the controller's state.
+
+        The host waits for numbers that only the device knows. Measurements that were not read yet, which happens if the
+        exchange failed, are left out.
+        """
+        totals = self.totals
+        return {
+            "step": self.step,
+            "rank": self.rank,
+            "world": self.world,
+            "candidate": None if self.candidate is None else asdict(self.candidate),
+            "factors": {"cf": self.factors.cf, "cfs": dict(self.factors.cfs)},
+            "pending": [measurement.dump() for measurement in self.pending if measurement.numbers],
+            "residual": dict(self.residual),
+            "releasing": dict(self.releasing),
+            "memory": {name: dict(memory) for name, memory in self.memory.items() if memory},
+            "sums": dict(self.sums),
+            "loss_scale": None if self.loss_scale is None else float(self.loss_scale),
+            "layout": [list(names) for names in self.layout],
+            "gain": self.gain,
+            "totals": {name: getattr(totals, name) for name in ("wire_bytes", "dense_wire_bytes", "norm_bytes")},
+            "history": [asdict(record) for record in self.history],
+            "compute_s": self.compute_s,
+            "outer": None if self.outer is None else self.outer.dump(),
+        }
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Restore plain values from what ``dump`` gave; rank, world, tensors and ``outer`` stay as they are."""
+        self.step, self.loss_scale, self.gain = plain["step"], plain["loss_scale"], plain["gain"]
+        self.candidate = None if plain["candidate"] is None else Candidate(**plain["candidate"])
+        self.factors = Factors(plain["factors"]["cf"], plain["factors"]["cfs"])
+        self.pending = [LocalMeasurement.load(measurement) for measurement in plain["pending"]]
+        self.layout = tuple(tuple(names) for names in plain["layout"])
+        self.totals = Totals(**plain["totals"])
+        self.history = [DecisionRecord(**record) for record in plain["history"]]
+        self.compute_s = plain["compute_s"]

@@ -1,0 +1,201 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller chooses from where ranks exchange every so many steps: (how often, compressor, CF)."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from gravac.candidate import Forecast
+from gravac.compressors.profile import MEASURED_WORLD
+from gravac.controllers.base import Controller
+from gravac.engine.admission import Admission
+from gravac.modes.outer.efficiency import efficiency
+from gravac.settings import SettingsError
+
+STEPS = (1, 2, 5)
+"""Leading digits of the numbers of steps that are tried from one exchange to the next."""
+
+SPARE = 1.25
+"""Steps behind which an exchange travels, over those that it is predicted to take."""
+
+MOST = 0.5
+"""Largest share of a round behind which an exchange travels: beyond, ``denoise`` with one bit may never get there."""
+
+Delay = int | Literal["auto"]
+"""Number of steps behind which an exchange travels; ``"auto"``: none, or as many as it takes."""
+
+
+Offered = Mapping[tuple[str, float, int], tuple[int, ...]]
+"""Delays of the candidates of a compressor, CF and ``every``, in steps, ascending."""
+
+NOTHING: Offered = MappingProxyType({})
+
+
+def choices(least: int, most: int) -> tuple[int, ...]:
+    """Return the numbers of steps between two exchanges to choose from, ascending: 1, 2, 5, 10 ... and the bounds.
+
+    Example:
+        >>> choices(1, 100)
+        (1, 2, 5, 10, 20, 50, 100)
+        >>> choices(4, 30)
+        (4, 5, 10, 20, 30)
+    """
+    decades = range(int(math.log10(most)) + 1)
+    between = {digit * 10**decade for decade in decades for digit in STEPS}
+    return tuple(sorted({least, most, *(one for one in between if least <= one <= most)}))
+
+
+def check_chosen(controller: Controller[Any], low: int, high: int) -> None:
+    """Refuse a controller that does not choose how often, where that is to be chosen.
+
+    Raises:
+        SettingsError: there are several numbers of steps, and it decides between compression factors alone.
+    """
+    if low < high and not getattr(controller, "chooses_every", False):
+        raise SettingsError(
+            f"every: {controller.name} decides between compression factors alone, and not between {low} and {high} "
+            'steps; give one number, such as every=10, or controller="goodput"'
+        )
+
+
+def widened(
+    admission: Admission,
+    every: Sequence[int],
+    compute_s: float | None,
+    delay: Delay,
+    keep_all: bool,
+    fragments: int = 1,
+    chooses: bool = True,
+    world: int = MEASURED_WORLD,
+    before: Offered = NOTHING,
+) -> Admission:
+    """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
+
+    Args:
+        admission: forecasts of an exchange in each step.
+        every: numbers of steps from one exchange to the next, ascending.
+        compute_s: seconds that a step takes without exchange; ``None``: not known.
+        delay: see ``Delay``; ``"auto"`` makes two candidates of one, of which a controller chooses.
+        keep_all: whether to leave nothing out.
+        fragments: number of parts that the model is exchanged in.
+        chooses: whether the controller chooses between candidates that differ in when they are exchanged alone; where
+            not, it gets the one that promises more.
+        world: number of ranks.
+        before: delays of candidates of the run that is continued, which stay as they are: others would be other
+            candidates, since times are never measured alike twice.
+    """
+    outer: list[Forecast] = []
+    known = before if delay == "auto" else NOTHING
+    for number in every:
+        for each in admission.forecasts:
+            key = each.candidate.compressor, each.candidate.cf, number
+            behind = known.get(key) or delays(each, number, compute_s, delay, fragments)
+            ways = [at_every(each, number, compute_s, steps, world) for steps in behind]
+            outer += ways if chooses else [most_promising(ways)]
+    return Admission(screened(outer, keep_all), admission.dropped)
+
+
+def offered(identities: Iterable[Sequence[Any]]) -> Offered:
+    """Return the delays of candidates, each as ``gravac.controllers.plain.identify`` gives it.
+
+    Example:
+        >>> offered([["outer", "topk", 10.0, 50, 25], ["outer", "topk", 10.0, 50, 0]])
+        {('topk', 10.0, 50): (0, 25)}
+    """
+    delays: dict[tuple[str, float, int], tuple[int, ...]] = {}
+    for _, compressor, cf, every, delay in identities:
+        key = compressor, cf, every
+        delays[key] = tuple(sorted({*delays.get(key, ()), delay}))
+    return delays
+
+
+def delays(
+    forecast: Forecast, every: int, compute_s: float | None, delay: Delay, fragments: int = 1
+) -> tuple[int, ...]:
+    """Return the delays that a candidate may have if ranks exchange in rounds, in steps, ascending.
+
+    Args:
+        forecast: forecast of an exchange in each step.
+        every: number of steps from one exchange to the next.
+        compute_s: seconds that a step takes without exchange; ``None``: not known.
+        delay: number of steps; ``"auto"``: none, and as many as a fragment's exchange takes, at most half of ``every``.
+        fragments: number of parts that the model is exchanged in.
+
+    Example:
+        >>> from gravac.candidate import Candidate
+        >>> topk = Forecast(Candidate("hook", "topk", 10.0), 6.4, coding_s=0.01, exchange_s=0.2)
+        >>> delays(topk, 10, 0.1, "auto"), delays(topk, 2, 0.1, "auto"), delays(topk, 10, None, "auto")
+        ((0, 3), (0, 1), (0,))
+    """
+    if delay != "auto":
+        return (delay,)
+    most = int(MOST * every)
+    if not most or not compute_s or forecast.coding_s is None or forecast.exchange_s is None:
+        return (0,)
+    takes = SPARE * (forecast.coding_s + forecast.exchange_s) / fragments / compute_s
+    return (0, min(most, max(1, math.ceil(takes))))
+
+
+def screened(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, ...]:
+    """Return the first forecast, then the others by bytes, less the candidates that no controller would choose.
+
+    A compressed candidate is left out if another sends no more bytes and has at least its efficiency. Candidates with a
+    delay and candidates without are compared among themselves. Dense candidates stay: if bytes are cheap, coding is
+    what costs.
+
+    Args:
+        forecasts: forecasts of all candidates.
+        keep_all: whether to leave nothing out.
+    """
+    first, *others = forecasts
+    kept = [
+        own for own in others if keep_all or own.candidate.dense or not any(_better(other, own) for other in forecasts)
+    ]
+    return (first, *sorted(kept, key=lambda own: (own.wire_ratio, own.candidate.cf, own.candidate.delay)))
+
+
+def at_every(
+    forecast: Forecast, every: int, compute_s: float | None, delay: int, world: int = MEASURED_WORLD
+) -> Forecast:
+    """Return the forecast of outer steps, by the forecast of the same compressor and CF in each step.
+
+    Args:
+        forecast: forecast of an exchange in each step.
+        every: number of steps from one exchange to the next.
+        compute_s: seconds that a step takes without exchange; ``None``: not known.
+        delay: number of steps that an exchange is in flight before its mean is applied.
+        world: number of ranks.
+    """
+    coding, exchange = (None if s is None else s / every for s in (forecast.coding_s, forecast.exchange_s))
+    behind, step = min(delay, every) / every, None
+    if compute_s is not None and coding is not None and exchange is not None:
+        step = compute_s + coding + max(0.0, exchange - compute_s * behind)
+    return replace(
+        forecast,
+        candidate=replace(forecast.candidate, mode="outer", every=every, delay=delay),
+        wire_ratio=forecast.wire_ratio * every,
+        efficiency=efficiency(forecast, every, delay, world),
+        family=forecast.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
+        by_gain=(),  # what a gain stands for was measured on gradients
+        apart=(),
+        coding_s=coding,
+        exchange_s=exchange,
+        step_s=step,
+        compute_s=compute_s,
+        behind=behind,
+    )
+
+
+def _better(one: Forecast, other: Forecast) -> bool:
+    """True if one candidate is no worse than another in bytes and efficiency, and better in one of the two."""
+    mine, others = ((forecast.wire_ratio, forecast.efficiency) for forecast in (one, other))
+    alike = (one.candidate.delay > 0) == (other.candidate.delay > 0)
+    return alike and mine != others and mine[0] >= others[0] and mine[1] >= others[1]
+
+
+def most_promising(ways: Sequence[Forecast]) -> Forecast:
+    """Return the forecast of the most progress per second; of the highest efficiency if no seconds are known."""
+    return max(ways, key=lambda way: way.efficiency / (way.step_s or 1.0))

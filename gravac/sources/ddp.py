@@ -1,0 +1,316 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel: the communication hook, and what it must know of names, buckets and the step's clock.
+
+The hook holds the reducer's lock: it only cuts the bucket into groups and enqueues them. It never raises and never
+returns None (both would break the reducer for good): errors travel in the future, and surface from ``backward()``.
+"""
+
+import math
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac.averaging.plan import Form, Piece
+from gravac.candidate import Candidate
+from gravac.compressors.base import Compressor
+from gravac.engine.engine import Engine, StepInputs, memory_shape, refuse_complex
+from gravac.exchange.executor import Mark, Number
+from gravac.measurement import LocalMeasurement
+from gravac.sources.ddp_private import (
+    LeftBehind,
+    averaged_parameters,
+    divides_by_those_with_inputs,
+    has_hook,
+    rebuild_reducer,
+)
+from gravac.sources.exchange_layout import ExchangeLayout, Names
+
+NONE_RUNS = -1
+"""Autograd's number of no backward: a rank out of inputs answers the others' (join), with whole layouts."""
+
+
+Outcome = torch.futures.Future[torch.Tensor | None]
+"""A bucket's mean, once it is there; ``None`` where it failed."""
+
+
+class _Bucket:
+    """A bucket whose future is completed when all its parameters hold the mean."""
+
+    def __init__(self, buffer: torch.Tensor, names: Names, join: Callable[[], None]) -> None:
+        self.buffer = buffer
+        self.join = join
+        self.groups = 0
+        self.names = set(names)
+        self.failure: BaseException | None = None
+        devices = [buffer.device] if buffer.device.type != "cpu" else None
+        self.future: Outcome = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
+
+    def done(self, names: Names) -> None:
+        """Some of its parameters hold the mean."""
+        self.names.difference_update(names)
+        self.groups += 1
+        if not self.names and not self.future.done():
+            if self.groups > 1:
+                self.join()
+            # the tensor itself: of what is not in its result, a future does not know which stream made it
+            self.future.set_result(self.buffer)
+
+    def fail(self, failure: BaseException) -> None:
+        """The exchange failed; ``backward()`` will say so."""
+        if not self.future.done():
+            self.failure = failure
+            self.future.set_result(None)
+
+    def fails_with(self, runs: "Future[Candidate]") -> None:
+        """Fail if the step's beginning did."""
+        if (failure := runs.exception()) is not None:
+            self.fail(failure)
+
+    def outcome(self, _: Outcome) -> torch.Tensor:
+        """What DDP gets: the buffer, averaged in place."""
+        if self.failure is not None:
+            raise self.failure
+        return self.buffer
+
+
+class DDPAdapter:
+    """Hands a DDP module's gradients over, bucket by bucket.
+
+    Args:
+        engine: takes the gradients in.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.layout = ExchangeLayout()
+        self.names: dict[int, str] = {}
+        self.loss_scale: Callable[[], Number] | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._engine = engine
+        self._task: int | None = None  # of the backward under way; NONE_RUNS in a join
+        self._cuts: dict[int, tuple[torch.Tensor, list[Piece]]] = {}
+        self._arrived: dict[str, tuple[Piece, _Bucket]] = {}
+        self._inputs: Mark | None = None
+        self._optimized: Mark | None = None
+        self._ddp: weakref.ref[DistributedDataParallel] | None = None
+        self._watched: list[torch.utils.hooks.RemovableHandle] = []
+
+    def bind(self, module: torch.nn.Module) -> None:
+        """Learn the parameters' names and shapes, without the wrappers' prefixes; not of those that DDP leaves out.
+
+        Raises:
+            TypeError: a parameter to train is complex.
+        """
+        named = averaged_parameters(module)
+        self._engine.know({canonical(name): p for name, p in named.items() if p.requires_grad})
+        self.names = {id(parameter): canonical(name) for name, parameter in named.items()}
+
+    def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
+        """Take the times at which forward starts and the optimizer's step ends, and its learning rate."""
+        self._ddp = weakref.ref(ddp)
+        self._watched = [ddp.register_forward_pre_hook(LeftBehind(self._forward_starts))]
+        self.optimizer = optimizer
+        if optimizer is not None:
+            self._watched.append(optimizer.register_step_post_hook(self._step_ended))
+
+    def detach(self) -> None:
+        """Give the watched module a reducer without the hook. Names and groups stay: residuals are kept by them.
+
+        Raises:
+            RuntimeError: no module is being watched, or see ``rebuild_reducer``; nothing was changed.
+        """
+        ddp = self.ddp
+        if ddp is None:
+            raise RuntimeError(
+                "detach: this compressor is not attached by attach(); a hook that was registered by hand stays until a "
+                "new DistributedDataParallel is made around the model"
+            )
+        rebuild_reducer(ddp, forward_pending=self._inputs is not None)
+        for handle in self._watched:
+            handle.remove()
+        self._watched.clear()
+        self.optimizer = None
+        self.loss_scale = None
+        self._ddp = None
+        self._inputs = self._optimized = None
+        self._cuts.clear()
+
+    @property
+    def ddp(self) -> DistributedDataParallel | None:
+        """The module being watched, as long as it lives."""
+        return self._ddp() if self._ddp is not None else None
+
+    def _forward_starts(self, *_: object) -> None:
+        if self._inputs is None and torch.is_grad_enabled():
+            self._inputs = self._engine.mark()
+
+    def _step_ended(self, *_: object) -> None:
+        self._optimized = self._engine.mark()
+
+    def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The communication hook's body: see the module's text.
+
+        Args:
+            bucket: gradients that are ready, one after the other in a flat buffer.
+
+        Returns:
+            A future of that buffer, flat, which then holds the mean over the ranks.
+
+        Raises:
+            TypeError: compiled autograd handed over a gradient by itself.
+        """
+        if isinstance(bucket, tuple):
+            # torch ignores what is returned here, so a failed future would leave ranks silently apart
+            raise TypeError(
+                "compiled autograd hands over gradients one by one (python reducer), which gravac does not support; "
+                "compile without it: torch._dynamo.config.compiled_autograd = False, optimize_ddp = 'ddp_optimizer'"
+            )
+        try:
+            return self._enqueue(bucket)
+        except BaseException as failure:
+            return failed(failure)
+
+    def _enqueue(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        if buffer.layout != torch.strided:
+            raise TypeError(
+                "bucket: a sparse gradient (embedding with sparse=True) cannot be compressed; use sparse=False, or "
+                "leave that parameter out of DDP (_set_params_and_buffers_to_ignore_for_model)"
+            )
+        pieces = self._cut(bucket, buffer)
+        names = tuple(piece.name for piece in pieces)
+        begins = self._task != torch._C._current_graph_task_id()
+        if begins:
+            self._engine.device = buffer.device
+            self._engine.open()  # before anything is under way that a failure would leave so
+        mine = _Bucket(buffer, names, self._engine.executor.join)
+        averaged = mine.future.then(mine.outcome)
+        # what follows only enqueues: a torch call after the exchange thread woke would wait for it to let go of the GIL
+        if begins:
+            self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine)
+        for piece in pieces:
+            self._arrived[piece.name] = piece, mine
+        complete = self.layout.arrive(names)
+        for position, group in enumerate(complete, 1):
+            last = bucket.is_last() and position == len(complete)
+            self._exchange(group, buffer if group == names else None, last)
+        if self._task == NONE_RUNS and bucket.is_last():
+            self._end()
+        return averaged
+
+    def _begin(self, forms: list[Form], bucket: "_Bucket") -> None:
+        """The first bucket of a backward."""
+        self._task = torch._C._current_graph_task_id()
+        if self._task != NONE_RUNS:
+            Variable._execution_engine.queue_callback(self._end)
+        counted = self.ddp is not None and divides_by_those_with_inputs(self.ddp)
+        inputs = StepInputs(
+            loss_scale=self.loss_scale() if self.loss_scale is not None else None,
+            learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
+            takes_part=self._task != NONE_RUNS if counted else None,
+            forms=forms,
+        )
+        self._engine.begin(inputs).add_done_callback(bucket.fails_with)
+
+    def _end(self) -> None:
+        """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""
+        inputs, optimized, backward = self._inputs, self._optimized, self._engine.mark()
+
+        def fill(measurement: LocalMeasurement) -> None:
+            measurement.inputs, measurement.optimized, measurement.backward = inputs, optimized, backward
+
+        for group in self.layout.end():
+            self._exchange(group, None)
+        self._arrived.clear()
+        self._inputs = None
+        self._task = None
+        self._engine.state.layout = self.layout.fixed
+        self._engine.end(fill)
+
+    def _exchange(self, group: Names, whole: torch.Tensor | None, last: bool = False) -> None:
+        pieces = [self._arrived[name][0] for name in group]
+        buckets = dict.fromkeys(self._arrived[name][1] for name in group)
+
+        def ended(failure: BaseException | None) -> None:
+            for bucket in buckets:
+                if failure is not None:
+                    bucket.fail(failure)
+                    continue
+                try:
+                    bucket.done(group)
+                except BaseException as error:  # backward() would wait for the bucket for ever
+                    bucket.fail(error)
+
+        self._engine.exchange(pieces, whole, last, ended)
+
+    def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
+        """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""
+        before, pieces = self._cuts.get(bucket.index(), (None, []))
+        if before is not None and before.data_ptr() == buffer.data_ptr() and before.numel() == buffer.numel():
+            return pieces  # they keep the buffer alive, so nothing else can lie there
+        pieces, offset = [], 0
+        for parameter in bucket.parameters():
+            name = self.names.setdefault(id(parameter), f"parameter{len(self.names)}")
+            refuse_complex({name: parameter})  # whose gradient is two reals an element in the buffer
+            pieces.append(Piece(name, buffer[offset : offset + parameter.numel()], memory_shape(parameter)))
+            offset += parameter.numel()
+        if before is not None:
+            self._cuts.clear()
+        self._cuts[bucket.index()] = (buffer, pieces)
+        return pieces
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The highest learning rate of the parameter groups; nan where reading it would wait for a device."""
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    if not rates or any(isinstance(rate, torch.Tensor) and rate.device.type != "cpu" for rate in rates):
+        return math.nan
+    return max(float(rate) for rate in rates)
+
+
+def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise where a module cannot be attached to, or an optimizer would do momentum a second time.
+
+    Raises:
+        TypeError: ``ddp`` is not a DistributedDataParallel module.
+        RuntimeError: the module has a communication hook already.
+        ValueError: base and optimizer both do momentum, as SGD or as Adam's first moment.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            f"ddp: attach needs a torch.nn.parallel.DistributedDataParallel module, got {type(ddp).__name__}; "
+            "wrap the model first: ddp = DistributedDataParallel(model)"
+        )
+    if has_hook(ddp):
+        raise RuntimeError(
+            "ddp has a communication hook already, and torch allows one; detach() the compressor it is of, or make a "
+            "new DistributedDataParallel around the model"
+        )
+    for group in optimizer.param_groups if base.owns_momentum and optimizer is not None else ():
+        for field, value in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
+            if value:
+                raise ValueError(
+                    f"optimizer: {type(optimizer).__name__} has {field}={value:g}, and {base.name} does momentum "
+                    "itself; give the optimizer none (torch.optim.SGD(..., momentum=0)) or use another compressor"
+                )
+
+
+def failed(failure: BaseException) -> torch.futures.Future[torch.Tensor]:
+    """A future of a flat buffer that fails: the only way for a hook to raise without breaking the reducer."""
+
+    def throw(_: object) -> torch.Tensor:
+        raise failure
+
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_result(None)
+    return future.then(throw)
+
+
+def canonical(name: str) -> str:
+    """A parameter's name without the parts that torch.compile puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")

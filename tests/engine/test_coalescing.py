@@ -1,0 +1,96 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Small groups wait for each other, large ones go in parts, in compressed steps only; nobody waits in vain."""
+
+import itertools
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from gravac import AdaptiveCompressor, ladder, powersgd
+from gravac.averaging.plan import Piece
+from gravac.compressors.profile import CODING_BYTES
+from gravac.engine import coalescing
+from gravac.engine.coalescing import (
+    LARGEST,
+    LEAST,
+    MOST,
+    PARTS,
+    TEMPORARIES,
+    WORTH,
+    ReadyGroup,
+    Waiting,
+    cut,
+    elements,
+    enough,
+)
+
+
+def group(*sizes: int) -> ReadyGroup:
+    pieces = tuple(Piece(str(size), torch.zeros(size), (size,)) for size in sizes)
+    return ReadyGroup(pieces, None, lambda: None, lambda _: None)
+
+
+def test_a_small_model_goes_in_parts_and_a_large_one_does_not_wait() -> None:
+    assert enough(1050) == 1050 // PARTS
+    assert enough(1 << 26) == LEAST
+
+
+def test_on_a_slow_link_parts_are_smaller_down_to_a_bound() -> None:
+    sizes = [enough(10_000, seconds) for seconds in (0.0, WORTH, 5 * WORTH, 100 * WORTH)]
+    assert sizes == [-(-10_000 // parts) for parts in (PARTS, PARTS, 5, MOST)]
+
+
+def test_elements_are_those_of_all_pieces() -> None:
+    assert elements([group(3, 4), group(5)]) == 12
+    assert elements([]) == 0
+
+
+@given(st.lists(st.integers(0, 60), max_size=12))
+def test_parts_are_the_group_in_order_each_of_few_elements_or_one_tensor(sizes: list[int]) -> None:
+    whole, said = group(*sizes), list[str]()
+    whole = ReadyGroup(whole.pieces, torch.zeros(sum(sizes)), lambda: said.append("done"), lambda _: None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(coalescing, "LARGEST", 40)
+        parts = cut(whole, lambda: said.append("joined"))
+    assert [piece for part in parts for piece in part.pieces] == [*whole.pieces]
+    assert all(elements([part]) <= 40 or len(part.pieces) == 1 for part in parts)
+    assert all(elements([one, other]) > 40 for one, other in itertools.pairwise(parts))
+    if sum(sizes) <= 40:
+        assert parts == [whole]
+    for part in parts:
+        assert said == []
+        part.done()
+    assert said == (["done"] if len(parts) == 1 else ["joined", "done"])
+    assert len(parts) == 1 or all(part.whole is None for part in parts)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.sampled_from([50, 120]))
+def test_what_goes_together_is_bounded_though_parts_wait_for_each_other(sizes: list[int], most: int) -> None:
+    waiting, gone = Waiting(), list[ReadyGroup]()
+    waiting.enough, waiting.most = 10, most
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(coalescing, "LARGEST", 40)
+        for part in cut(group(*sizes), lambda: None):
+            together = waiting.take(part, at_once=False)
+            assert elements(together) <= most or len(together[-1].pieces) == 1
+            if together and together[-1].more:
+                assert elements(together) + together[-1].more > most  # the next part did not fit
+            gone += together
+    gone += waiting.take(None, at_once=True)
+    assert [piece.flat.numel() for one in gone for piece in one.pieces] == sizes
+    assert waiting.take(None, at_once=True) == []
+
+
+def test_more_goes_together_where_coding_takes_less() -> None:
+    averager, narrow = (AdaptiveCompressor(powersgd, **how)._averager for how in ({}, {"residual_dtype": "bfloat16"}))
+    waiting, low_rank = Waiting(), powersgd.profile(16.0).coding_bytes
+    assert averager.coding_bytes(averager.plan(0, 16.0)) == low_rank < CODING_BYTES
+    assert averager.coding_bytes(averager.plan(0, None)) == CODING_BYTES
+    assert narrow.coding_bytes(narrow.plan(0, 16.0)) > low_rank  # a residual is rounded as it is kept
+    for on_cpu, most in ((False, TEMPORARIES // low_rank), (True, LARGEST + LEAST)):
+        waiting.set_limits(low_rank, 1 << 24, on_cpu=on_cpu)
+        assert waiting.most == most
+    assert ladder.profile(128.0).coding_bytes == powersgd.profile(128.0).coding_bytes  # that of what serves it

@@ -1,0 +1,323 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs are timed off the CPU: by the device's events alone, alike on all ranks, and to some effect."""
+
+import math
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gravac.adaptive
+from gravac import AdaptiveCompressor, Compressor, Goodput, Policy, Static, dense, ladder, powersgd, quantize, topk
+from gravac.averaging.plan import Form
+from gravac.collectives import Collective, Ledger, tensors_of
+from gravac.compressors import Context
+from gravac.compressors.base import Rounds
+from gravac.controllers.base import Controller
+from gravac.engine import codec_timing
+from gravac.engine.admission import Admission, admit, averager_of
+from gravac.engine.codec_timing import BUDGET, ELEMENTS, REPEATS, WARM, time_codecs, typical
+from gravac.exchange.executor import Executor
+from gravac.exchange.fifo import Fifo
+from gravac.exchange.group import GroupTransport
+from gravac.exchange.link_probe import LinkProbe
+from gravac.exchange.opening import Opened, open_executor
+from gravac.exchange.streams import StreamExecutor
+from gravac.telemetry.records import RunRecord
+from gravac.telemetry.words import run_words
+from tests.device.idle import Idle
+from tests.distributed.training import parallel, sgd, train
+from tests.ranks import processes
+
+CPU = torch.device("cpu")
+LINK = LinkProbe(latency=1e-5, bandwidth=1e10, copy_bytes_per_s=1e10)
+FORMS: Sequence[Form] = [((64, 48), torch.float32), ((64,), torch.float32), ((64, 48), torch.float32)]
+SQUARE: Sequence[Form] = [((512, 512), torch.float32)]
+SENT = 2 * 64 * 48
+"""Elements of ``FORMS`` that are compressed, all of which are timed."""
+
+
+class Echo:
+    """Stands in for a transport of three ranks that sum what this one hands over, in place."""
+
+    rank, world, ledger = 0, 3, Ledger(3)
+
+    def __init__(self) -> None:
+        self.sent: list[Collective] = []
+
+    def start(self, requests: list[Collective]) -> list[Collective]:
+        self.sent += requests
+        return requests
+
+    def finish(self, pending: list[Collective]) -> list[Any]:
+        return [tensors_of(asked)[0].mul_(self.world) for asked in pending]
+
+
+def opened(passes: Callable[[], float] = lambda: 1.0) -> Opened:
+    device = Idle(CPU, passes)
+    return Opened(StreamExecutor(Echo(), device), LINK, device)  # type: ignore[arg-type]
+
+
+def policy_of(base: Compressor = topk, controller: Controller[Any] | None = None, **settings: Any) -> Policy:
+    return Policy(**{"base": base, "cf_range": (2, 1000), "controller": controller or Goodput(), **settings})
+
+
+def admitted(
+    policy: Policy, coding: dict[float, float], forms: Sequence[Form] = FORMS, rate: float = 1e10
+) -> Admission:
+    averager = averager_of(policy)
+    averager.world = 3
+    return admit(policy, averager, forms, LINK._replace(bandwidth=rate), coding)
+
+
+def cfs_of(policy: Policy, forms: Sequence[Form] = FORMS) -> list[float]:
+    """CFs of the candidates that compress."""
+    return [one.candidate.cf for one in admitted(policy, {}, forms).forecasts if not one.candidate.dense]
+
+
+@pytest.mark.parametrize(
+    ("base", "rounds"), [(topk, 1), (quantize, 2), (powersgd(4), 2), (quantize(4, exchange="gather"), 1)], ids=repr
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_is_the_time_between_events_for_each_stretch_of_coding(
+    base: Compressor, rounds: int, dtype: torch.dtype
+) -> None:
+    """A millisecond passes from event to event; a step codes once more than it exchanges."""
+    policy, forms = policy_of(base), [(shape, dtype) for shape, _ in FORMS]
+    found = time_codecs(policy, forms, opened())
+    assert list(found) == cfs_of(policy, forms)
+    assert [*found.values()] == pytest.approx([(1 + rounds) * 1e-3 / (4 * SENT)] * len(found))
+
+
+def test_nothing_travels_but_what_the_ranks_agree_on() -> None:
+    there = opened()
+    time_codecs(policy_of(ladder), FORMS, there)
+    assert len(there.executor.transport.sent) == 1  # type: ignore[attr-defined]
+
+
+def test_what_they_took_is_expected_of_candidates() -> None:
+    policy = policy_of()
+    coding = {cf: 1e-9 * cf for cf in cfs_of(policy)}
+    forecasts, known = (admitted(policy, seconds).forecasts for seconds in (coding, {}))
+    for one, other in zip(forecasts, known, strict=True):
+        assert one.exchange_s == other.exchange_s
+        if one.candidate.dense:
+            assert one.coding_s == other.coding_s
+        else:
+            assert one.coding_s == pytest.approx(4 * SENT * coding[one.candidate.cf], rel=0.01)
+
+
+def test_a_compressor_without_known_costs_has_them_then() -> None:
+    class Unknown(type(topk)):  # type: ignore[misc]
+        """Top-k of unknown cost."""
+
+        name = "unknown"
+        coding_costs = ()
+
+    policy = policy_of(Unknown())
+    assert {one.coding_s for one in admitted(policy, {}).forecasts[2:]} == {None}
+    found = time_codecs(policy, FORMS, opened())
+    assert None not in {one.coding_s for one in admitted(policy, found).forecasts}
+
+
+def test_goodput_starts_by_them() -> None:
+    """Timed as if all but one took longer than dense on a slow link, that one runs."""
+    policy = policy_of(ladder, cf_range=(2, 16), sixteen_bit=False)
+    cfs = cfs_of(policy, SQUARE)
+    started = []
+    for cheap in cfs:
+        coding = {cf: 1e-12 if cf == cheap else 1.0 for cf in cfs}
+        candidates, _ = admitted(policy, coding, SQUARE, rate=1e7)
+        started.append(policy.controller.start(candidates)[1].candidate.cf)
+    assert started == cfs
+    assert len(cfs) > 2
+
+
+class Fails(type(topk)):  # type: ignore[misc]
+    """Top-k that has no kernel for some CFs, on some ranks."""
+
+    name = "fails"
+    above: float = 100.0
+    ranks: tuple[int, ...] = (0, 1, 2)
+
+    def rounds(self, x: torch.Tensor, cf: float, ctx: Context) -> Rounds:
+        if cf > self.above and ctx.rank in self.ranks:
+            raise RuntimeError("no kernel")
+        return (yield from super().rounds(x, cf, ctx))
+
+
+def test_what_fails_keeps_the_costs_that_are_known_of_it() -> None:
+    policy = policy_of(Fails())
+    with pytest.warns(UserWarning, match="could not be timed: RuntimeError.'no kernel'"):
+        found = time_codecs(policy, FORMS, opened())
+    assert list(found) == [cf for cf in cfs_of(policy) if cf <= 100]
+    by_table = {one.candidate: one.coding_s for one in admitted(policy, {}).forecasts}
+    for one in admitted(policy, found).forecasts[2:]:
+        assert (one.coding_s == by_table[one.candidate]) == (one.candidate.cf > 100)
+
+
+def test_no_candidate_is_begun_once_the_budget_is_spent() -> None:
+    policy, each = policy_of(), 2 * REPEATS * 0.1
+    assert list(time_codecs(policy, FORMS, opened(lambda: 100.0))) == cfs_of(policy)[: math.ceil(BUDGET / each)]
+
+
+def test_what_compiles_does_not_count() -> None:
+    """The first step's events are far apart, and no others."""
+    policy, events = policy_of(), iter(range(10**9))
+    first = 2 * 2 * WARM + 1
+    found = time_codecs(policy, FORMS, opened(lambda: 1e5 if next(events) < first else 1.0))
+    assert list(found) == cfs_of(policy)
+    assert max(found.values()) < 1e-2 / SENT
+
+
+UNUSED: Any = SimpleNamespace(rank=0, world=3)
+"""An executor that is handed nothing."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "forms", "there"),
+    [
+        (policy_of(), FORMS, Opened(UNUSED)),
+        (policy_of(), FORMS, Opened(UNUSED, LINK)),
+        (policy_of(), FORMS, Opened(UNUSED, None, Idle(CPU))),
+        (policy_of(), [], Opened(UNUSED, LINK, Idle(CPU))),
+        (policy_of(), [((5,), torch.float32)], Opened(UNUSED, LINK, Idle(CPU))),
+        (policy_of(dense, cf_range=(1, 2)), FORMS, Opened(UNUSED, LINK, Idle(CPU))),
+    ],
+    ids=["an executor that was given", "CPU", "one rank", "no forms yet", "small tensors alone", "nothing compressed"],
+)
+def test_nothing_is_timed_where_it_would_tell_nothing(policy: Policy, forms: Sequence[Form], there: Opened) -> None:
+    assert time_codecs(policy, forms, there) == {}
+
+
+sides = st.integers(1, 300) | st.sampled_from([1 << 13, 1 << 24, 1 << 25])
+
+
+@given(st.lists(st.lists(sides, min_size=2, max_size=4).map(tuple), min_size=1, max_size=5))
+def test_a_sample_is_of_the_shape_that_most_elements_have_and_bounded(shapes: list[tuple[int, ...]]) -> None:
+    forms = [(shape, torch.float32) for shape in shapes]
+    sample = typical(forms)
+    held = {shape: shapes.count(shape) * math.prod(shape) for shape in shapes}
+    most = max(held.values())
+    assert 0 < sample.elements <= min(most, ELEMENTS)
+    assert sample.tensors >= 1
+    if most <= ELEMENTS:
+        assert sample.elements == most
+        assert any((s[0], math.prod(s[1:])) == (sample.rows, sample.columns) for s in shapes if held[s] == most)
+    assert sample == typical(forms)
+
+
+# over real process groups
+
+Numbers = dict[float, float]
+
+
+def executor_of(streams: bool, device: Idle) -> Executor:
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    return StreamExecutor(GroupTransport(group), device) if streams else Fifo(GroupTransport(group))
+
+
+def measured(rank: int, world: int, streams: bool, fails: tuple[int, ...]) -> tuple[Numbers, Numbers]:
+    """What is agreed on, and what this rank measured by a clock of its own."""
+    moments, own = random.Random(rank), dict[float, float]()
+    by_cf = codec_timing._by_cf
+
+    def noted(*given: Any) -> Any:
+        seconds = by_cf(*given)
+        own.update((cf, one) for cf, one in seconds.items() if one is not None)
+        return seconds
+
+    codec_timing._by_cf = noted
+    warnings.simplefilter("ignore")
+    device = Idle(CPU, lambda: moments.expovariate(1.0))
+    executor = executor_of(streams, device)
+    found = time_codecs(policy_of(Fails()(ranks=fails)), FORMS, Opened(executor, LINK, device))
+    executor.close()
+    return found, own
+
+
+def strict(rank: int, world: int) -> str:
+    """What is raised where a warning is an error, and one rank's kernels fail."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        device = Idle(CPU)
+        executor = executor_of(True, device)
+        try:
+            found = time_codecs(policy_of(Fails()(ranks=(1,))), FORMS, Opened(executor, LINK, device))
+        except UserWarning as raised:
+            return str(raised)
+        return str(max(found))
+
+
+def test_a_warning_that_is_an_error_is_raised_when_the_ranks_have_agreed() -> None:
+    first, failed, last = processes(strict, 3)
+    assert "could not be timed" in failed
+    assert first == last  # which CFs were timed before the second was up is up to the machine
+    assert 1 < float(first) <= 100
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_ranks_go_by_the_mean_of_what_all_of_them_measured(streams: bool) -> None:
+    ranks = processes(measured, 3, streams, (1,))
+    found = ranks[0][0]
+    assert all(other == found for other, _ in ranks)
+    owns = [own for _, own in ranks]
+    assert len({tuple(own.values()) for own in owns}) == 3
+    assert max(owns[0]) > 100 >= max(found)  # one rank could not, so none has it
+    for cf, per_byte in found.items():
+        assert 4 * SENT * per_byte == pytest.approx(sum(own[cf] for own in owns) / 3)
+
+
+def trained(rank: int, world: int, passes: float | None) -> tuple[str, str, list[RunRecord]]:
+    """Candidates of a run, what it starts with, its record; with a device that has so many ms between two events."""
+
+    def there(device: torch.device, group: Any, *_: Any) -> Opened:
+        idle = Idle(CPU, lambda: passes or 0.0)
+        return Opened(StreamExecutor(GroupTransport(group), idle), LINK, idle)
+
+    if passes is not None:
+        gravac.adaptive.open_executor = there
+    ddp = parallel()
+    optimizer = sgd(ddp)
+    records: list[Any] = []
+    with AdaptiveCompressor(topk, sinks=[records.append], dense_below=16) as compressor:
+        compressor.attach(ddp, optimizer)
+        train(ddp, optimizer, rank, range(2))
+        candidates, ran = repr(compressor._engine.deciding.candidates), str(compressor._engine.state.candidate)
+    return candidates, ran, [record for record in records if isinstance(record, RunRecord)]
+
+
+def test_a_run_off_the_cpu_times_its_candidates_when_it_is_attached() -> None:
+    (candidates, ran, (run,)), (others, other_ran, none) = processes(trained, 2, 1.0)
+    assert (candidates, ran, none) == (others, other_ran, [])
+    assert run.timed == tuple(one.candidate.cf for one in run.forecasts if not one.candidate.dense) != ()
+    assert f"Coding was timed where the gradients lie, at topk {run.timed[0]:g}x" in run_words(run)
+
+
+def test_a_run_on_the_cpu_does_not() -> None:
+    (_, _, (run,)), _ = processes(trained, 2, None)
+    assert run.timed == ()
+    assert "timed" not in run_words(run)
+
+
+def on_cpu(rank: int, world: int) -> bool:
+    there = open_executor(CPU)
+    there.executor.close()
+    return there.device is None
+
+
+def test_the_cpu_has_no_device_to_time_on() -> None:
+    assert processes(on_cpu, 2) == [True, True]
+
+
+def test_a_policy_with_one_candidate_is_timed_too() -> None:
+    assert list(time_codecs(policy_of(topk, Static(cf=50.0)), FORMS, opened())) == [50.0]

@@ -1,0 +1,257 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The door and its executors: gradients go in by name, over a network or in memory, seen by the host or by masks."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gravac import AdaptiveCompressor, Goodput, GraVAC, Static, quantize, topk
+from gravac.averaging.plan import Piece
+from gravac.candidate import Candidate
+from gravac.compressors import Compressor, ladder, powersgd, topkc
+from gravac.controllers.base import Decision
+from gravac.engine import coalescing
+from gravac.engine.engine import flat
+from gravac.exchange.lockstep import Lockstep
+from tests.distributed.training import batch, network, parallel, sgd, train, weights
+from tests.engine.adapter import Averaged, over_network
+from tests.ranks import processes
+
+Losses = list[float]
+
+
+def loss_of(module: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    x, y = batch(rank, step)
+    return torch.nn.functional.cross_entropy(module(x), y)
+
+
+def trained(rank: int, world: int, base: Compressor, cf: float, steps: int) -> tuple[torch.Tensor, int]:
+    """A module without DDP, its weights after some steps over gloo."""
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    with AdaptiveCompressor(base, controller=Static(cf=cf)) as compressor:
+        averaged = over_network(module, compressor)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(module, rank, step).backward()
+            averaged.hand_over()
+            averaged.wait()
+            optimizer.step()
+        made = int(compressor.state_dict()["step"])
+    return torch.cat([p.detach().flatten() for p in module.parameters()]), made
+
+
+def by_ddp(rank: int, world: int, base: Compressor, cf: float, steps: int) -> torch.Tensor:
+    ddp = parallel()
+    with AdaptiveCompressor(base, controller=Static(cf=cf)) as compressor:
+        compressor.attach(ddp)
+        train(ddp, sgd(ddp), rank, range(steps))
+    return weights(ddp)
+
+
+@pytest.mark.parametrize(("base", "cf"), [(topk, 10), (quantize(2), 16), (topk, 1)], ids=str)
+def test_a_short_adapter_trains_as_ddp_does(base: Compressor, cf: float) -> None:
+    (one, steps), (other, _) = processes(trained, 2, base, cf, 8)
+    assert torch.equal(one, other)
+    assert steps == 8
+    assert torch.equal(one, processes(by_ddp, 2, base, cf, 8)[0])  # two ranks: sums do not depend on the layout
+
+
+def test_the_adapter_is_short() -> None:
+    lines = Path(__file__).with_name("adapter.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) < 60
+
+
+def in_memory(
+    ranks: int, steps: int, *, host_looks: bool = True, latency: int = 2, poison: int | None = None, **settings: Any
+) -> tuple[list[torch.nn.Module], list[AdaptiveCompressor], list[list[torch.Tensor]]]:
+    """Modules of all ranks trained in one process; with the gradients that each step applied on rank 0."""
+    lockstep = Lockstep(ranks, latency=latency, host_looks=host_looks, seconds=0.001)
+    modules = [network() for _ in range(ranks)]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9) for module in modules]
+    compressors = [AdaptiveCompressor(**settings) for _ in range(ranks)]
+    averaged = [
+        Averaged(module, lambda known, c=compressor, e=executor: c.door(known, executor=e))  # type: ignore[misc]
+        for module, compressor, executor in zip(modules, compressors, lockstep.executors, strict=True)
+    ]
+    applied = []
+    for step in range(steps):
+        for rank, (module, optimizer) in enumerate(zip(modules, optimizers, strict=True)):
+            optimizer.zero_grad()
+            loss = loss_of(module, rank, step)
+            (loss * float("inf") if step == poison and rank == ranks - 1 else loss).backward()
+            averaged[rank].hand_over()
+        averaged[0].wait()
+        applied.append([p.grad.clone() for p in modules[0].parameters() if p.grad is not None])
+        for optimizer in optimizers:
+            if step != poison:
+                optimizer.step()
+    return modules, compressors, applied
+
+
+def flattened(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize(("base", "cf"), [(topk, 10), (quantize(2), 16), (powersgd, 8)], ids=str)
+def test_ranks_in_memory_make_the_same_steps_as_over_a_network(base: Compressor, cf: float) -> None:
+    modules, compressors, _ = in_memory(2, 6, base=base, controller=Static(cf=cf))
+    over_gloo = processes(trained, 2, base, cf, 6)[0][0]
+    assert torch.equal(flattened(modules[0]), flattened(modules[1]))
+    assert torch.equal(flattened(modules[0]), over_gloo)
+    assert compressors[0].wire_ratio == compressors[1].wire_ratio
+
+
+@pytest.mark.parametrize("host_looks", [True, False])
+@pytest.mark.parametrize("cf", [1, 10])
+def test_large_groups_go_in_parts_where_they_are_compressed(
+    cf: int, host_looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hand_over(self: Averaged) -> None:
+        self.door.begin()
+        self.handle = self.door.ready([(name, p.grad) for name, p in self.parameters.items() if p.grad is not None])
+        self.door.end()
+
+    monkeypatch.setattr(Averaged, "hand_over", hand_over)
+    settings = {"base": topk, "controller": Static(cf=cf)}
+    whole, one, _ = in_memory(2, 4, host_looks=host_looks, **settings)
+    monkeypatch.setattr(coalescing, "LARGEST", 5000)
+    monkeypatch.setattr(coalescing, "TEMPORARIES", 32 * 10000)
+    parts, other, _ = in_memory(2, 4, host_looks=host_looks, **settings)
+    assert torch.equal(flattened(whole[0]), flattened(parts[0]))
+    calls, more = (sum(compressor.ledger.calls.values()) for compressor in (one[0], other[0]))
+    assert more == calls if cf == 1 else more > calls
+
+
+@pytest.mark.parametrize("base", [topk, topkc, quantize(4), powersgd, ladder], ids=str)
+@pytest.mark.parametrize("safe", [False, True])
+def test_masks_give_the_bits_that_a_host_gives_that_looks(base: Compressor, safe: bool) -> None:
+    settings = {"base": base, "cf_range": (2, 1000), "controller": GraVAC(window=3, warmup=3), "overflow_safety": safe}
+    (seen, told, _), (masked, hidden, _) = (in_memory(3, 14, host_looks=looks, **settings) for looks in (True, False))
+    assert torch.equal(flattened(seen[0]), flattened(masked[0]))
+    for one, other in zip(told, hidden, strict=True):
+        # the last step's measurement is looked at when the next one begins
+        mine, theirs = ([str(record) for record in c.history if record.step < 14] for c in (one, other))
+        assert mine == theirs
+        mine, theirs = one.state_dict()["residual"], other.state_dict()["residual"]
+        assert set(mine) == set(theirs) and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+class SomeSteps(Static):
+    """Compresses for some steps, and sends all whole from then on."""
+
+    latency: int = 2
+
+    def observe(self, state: Any, measurement: Any) -> Any:
+        state, decision = super().observe(state, measurement)
+        over = measurement.step + self.latency > 4
+        return state, (Decision(Candidate("hook", "dense", 1.0), reason="whole") if over else decision)
+
+    def at_latency(self, latency: int) -> "SomeSteps":
+        return self(latency=latency)
+
+
+@pytest.mark.parametrize(("host_looks", "latency"), [(True, 2), (False, 2), (False, 3)])
+@pytest.mark.parametrize("release", [0.5, math.inf])
+def test_what_was_kept_is_let_go_of_when_all_of_it_was_sent(host_looks: bool, latency: int, release: float) -> None:
+    settings = {"base": topk, "controller": SomeSteps(cf=10), "release": release, "cf_range": (2, 100)}
+    _, before, _ = in_memory(2, 4, host_looks=host_looks, latency=latency, **settings)
+    assert before[0].state_dict()["residual"]
+    _, compressors, _ = in_memory(2, 60, host_looks=host_looks, latency=latency, **settings)
+    for one in compressors:
+        assert one._averager.feedback.empty  # and so a step is what plain DDP's is
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("host_looks", [True, False])
+def test_a_non_finite_gradient_gives_nan_everywhere_and_moves_nothing(host_looks: bool, safe: bool) -> None:
+    settings = {"base": topk, "controller": Static(cf=10), "overflow_safety": safe}
+    clean, before, _ = in_memory(2, 5, host_looks=host_looks, **settings)
+    poisoned, after, applied = in_memory(2, 6, host_looks=host_looks, poison=5, **settings)
+    assert all(bool(g.isnan().all()) for g in applied[5])
+    for one, other in zip(before, after, strict=True):
+        mine, theirs = one.state_dict()["residual"], other.state_dict()["residual"]
+        # a host that looks adds to a residual in place, and takes that back; otherwise the old one is still there
+        off = 0.0 if safe or not host_looks else 1e-6
+        assert mine and all(torch.allclose(mine[name], theirs[name], rtol=0, atol=off) for name in mine)
+    assert torch.equal(flattened(clean[0]), flattened(poisoned[0]))
+
+
+@pytest.mark.parametrize("latency", [2, 3, 4])
+def test_a_decision_holds_after_the_executors_latency(latency: int) -> None:
+    ran: list[tuple[int, float]] = []
+
+    class Counting(Goodput):
+        """Dense, then 16 bit from the first observation on."""
+
+        def observe(self, state: Any, measurement: Any) -> Any:
+            ran.append((measurement.step, measurement.candidate.cf))
+            state, decision = super().observe(state, measurement)
+            half = next(c.candidate for c in state.forecasts if c.candidate.cf == 2)
+            return state, type(decision)(half, reason="16 bit", summary=None)
+
+        def start(self, forecasts: Any) -> Any:
+            state, decision = super().start(forecasts)
+            return state, type(decision)(forecasts[0].candidate, reason="dense", summary=None)
+
+    _, compressors, _ = in_memory(2, 10, latency=latency, base=topk, controller=Counting())
+    measured = ran[: len(ran) // 2] if ran[0] != ran[1] else ran[::2]
+    assert [step for step, _ in measured] == list(range(10 - latency + 1))
+    assert [cf for _, cf in measured] == [1.0] * latency + [2.0] * (10 - 2 * latency + 1)
+    state = compressors[0].state_dict()
+    assert len(state["pending"]) == latency - 1
+
+
+def apart(rank: int, world: int) -> float:
+    """Averages over pairs, agrees over all four: HSDP's replicas."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    everyone = dist.new_group([0, 1, 2, 3])
+    gradient = torch.full((64, 64), float(rank))
+    with AdaptiveCompressor(topk, controller=Static(cf=1)) as compressor:
+        door = compressor.door({"w": gradient}, group=pairs[rank // 2], agree_group=everyone)  # type: ignore[arg-type]
+        for _ in range(3):
+            gradient.fill_(rank)
+            door.begin()
+            handle = door.ready([("w", gradient)])
+            door.end()
+            handle.wait()
+            assert compressor._engine.executor.agree_world == 4
+        return float(gradient[0, 0])
+
+
+def test_replicas_average_over_one_group_and_agree_over_another() -> None:
+    assert processes(apart, 4) == [0.5, 0.5, 2.5, 2.5]
+
+
+def test_a_tensor_with_gaps_is_refused_by_name_and_any_dense_one_is_taken() -> None:
+    with pytest.raises(ValueError, match=r"w: a tensor of strides .* has gaps in memory; hand over .contiguous\(\)"):
+        flat("w", torch.randn(4, 4)[:, :2])
+    turned = torch.randn(3, 4).t()
+    assert flat("w", turned).data_ptr() == turned.data_ptr()
+    assert torch.equal(flat("w", turned), turned.t().reshape(-1))
+
+
+def test_a_failure_reaches_every_handle_and_every_later_one() -> None:
+    lockstep = Lockstep(2)
+    doors = []
+    for executor in lockstep.executors:
+        compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
+        doors.append(compressor.door({"w": torch.ones(64, 64)}, executor=executor))
+    handles, told = [], []
+    for rank, door in enumerate(doors):
+        door.begin()
+        handles.append(door.exchange([Piece("w", torch.ones(4096 + rank), (64, 64))]))
+        handles[-1].then(told.append)
+        door.end()
+    for handle in handles:
+        with pytest.raises(ValueError, match="ranks ask for different collectives"):
+            handle.wait()
+    assert len(told) == 2 and all(isinstance(failure, ValueError) for failure in told)
+    late: list[Any] = []
+    handles[0].then(late.append)
+    assert len(late) == 1
