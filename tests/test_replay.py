@@ -359,7 +359,7 @@ def test_the_command_puts_decisions_side_by_side(
     plain = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert (plain["first_step"], plain["steps_recorded"], plain["same"]) == (0, 600, False)
     assert plain["steps"] == plain["parting"]["step"]
-    assert {"recorded", "replayed", "candidates", "notes"} <= set(plain)
+    assert {"recorded", "replayed", "forecasts", "notes"} <= set(plain)
 
 
 def test_the_command_draws(trace: Path, tmp_path: Path) -> None:

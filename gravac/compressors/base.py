@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of a compressor: a generator that yields the collective it wants and is resumed with the result.
 
-Laws, checked for every compressor by ``gravac.testing.compressors``:
+Laws, checked for every compressor by ``gravac.testing.compressor_laws``:
 
 - the mean over ranks of ``sent`` equals ``mean``, within ``rounding`` of the sum of |terms|;
 - a contractive compressor never makes the error larger than what was to be sent, ``‖x - sent‖² <= ‖x‖²``

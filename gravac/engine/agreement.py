@@ -75,7 +75,7 @@ class Agreement:
         self._in_flight.clear()
 
 
-class Schedule(Protocol):
+class AgreementSchedule(Protocol):
     """When a step's numbers are read, sent and observed.
 
     Attributes:
@@ -138,7 +138,7 @@ class DeviceSchedule:
         """Do nothing: the device has not come so far."""
 
 
-def schedule_of(agreement: Agreement) -> Schedule:
+def schedule_of(agreement: Agreement) -> AgreementSchedule:
     """Return the schedule for an executor."""
     return HostSchedule(agreement) if agreement.executor.host_looks else DeviceSchedule(agreement)
 

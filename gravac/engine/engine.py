@@ -32,7 +32,7 @@ from gravac.collectives import AllReduce, Ledger
 from gravac.controllers.base import Decision
 from gravac.engine.agreement import (
     Agreement,
-    Schedule,
+    AgreementSchedule,
     agreed_measurement,
     all_released,
     named_failure,
@@ -122,7 +122,7 @@ class Engine:
         self._open = open_executor
         self._executor: Executor | None = None
         self._agreement: Agreement | None = None
-        self._schedule: Schedule | None = None
+        self._schedule: AgreementSchedule | None = None
         self._guarded = Guarded()
         self._waiting = Waiting()
         self._elements = 0
@@ -358,7 +358,7 @@ class Engine:
         return self._executor
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> AgreementSchedule:
         """When the ranks agree on what a step showed; once an executor was given."""
         assert self._schedule is not None
         return self._schedule

@@ -29,7 +29,7 @@ class ModeState(Protocol):
 
 
 @dataclass(slots=True)
-class Totals:
+class RunTotals:
     """What all steps of a run add up to on this rank.
 
     Attributes:
@@ -95,7 +95,7 @@ class RunState:
     layout: Groups = ()
     gain: float | None = None
     wire_ratio: float | None = None
-    totals: Totals = field(default_factory=Totals)
+    totals: RunTotals = field(default_factory=RunTotals)
     history: list[DecisionRecord] = field(default_factory=list)
     compute_s: float | None = None
     outer: ModeState | None = None
@@ -134,6 +134,6 @@ class RunState:
         self.factors = Factors(plain["factors"]["cf"], plain["factors"]["cfs"])
         self.pending = [LocalMeasurement.load(measurement) for measurement in plain["pending"]]
         self.layout = tuple(tuple(names) for names in plain["layout"])
-        self.totals = Totals(**plain["totals"])
+        self.totals = RunTotals(**plain["totals"])
         self.history = [DecisionRecord(**record) for record in plain["history"]]
         self.compute_s = plain["compute_s"]

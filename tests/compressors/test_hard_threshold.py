@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from gravac import SettingsError, conformance, hard_threshold, topk
+from gravac import SettingsError, hard_threshold, topk
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
@@ -18,6 +18,7 @@ from gravac.compressors.base import energy, k_for
 from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
 from gravac.measurement import LocalMeasurement
+from gravac.testing import compressor_laws as conformance
 
 FEW, SOME, MOST, NONE = (hard_threshold(threshold=at) for at in (2.0, 0.5, 0.005, 100.0))
 

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac import conformance
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, Context
 from gravac.compressors.intsgd import from_lanes, integer_limit, intsgd, lane_bits, lane_bytes, to_lanes
@@ -21,6 +20,7 @@ from gravac.compressors.terngrad import terngrad
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
 from gravac.settings import SettingsError
+from gravac.testing import compressor_laws as conformance
 
 ALL: tuple[Compressor, ...] = (
     qsgd,

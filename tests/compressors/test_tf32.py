@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import conformance
 from gravac.compressors import powersgd, rotation
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import rounds_products
 from gravac.compressors.powersgd import unrounded
+from gravac.testing import compressor_laws as conformance
 from tests.device.counting import DEVICE, counting
 
 MODULE = sys.modules[unrounded.__module__]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from gravac import conformance
 from gravac.collectives import AllGather
 from gravac.compressors.base import Context, Reduced, energy, k_for
 from gravac.compressors.dgc import DGC, dgc
@@ -20,6 +19,7 @@ from gravac.compressors.threshold import ThresholdK
 from gravac.compressors.topk import topk
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
+from gravac.testing import compressor_laws as conformance
 
 EXACT: tuple[ThresholdK, ...] = (
     redsync,

@@ -10,7 +10,7 @@ from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers import Controller, Decision, Measurement
-from gravac.testing.controllers import Step, drive
+from gravac.testing.controller_laws import Step, drive
 
 Curve = Callable[[float, int], float]
 """A value at (CF, step)."""

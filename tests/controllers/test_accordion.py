@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 
 from gravac.candidate import Candidate, Span
-from gravac.controllers import Accordion, Decision, Measurement, conformance
+from gravac.controllers import Accordion, Decision, Measurement
 from gravac.settings import SettingsError
-from gravac.testing.controllers import Step, drive
+from gravac.testing import controller_laws as conformance
+from gravac.testing.controller_laws import Step, drive
 from tests.controllers.script import DENSE_CANDIDATE, forecasts, topk
 
 pytestmark = pytest.mark.timeout(60)

@@ -28,7 +28,7 @@ from gravac.controllers import (
 from gravac.controllers.base import at_latency
 from gravac.controllers.static import StaticState
 from gravac.settings import SettingsError
-from gravac.testing.controllers import Law
+from gravac.testing.controller_laws import Law
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from gravac import Goodput
 from gravac.candidate import Candidate, Forecast
-from gravac.controllers import Decision, Measurement, conformance
+from gravac.controllers import Decision, Measurement
 from gravac.controllers.goodput import HARMLESS
 from gravac.controllers.goodput_state import GoodputEntry, GoodputState
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.modes.outer.candidates import widened
-from gravac.testing.controllers import Step, drive
+from gravac.testing import controller_laws as conformance
+from gravac.testing.controller_laws import Step, drive
 
 
 def rung(cf: float, efficiency: float, family: str) -> Forecast:

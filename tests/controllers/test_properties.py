@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gravac.candidate import DENSE, Candidate, Span
 from gravac.controllers import GraVAC, Static
 from gravac.controllers.gravac_state import EXPLORE
-from gravac.testing.controllers import drive, turbulent
+from gravac.testing.controller_laws import drive, turbulent
 from tests.controllers.script import DENSE_CANDIDATE, Played, Script, forecasts, play, topk
 
 pytestmark = pytest.mark.timeout(60)

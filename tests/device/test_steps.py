@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import Compressor, dense, dgc, kernels, ladder, powersgd, quantize, randomk, thc, topk, topkc
+from gravac import Compressor, dense, dgc, ladder, powersgd, quantize, randomk, thc, topk, topkc
 from gravac.collectives import AllReduce
+from gravac.compressors import kernels
 from gravac.compressors.ladder import wire_ratio
 from gravac.controllers import Accordion, Goodput, GraVAC
 from gravac.controllers.base import Controller

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import conformance, kernels, quantize, topkc
+from gravac import quantize, topkc
 from gravac.collectives import AllGather, AllToAll, Collective
-from gravac.compressors import Compressor, Context, Reduced, messages
+from gravac.compressors import Compressor, Context, Reduced, kernels, messages
 from gravac.compressors.chunks import chunk_energies
 from gravac.compressors.levels import Kind
 from gravac.compressors.messages import Messages
@@ -20,6 +20,7 @@ from gravac.compressors.quantize import Quantize
 from gravac.compressors.sparse import laid_out
 from gravac.exchange import memory
 from gravac.exchange.fuse import fuse
+from gravac.testing import compressor_laws as conformance
 from tests.kernels import DEVICE
 from tests.kernels import kernels as need_kernels
 from tests.kernels.test_quantize import Launches, assert_same, split

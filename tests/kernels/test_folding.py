@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import Compressor, dense, kernels, ladder, quantize, topkc
+from gravac import Compressor, dense, ladder, quantize, topkc
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
+from gravac.compressors import kernels
 from gravac.compressors.ladder import wire_ratio
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.topkc import TopKC

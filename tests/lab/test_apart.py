@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Goodput
-from gravac.controllers import conformance
 from gravac.lab.links.network import CONTROL, EmulatedNetwork, available
 from gravac.lab.training.attach import attach
 from gravac.lab.training.methods import Method
@@ -23,6 +22,7 @@ from gravac.lab.training.run import TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 from gravac.lab.training.shuffled import BLOCK, Play, Shuffled, plays, shuffled
 from gravac.lab.tta.record import Turn
+from gravac.testing import controller_laws as conformance
 
 REASON = available()
 PLAYED = (Play("quantize", 8, 1, 12), Play("dense", 1, 1, 3))

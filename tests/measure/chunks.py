@@ -18,7 +18,7 @@ import torch
 from gravac.compressors import Compressor, topk, topkc
 from gravac.compressors.sparse import laid_out
 from gravac.lab.tasks.charlm import CharLM
-from gravac.testing.compressors import exchange
+from gravac.testing.compressor_laws import exchange
 from tests.measure.results import write
 
 RECORDED = (20, 60, 120, 200)

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from gravac import AdaptiveCompressor, Static, conformance, topk
+from gravac import AdaptiveCompressor, Static, topk
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
 from gravac.telemetry import StepRecord, read_jsonl
+from gravac.testing import compressor_laws as conformance
 from tests.distributed.training import batch, network, parallel, sgd, weights
 from tests.engine.adapter import Averaged
 from tests.ranks import processes
@@ -46,7 +47,7 @@ def compressor() -> None:
 def controller() -> None:
     """Obeys every law, is known by its name, and climbs while training, for the reasons that it gives."""
     ratchet = _new("gravac.controllers.ratchet").Ratchet
-    laws = _new("gravac.testing.controllers").LAWS
+    laws = _new("gravac.testing.controller_laws").LAWS
     for law in laws:
         law(ratchet(gain=0.3, window=5))
     assert AdaptiveCompressor(topk, controller="ratchet").policy.controller == ratchet()

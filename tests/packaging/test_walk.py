@@ -84,7 +84,7 @@ def test_a_function_that_two_threads_enter_counts_once_and_each_climb_counts() -
     assert way.functions == {"a": [LOW], "b": [HIGH]}
     row = way.row("whole step")
     assert (row["functions"], row["files"], row["climbs"], row["climbing_edges"]) == (2, 2, 2, 1)
-    assert "     2  Steps._begin" in list(walk.numbered(way))
+    assert "     2  Engine._begin" in list(walk.numbered(way))
 
 
 def test_the_way_from_averaging_on_leaves_out_the_thread_of_backward() -> None:

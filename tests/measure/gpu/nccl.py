@@ -107,7 +107,7 @@ def overflow(base: Compressor, cf: float, device: torch.device, width: int = 512
 def residuals(training: Training) -> dict[str, torch.Tensor]:
     assert training.compressor is not None
     _ = training.compressor.cf  # which waits
-    return {name: one.clone() for name, one in training.compressor._averager.feedback.residual.items()}
+    return {name: one.clone() for name, one in training.compressor._engine.averager.feedback.residual.items()}
 
 
 def captured() -> Row:

@@ -4,7 +4,7 @@
 
 In a test suite::
 
-    @pytest.mark.parametrize("law", gravac.testing.compressors.LAWS, ids=lambda law: law.__name__)
+    @pytest.mark.parametrize("law", gravac.testing.compressor_laws.LAWS, ids=lambda law: law.__name__)
     def test_my_compressor(law):
         law(MyCompressor())
 

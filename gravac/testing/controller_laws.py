@@ -4,7 +4,7 @@
 
 In a test suite, after ``from gravac.controllers import conformance``::
 
-    @pytest.mark.parametrize("law", conformance.LAWS, ids=lambda law: law.__name__)
+    @pytest.mark.parametrize("law", controller_laws.LAWS, ids=lambda law: law.__name__)
     def test_my_controller(law):
         law(MyController())
 
