@@ -71,7 +71,7 @@ class World:
             engine.use(executor)
 
     def deciding(self) -> Deciding:
-        return Deciding(self.controller, lambda _: Admission((self.candidate(None),), ()), lambda _: None)
+        return Deciding(self.controller, lambda _, forms: Admission((self.candidate(None),), ()), lambda _: None)
 
     def candidate(self, cf: float | None) -> Candidate:
         return Candidate(DENSE, self.dense.cf, self.dense.cf) if cf is None else Candidate(self.base.name, cf, cf)
