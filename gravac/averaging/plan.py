@@ -31,17 +31,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a tensor is sent by; dense is a compressor like all others.
+    """A compressor and settings that a tensor is sent by; dense is a compressor like all others.
 
     Attributes:
         compressor: the compressor.
         cf: its compression factor.
-        profile: what is known of it at that factor, over the ranks there are.
+        profile: what is known of the compressor at that factor, over the ranks there are.
+        strength: error feedback: share of what is not sent that is kept, in [0, 1].
     """
 
     compressor: Compressor
     cf: float
     profile: Profile
+    strength: float = 0.0
 
     @property
     def compresses(self) -> bool:
