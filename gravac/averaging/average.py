@@ -38,8 +38,8 @@ class Averager:
     """Averages groups of tensors over the ranks. One per rank and model; used from one thread.
 
     Args:
-        base: what compresses tensors that are large enough.
-        dense: what averages the rest, and everything when a plan says so and names no other format.
+        base: compressor of the tensors that are large enough.
+        dense: number format of all other tensors, and of all tensors if a plan says so and names no other format.
         strength: share of what ``base`` does not send that is kept, in [0, 1]; ``None``: its own share at each CF.
         dense_below: number of elements below which tensors are never compressed.
         feedback: where residuals are kept.
@@ -66,7 +66,7 @@ class Averager:
     # what will be sent
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
-        """Tell whether a tensor of that shape is compressed at all."""
+        """True if a tensor of that shape is compressed at all."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
@@ -79,7 +79,7 @@ class Averager:
         return predicted
 
     def wire_bytes(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> int:
-        """Predict the same in bytes that each rank sends."""
+        """Predict the bytes that each rank sends in such a step."""
         return sum(traffic.wire_bytes(self.world) for traffic in self.traffic(forms, compressor, cf))
 
     def plan(
@@ -118,7 +118,7 @@ class Averager:
         return self._choices[key]
 
     def one_round(self, plan: Plan) -> bool:
-        """Tell whether averaging a group by that plan takes a single round of collectives."""
+        """True if averaging a group by that plan takes a single round of collectives."""
         return all(choice.profile.one_round for choice in plan.choices)
 
     def coding_bytes(self, plan: Plan) -> int:
@@ -141,7 +141,7 @@ class Averager:
 
         Args:
             measurement: this rank's numbers of the step.
-            executor: runs the step; ``None``: a host that may look at data.
+            executor: runs this step and those that follow; ``None``: as before, at first a host that may look at data.
         """
         self.measurement = measurement
         if executor is not None and executor is not self._executor:
@@ -161,8 +161,8 @@ class Averager:
     @property
     def tensors(self) -> dict[str, Any]:
         """What is kept from step to step, in the dicts that this averager changes in place; see ``RunState``."""
-        kept = {"residual": self.feedback.residual, "releasing": self.feedback.held}
-        return {**kept, "memory": self.memory.kept, "sums": self.diagnostics.sums}
+        feedback = {"residual": self.feedback.residual, "releasing": self.feedback.held}
+        return {**feedback, "memory": self.memory.kept, "sums": self.diagnostics.sums}
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Replace all that is kept by copies of tensors, by the names of ``tensors``."""
@@ -176,9 +176,9 @@ class Averager:
             keeper.place(device)
 
     def commit(self) -> None:
-        """End of a step: what it changed is kept; under overflow safety only when every gradient was finite."""
-        finite = self.measurement.finite if self.feedback.safe else True
-        self.feedback.commit(finite)
+        """End a step: keep what it changed; under overflow safety only if every gradient was finite."""
+        finite = self.measurement.finite if self.feedback.commits.by_step else True
+        self.feedback.commits.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
 
@@ -197,8 +197,8 @@ class Averager:
         Args:
             pieces: the same names in the same order on every rank.
             plan: the same on every rank.
-            whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, where there is one.
-            known: whether all that travels with them on this rank is finite, as far as whoever hands them over knows.
+            whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, if there is one.
+            known: whether all that the pieces were made with on this rank is finite, as far as the caller knows.
         """
         self.measurement.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
@@ -269,9 +269,9 @@ class Averager:
         return contexts
 
     def _count(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
-        """Add what was to be sent of some tensors, and what was not.
+        """Add to the step's numbers what was to be sent of some tensors, and what was not.
 
-        What a compressor coded unseen does not count if some gradient was not finite.
+        If some gradient was not finite, nothing counts that a compressor folded.
         """
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
@@ -303,9 +303,9 @@ class Averager:
     # dense: what plain DDP does, without a copy if tensors lie side by side and nothing is kept of them
 
     def _dense(self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None) -> Requests:
-        """Ranks may differ in what they still keep, so what travels must not depend on it.
+        """Average a group dense, by one all-reduce, which itself shows whether every rank's gradient was finite.
 
-        That is the sum alone, which itself shows whether every rank's gradient was finite.
+        Ranks may differ in what they still keep, so that nothing that is sent may depend on that.
         """
         keeps = any(self.feedback.has(piece.name) for piece in pieces)
         xs = self._dense_folded(pieces, plan) if keeps or plan.shadow else []
@@ -315,7 +315,7 @@ class Averager:
             flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
         flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
         finite: Verdict = True
-        if keeps or self.feedback.safe:
+        if keeps or self.feedback.commits.by_step:
             finite = self._judge(all_finite([energy(flat)]))
             if finite is False:
                 self._refuse(pieces)
@@ -388,14 +388,14 @@ class Averager:
         """Take everything back and give NaN: some rank's gradient was not finite, and the host knows."""
         self.measurement.verdicts.append(False)
         for piece in pieces:
-            self.feedback.undo(piece.name, piece.flat)
+            self.feedback.commits.undo(piece.name, piece.flat)
         self.memory.forget(piece.name for piece in pieces)
         for piece in pieces:
             piece.flat.fill_(float("nan"))
 
     def _mask(self, pieces: Sequence[Piece], finite: torch.Tensor) -> None:
         """Give NaN if some gradient was not finite, which only the device knows."""
-        if not self.feedback.safe:
+        if not self.feedback.commits.by_step:
             self.memory.mask((piece.name for piece in pieces), finite)
         same = torch.div(finite, finite)  # 1, or 0 / 0: what all is multiplied by at once
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):

@@ -82,8 +82,8 @@ class CommitPolicy:
         self.remaining.pop(name, None)
 
     def commit(self, finite: Verdict) -> None:
-        """End a step; ``finite`` says whether all gradients of the step were, and counts ``by_step`` only."""
-        self.remaining.clear()
+        """End a step; ``finite`` says whether all gradients of the step were, which counts ``by_step`` only."""
+        raise NotImplementedError
 
     def forget(self, name: str) -> None:
         """Free what memory a parameter has beside its residual."""
@@ -126,8 +126,8 @@ class InPlace(CommitPolicy):
         super().undo(name, gradient)
 
     def commit(self, finite: Verdict) -> None:
-        """End a step."""
-        super().commit(finite)
+        """End a step, all of whose groups are settled."""
+        self.remaining.clear()
         self.formed.clear()
 
 
@@ -147,6 +147,10 @@ class Masked(CommitPolicy):
         """Overwrite a held residual with what remains of it."""
         if name in self.remaining:
             _put(self.held[name], self.remaining.pop(name), finite)
+
+    def commit(self, finite: Verdict) -> None:
+        """End a step, all of whose groups are settled."""
+        self.remaining.clear()
 
 
 @dataclass(eq=False)
@@ -195,7 +199,7 @@ class Apart(CommitPolicy):
                     del self.spare[name]
             self.settle_held(name, finite)
         self.pending.clear()
-        super().commit(finite)
+        self.remaining.clear()
 
     def forget(self, name: str) -> None:
         """Free the spare memory of a parameter."""

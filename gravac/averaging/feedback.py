@@ -36,7 +36,7 @@ class Feedback:
     Attributes:
         residual: what was not sent, flat, by name; the dict stays the same, its tensors may not.
         held: what is released step by step, flat, by name; likewise.
-        commits: when they change.
+        commits: when residuals change; undoes a ``fold``, and ends a step.
     """
 
     def __init__(self, release: float = 1.0, safe: bool | None = None, dtype: str = "float32") -> None:
@@ -76,11 +76,6 @@ class Feedback:
         """Choose the policy, by all that is known."""
         kind = Apart if self._safe else InPlace if self._host_looks else Masked
         self.commits: CommitPolicy = kind(self.residual, self.held, self._remaining, self._by_group)
-
-    @property
-    def safe(self) -> bool:
-        """Whether a step in which any gradient was not finite changes nothing."""
-        return self.commits.by_step
 
     # a step
 
@@ -191,14 +186,6 @@ class Feedback:
             self.commits.settle_rows(names, rows, finite)
         else:
             self.commits.settle(names[0], rows, finite)
-
-    def undo(self, name: str, gradient: torch.Tensor) -> None:
-        """Take a ``fold`` back, of a gradient, flat: some rank's was not finite."""
-        self.commits.undo(name, gradient)
-
-    def commit(self, finite: Verdict = True) -> None:
-        """End a step; if it is refused as a whole, ``finite`` says whether."""
-        self.commits.commit(finite)
 
     # between steps
 

@@ -34,7 +34,7 @@ def fold_in(
     4. Judge by these sums whether the gradients are finite, and add what is fed back to those of 3.
 
     Args:
-        batches: what the group's tensors are coded as; each gets its x.
+        batches: all tensors of the group, as they are coded; each batch is given its x, flat.
         feedback: what is fed back.
         judge: looks at a 0-d bool tensor if the host may; see ``Executor``.
         known: whether all that the gradients were made with is finite, as far as the caller knows.

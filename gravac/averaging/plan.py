@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def compresses(self) -> bool:
-        """Whether it leaves something out."""
+        """True if the compressor leaves something out."""
         return self.compressor.compresses
 
 
@@ -82,15 +82,15 @@ class Plan:
         return choice if compressible or not choice.compresses else self.small
 
     def sends_whole(self, name: str) -> bool:
-        """Whether nothing of a tensor is left out."""
+        """True if nothing of a tensor is left out."""
         return not self.of(name).compresses
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Every choice that some tensor may have."""
+        """All choices of tensors that are large enough to be compressed."""
         return (self.choice, *self.own.values())
 
     @property
     def compresses(self) -> bool:
-        """Whether any tensor is compressed."""
+        """True if any tensor is compressed."""
         return any(choice.compresses for choice in self.choices)
