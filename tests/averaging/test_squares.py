@@ -120,7 +120,7 @@ def test_what_is_held_is_released_by_the_gradients_norm_at_any_magnitude(magnitu
     folded = feedback.fold("w", gradient, keep=True)
     assert torch.allclose(folded, 2 * gradient)
     feedback.settle(["w"], None)
-    feedback.commit()
+    feedback.commits.commit(True)
     assert torch.allclose(feedback.held["w"], 2 * gradient)
     assert all(float(size) > 0 for size in feedback.leftover(lambda _: False).values())
 
