@@ -7,23 +7,25 @@ into buckets. What was not sent is remembered by the tensor's name. Tensors that
 averaged dense. Nothing here looks at data: what must know whether a group was finite asks the executor's ``judge``.
 """
 
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from gravac.averaging.batch import LARGEST, Batch, goes_alone, merged
 from gravac.averaging.diagnostics import Diagnostics, evaluate
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.folding import Folding
-from gravac.averaging.fused_tensors import FusedTensors, Part, grouped
+from gravac.averaging.folding import fold_in
 from gravac.averaging.memory import CompressorMemory
-from gravac.averaging.norms import all_finite, all_fit, lost
+from gravac.averaging.norms import all_fit, lost
 from gravac.averaging.plan import Choice, Form, Piece, Plan
-from gravac.averaging.residuals import replace
+from gravac.averaging.residuals import replace, unsent
 from gravac.collectives import AllReduce, Collective, Traffic
 from gravac.compressors.base import Compressor, Context, Fold, Reduced, energy
 from gravac.compressors.dense import Dense, divides_first, share
+from gravac.compressors.squares import all_finite
 from gravac.exchange.executor import Executor, Number, Verdict, both
 from gravac.exchange.fuse import fuse
 from gravac.measurement import LocalMeasurement, summed
@@ -36,8 +38,8 @@ class Averager:
     """Averages groups of tensors over the ranks. One per rank and model; used from one thread.
 
     Args:
-        base: what compresses tensors that are large enough.
-        dense: what averages the rest, and everything when a plan says so and names no other format.
+        base: compressor of the tensors that are large enough.
+        dense: number format of all other tensors, and of all tensors if a plan says so and names no other format.
         strength: share of what ``base`` does not send that is kept, in [0, 1]; ``None``: its own share at each CF.
         dense_below: number of elements below which tensors are never compressed.
         feedback: where residuals are kept.
@@ -56,12 +58,15 @@ class Averager:
     diagnostics: Diagnostics = field(default_factory=Diagnostics, init=False)
     measurement: LocalMeasurement = field(init=False)
     _choices: dict[tuple[bool, float, int], Choice] = field(default_factory=dict, init=False)
-    _judge: Callable[[torch.Tensor], Verdict] = field(default=bool, init=False)
+    _executor: Executor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._use(bool, host_looks=True)
 
     # what will be sent
 
     def compresses(self, shape: tuple[int, ...]) -> bool:
-        """Tell whether a tensor of that shape is compressed at all."""
+        """True if a tensor of that shape is compressed at all."""
         return len(shape) > 1 and torch.Size(shape).numel() >= self.dense_below
 
     def traffic(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> list[Traffic]:
@@ -74,7 +79,7 @@ class Averager:
         return predicted
 
     def wire_bytes(self, forms: Sequence[Form], compressor: Compressor, cf: float) -> int:
-        """Predict the same in bytes that each rank sends."""
+        """Predict the bytes that each rank sends in such a step."""
         return sum(traffic.wire_bytes(self.world) for traffic in self.traffic(forms, compressor, cf))
 
     def plan(
@@ -97,36 +102,29 @@ class Averager:
             cfs: compression factors, by name, of the tensors that have one of their own; ``None`` as above.
             sums: see ``Plan``.
         """
-        small = self._at(self.dense, self.dense.cf)
         form = self.dense if dense_cf is None else self.dense.at(dense_cf)
+        own = {name: self._choice(at, form) for name, at in (cfs or {}).items()}
+        small = self._choice(None, self.dense)
+        return Plan(step, self._choice(cf, form), small, own, tuple(shadow), sums)
 
-        def choice(at: float | None) -> Choice:
-            return self._at(form, form.cf) if at is None else self._at(self.base, at)
-
-        own = {name: choice(at) for name, at in (cfs or {}).items()}
-        return Plan(step, choice(cf), small, own, tuple(shadow), sums)
-
-    def _at(self, compressor: Compressor, cf: float) -> Choice:
-        """A choice, its profile looked up once for as long as the number of ranks stays."""
-        key = (compressor.compresses, cf, self.world)
+    def _choice(self, cf: float | None, form: Dense) -> Choice:
+        """Return the base compressor at a CF, or for ``None`` a dense format; looked up once for a number of ranks."""
+        compressor, at = (form, form.cf) if cf is None else (self.base, cf)
+        key = (compressor.compresses, at, self.world)
         if key not in self._choices:
-            self._choices[key] = Choice(compressor, cf, compressor.profile(cf, world=self.world))
+            profile = compressor.profile(at, world=self.world)
+            strength = profile.error_feedback if self.strength is None else self.strength
+            self._choices[key] = Choice(compressor, at, profile, strength if compressor.compresses else 0.0)
         return self._choices[key]
 
-    def strength_at(self, choice: Choice) -> float:
-        """Return the error feedback that applies to a choice; none where nothing is left out."""
-        if not choice.compresses:
-            return 0.0
-        return choice.profile.error_feedback if self.strength is None else self.strength
-
     def one_round(self, plan: Plan) -> bool:
-        """Tell whether averaging a group by that plan takes a single round of collectives."""
+        """True if averaging a group by that plan takes a single round of collectives."""
         return all(choice.profile.one_round for choice in plan.choices)
 
     def coding_bytes(self, plan: Plan) -> int:
         """Bytes that averaging by a plan takes for each element at most; see ``Profile``."""
         settling = self.feedback.settling_bytes
-        return max(one.profile.coding_bytes + settling * (self.strength_at(one) > 0) for one in plan.choices)
+        return max(choice.profile.coding_bytes + settling * (choice.strength > 0) for choice in plan.choices)
 
     def kept_aside(self, name: str) -> torch.Tensor | None:
         """Return what the compressor itself keeps of a tensor that was not sent; flat, ``[elements]``; or ``None``."""
@@ -143,18 +141,28 @@ class Averager:
 
         Args:
             measurement: this rank's numbers of the step.
-            executor: runs the step; ``None``: a host that may look at data.
+            executor: runs this step and those that follow; ``None``: as before, at first a host that may look at data.
         """
         self.measurement = measurement
-        if executor is not None:
-            self._judge = self.feedback.judge = executor.judge
-            self.feedback.masked = not executor.host_looks
+        if executor is not None and executor is not self._executor:
+            self._executor = executor
+            self._use(executor.judge, executor.host_looks)
+
+    def _use(self, judge: Callable[[torch.Tensor], Verdict], host_looks: bool) -> None:
+        """Choose all that depends on whether the host may look at data.
+
+        If not, launches cost most, so that tensors of any size go together, and compressors that can fold do so.
+        """
+        self._judge = judge
+        self._largest = LARGEST if host_looks else math.inf
+        self._compressors_fold = not host_looks
+        self.feedback.use(judge, host_looks)
 
     @property
     def tensors(self) -> dict[str, Any]:
         """What is kept from step to step, in the dicts that this averager changes in place; see ``RunState``."""
-        kept = {"residual": self.feedback.residual, "releasing": self.feedback.held}
-        return {**kept, "memory": self.memory.kept, "sums": self.diagnostics.sums}
+        feedback = {"residual": self.feedback.residual, "releasing": self.feedback.held}
+        return {**feedback, "memory": self.memory.kept, "sums": self.diagnostics.sums}
 
     def load(self, plain: Mapping[str, Any]) -> None:
         """Replace all that is kept by copies of tensors, by the names of ``tensors``."""
@@ -168,9 +176,9 @@ class Averager:
             keeper.place(device)
 
     def commit(self) -> None:
-        """End of a step: what it changed is kept; under overflow safety only when every gradient was finite."""
-        finite = self.measurement.finite if self.feedback.safe else True
-        self.feedback.commit(finite)
+        """End a step: keep what it changed; under overflow safety only if every gradient was finite."""
+        finite = self.measurement.finite if self.feedback.commits.by_step else True
+        self.feedback.commits.commit(finite)
         self.memory.commit(finite)
         self.diagnostics.commit()
 
@@ -189,86 +197,96 @@ class Averager:
         Args:
             pieces: the same names in the same order on every rank.
             plan: the same on every rank.
-            whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, where there is one.
-            known: whether all that travels with them on this rank is finite, as far as whoever hands them over knows.
+            whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, if there is one.
+            known: whether all that the pieces were made with on this rank is finite, as far as the caller knows.
         """
         self.measurement.elements += sum(piece.flat.numel() for piece in pieces)
         if plan.sums == "none":
             self.diagnostics.sums.clear()
         else:
-            finite = self._judge(all_finite(energy(piece.flat) for piece in pieces))
-            self.diagnostics.add_up(self._compressible(pieces), plan, finite, self.measurement)
+            finite = self._judge(all_finite([energy(piece.flat) for piece in pieces]))
+            compressible = [piece for piece in pieces if self.compresses(piece.shape)]
+            self.diagnostics.add_up(compressible, plan, finite, self.measurement)
         return self._compressed(pieces, plan, known) if plan.compresses else self._dense(pieces, plan, whole)
 
-    def _compressible(self, pieces: Sequence[Piece]) -> list[Piece]:
-        return [piece for piece in pieces if self.compresses(piece.shape)]
-
-    # compressed: 1. lay small tensors side by side  2. judge  3. fold residuals in  4. run all rounds  5. settle
+    # compressed: 1. merge tensors  2. judge, fold residuals in  3. run all rounds  4. settle residuals, write means
 
     def _compressed(self, pieces: Sequence[Piece], plan: Plan, known: Verdict) -> Requests:
-        fused = grouped(
-            pieces,
-            lambda piece: self._choice(piece, plan),
-            lambda piece: self._multiple(piece, plan),
-            lambda piece: self._key(piece, plan),
-            of_any_size=self.feedback.masked,
-        )
-        folding = Folding(self.feedback, self._judge, self.strength_at, bool(plan.shadow))
-        parts, finite = folding.parts(fused, known)
-        contexts = [self._contexts(part, plan) for part in parts]
-        outcome = yield from fuse(
-            [part.rounds(own) for part, own in zip(parts, contexts, strict=True)], finite, self._judge
-        )
+        batches = merged([self._batch(piece, plan) for piece in pieces])
+        finite = fold_in(batches, self.feedback, self._judge, known, self._compressors_fold)
+        rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
+        folds = [batch.fold for batch in batches if batch.fold is not None]
+        outcome = yield from fuse(rounds, finite, self._judge, folds)
         if outcome is None:
-            self._refuse(pieces, parts)
+            self._refuse(pieces)
             return
-        for part in parts:
-            part.unfold()
-        self._count(parts, outcome.reduced, outcome.finite)
-        verdict = outcome.finite
-        if self.feedback.exact_undo:  # a sum may overflow, so that the means decide before anything is settled
-            for part, reduced in zip(parts, outcome.reduced, strict=True):
-                part.tensors.write(reduced.mean, torch.empty_like(part.x))
+        for batch in batches:
+            batch.unfold()
+        self._count(batches, outcome.reduced, outcome.finite)
+        verdict, by_group = outcome.finite, self.feedback.commits.by_group
+        if by_group:  # a sum may overflow, so that the means decide before anything is settled
+            for batch, reduced in zip(batches, outcome.reduced, strict=True):
+                batch.write(reduced.mean, torch.empty_like(batch.x))
             verdict = both(verdict, self._judge(all_fit([piece.flat for piece in pieces])))
             if verdict is False:
-                self._refuse(pieces, parts)
+                self._refuse(pieces)
                 return
-        for part, reduced in zip(parts, outcome.reduced, strict=True):
-            self._settle(part, reduced, plan, verdict)
-            if not self.feedback.exact_undo:
-                part.tensors.write(reduced.mean, part.x)
-        self._mask(pieces, verdict)
+        for batch, reduced in zip(batches, outcome.reduced, strict=True):
+            if batch.settles:
+                self._settle(batch, reduced, plan.step, verdict)
+            if not by_group:
+                batch.write(reduced.mean, batch.x)
+        if isinstance(verdict, torch.Tensor):
+            self._mask(pieces, verdict)
 
-    def _contexts(self, part: Part, plan: Plan) -> list[Context]:
-        """What the compressor may know: of each row, else of all as one; with what is looked up beforehand."""
-        if not part.tensors.rows:
-            contexts, xs = [self._context(part.tensors, plan, part.fold)], [part.x]
-        else:
-            choice = part.tensors.choice
-            contexts = [self._context(FusedTensors((piece,), choice), plan, part.fold) for piece in part.tensors.pieces]
-            xs = [*part.x.view(len(contexts), -1)]
-        for piece, x, context in zip(part.tensors.pieces, xs, contexts, strict=False):
-            self._evaluate(piece, x, plan, context)
+    def _batch(self, piece: Piece, plan: Plan) -> Batch:
+        """Return a tensor as a batch; its key says with which others it may be one long tensor, or rows of a matrix.
+
+        No tensor that is evaluated, or of which something is kept, goes into a long one.
+        """
+        compressible = self.compresses(piece.shape)
+        choice, size = plan.of(piece.name, compressible), piece.flat.numel()
+        kind = (choice.compresses, choice.cf, piece.flat.dtype)
+        alone = choice.strength > 0 or (compressible and plan.shadow) or size > self._largest
+        if choice.profile.pad_multiple and not alone:
+            return Batch([piece], choice, (*kind, None), choice.profile.pad_multiple)
+        if not goes_alone(piece.flat):
+            row = choice.compressor.batch_key(choice.cf, self._context(piece, plan, choice.strength))
+            if row is not None:
+                return Batch([piece], choice, (*kind, (size, row)))
+        return Batch([piece], choice, piece.name)
+
+    def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
+        """Return what the compressor may know of each row, or of all as one, with what is looked up beforehand."""
+        strength, fold = batch.choice.strength, batch.fold
+        if len(batch.pieces) > 1 and not batch.rows:
+            return [self._context(batch.pieces[0], plan, strength, fold, (batch.x.numel(),))]
+        contexts = [self._context(piece, plan, strength, fold) for piece in batch.pieces]
+        if plan.shadow:
+            xs = batch.x.view(len(contexts), -1).unbind() if batch.rows else [batch.x]
+            for piece, x, context in zip(batch.pieces, xs, contexts, strict=True):
+                self._evaluate(piece, x, plan, context)
         return contexts
 
-    def _count(self, parts: Sequence[Part], reduced: Sequence[Reduced], finite: Verdict) -> None:
-        """Add what was to be sent of some tensors, and what was not.
+    def _count(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
+        """Add to the step's numbers what was to be sent of some tensors, and what was not.
 
-        What a compressor coded unseen does not count if some gradient was not finite.
+        If some gradient was not finite, nothing counts that a compressor folded.
         """
         energies: list[torch.Tensor] = []
         errors: list[torch.Tensor] = []
-        for part, result in zip(parts, reduced, strict=True):
-            target = part.x if result.target is None else result.target
-            energies.append(part.energy if part.energy is not None and target is part.x else energy(target))
-            if result.error is not None:
-                errors.append(result.error)
-            elif result.sent is not target:
-                errors.append(lost(target, energies[-1], result.sent))
-            if part.tensors.choice.compresses:
-                self.measurement.compressed += part.tensors.elements
-                self.measurement.sent += part.tensors.elements / result.cf
-        unseen = any(part.fold is not None for part in parts)
+        for batch, reduced in zip(batches, results, strict=True):
+            target = batch.x if reduced.target is None else reduced.target
+            energies.append(batch.energy if batch.energy is not None and target is batch.x else energy(target))
+            if reduced.error is not None:
+                errors.append(reduced.error)
+            elif reduced.sent is not target:
+                errors.append(lost(target, energies[-1], reduced.sent))
+            if batch.choice.compresses:
+                elements = sum(piece.flat.numel() for piece in batch.pieces)
+                self.measurement.compressed += elements
+                self.measurement.sent += elements / reduced.cf
+        unseen = any(batch.fold is not None for batch in batches)
         spoilt = ~finite if unseen and isinstance(finite, torch.Tensor) else None
         for squares, of_groups in ((energies, self.measurement.energies), (errors, self.measurement.errors)):
             total = summed(squares)
@@ -276,46 +294,45 @@ class Averager:
                 total = total.masked_fill(spoilt, 0.0)
             of_groups.append(total)
 
-    def _settle(self, part: Part, reduced: Reduced, plan: Plan, finite: Verdict) -> None:
-        """Keep what was not sent."""
-        strength, keep = self.strength_at(part.tensors.choice), self.feedback
-        keys = [f"{self.seed}\0residual\0{name}\0{plan.step}\0{self.rank}" for name in part.tensors.names]
-        if part.tensors.rows and part.folded:
-            keep.settle_rows(part.tensors.names, part.x, reduced.sent, strength, reduced.aside, finite, keys)
-            return
-        for name, x, key in zip(part.tensors.names, part.folded, keys, strict=False):
-            sent = reduced.sent if x is part.x else x  # of several all is sent, or what is not is not kept
-            keep.settle(name, x, sent, strength, reduced.aside, finite, key)
+    def _settle(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
+        """Keep what was not sent; x is overwritten."""
+        keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
+        residual = unsent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
+        self.feedback.settle(batch.names, residual, finite, keys)
 
-    def _choice(self, piece: Piece, plan: Plan) -> Choice:
-        return plan.of(piece.name, self.compresses(piece.shape))
-
-    def _multiple(self, piece: Piece, plan: Plan) -> int:
-        """What tensors that are to go together must be padded to; 0 where each goes by itself."""
-        if plan.shadow and self.compresses(piece.shape):
-            return 0
-        choice = self._choice(piece, plan)
-        return 0 if self.strength_at(choice) > 0 else choice.profile.pad_multiple
-
-    def _key(self, piece: Piece, plan: Plan) -> Hashable | None:
-        """What tensors that are to be averaged as rows of a matrix have in common."""
-        choice = self._choice(piece, plan)
-        return choice.compressor.batch_key(choice.cf, self._context(FusedTensors((piece,), choice), plan))
-
-    # dense: what plain DDP does, without a copy where tensors lie side by side and nothing is kept for them
+    # dense: what plain DDP does, without a copy if tensors lie side by side and nothing is kept of them
 
     def _dense(self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None) -> Requests:
-        """Ranks may differ in what they still keep, so what travels must not depend on it.
+        """Average a group dense, by one all-reduce, which itself shows whether every rank's gradient was finite.
 
-        That is the sum alone, which itself shows whether every rank's gradient was finite.
+        Ranks may differ in what they still keep, so that nothing that is sent may depend on that.
         """
-        kept = any(self.feedback.has(piece.name) for piece in pieces)
-        parts = list(self._looked_into(pieces, plan)) if kept or plan.shadow else []
-        if parts and kept:
-            flat = torch.cat([part.x.to(part.tensors.pieces[0].flat.dtype) for part in parts])
+        keeps = any(self.feedback.has(piece.name) for piece in pieces)
+        xs = self._dense_folded(pieces, plan) if keeps or plan.shadow else []
+        if xs and keeps:
+            flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(xs, pieces, strict=True)])
         else:
             flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
-        wire = plan.choice.compressor.wire_dtype(flat.dtype)
+        flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
+        finite: Verdict = True
+        if keeps or self.feedback.commits.by_step:
+            finite = self._judge(all_finite([energy(flat)]))
+            if finite is False:
+                self._refuse(pieces)
+                return
+        for piece, x in zip(pieces, xs, strict=False):
+            if x is not piece.flat:
+                self.feedback.settle([piece.name], None, finite)
+        if flat is not whole:
+            for piece, mean in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
+                piece.flat.copy_(mean)
+        if isinstance(finite, torch.Tensor):
+            self._mask(pieces, finite)
+
+    def _dense_mean(
+        self, flat: torch.Tensor, wire: torch.dtype
+    ) -> Generator[list[Collective], list[Any], torch.Tensor]:
+        """Return the mean of a flat tensor over the ranks, in its memory, summed in the number format of the wire."""
         if wire == flat.dtype:
             first = divides_first(self.world, wire)
             if first:
@@ -326,72 +343,59 @@ class Averager:
         else:
             (total,) = yield [AllReduce(share(flat, self.world, wire))]
             flat.copy_(total)
-        finite: Verdict = True
-        if kept or self.feedback.safe:
-            finite = self._judge(all_finite([energy(flat)]))
-            if finite is False:
-                self._refuse(pieces, parts)
-                return
-        for part in parts:
-            (piece,) = part.tensors.pieces
-            if part.x is not piece.flat:
-                self.feedback.settle(piece.name, part.x, part.x, 0.0, finite=finite)
-        if flat is not whole:
-            for piece, own in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
-                piece.flat.copy_(own)
-        self._mask(pieces, finite)
+        return flat
 
-    def _looked_into(self, pieces: Sequence[Piece], plan: Plan) -> Iterator[Part]:
-        """Tensors with what is fed back to them, counted and evaluated; none, where some gradient is not finite."""
+    def _dense_folded(self, pieces: Sequence[Piece], plan: Plan) -> list[torch.Tensor]:
+        """Return tensors with what is fed back to them, counted and evaluated; none if some gradient is not finite."""
         energies = [energy(piece.flat) for piece in pieces]
         finite = self._judge(all_finite(energies))
         if finite is False:
-            return
+            return []
+        xs: list[torch.Tensor] = []
         for piece, size in zip(pieces, energies, strict=True):
-            tensors = FusedTensors((piece,), plan.of(piece.name))
             x = self.feedback.fold(piece.name, piece.flat, keep=False)
             seen = x if finite is True else torch.where(finite, x, torch.zeros_like(x))
-            self._evaluate(piece, seen, plan, self._context(tensors, plan))
+            self._evaluate(piece, seen, plan, self._context(piece, plan, 0.0))
             self.measurement.energies.append((size if seen is piece.flat else energy(seen)).double())
-            yield Part(tensors, x, folded=[x])
+            xs.append(x)
+        return xs
 
     # both
 
-    def _context(self, tensors: FusedTensors, plan: Plan, fold: Fold | None = None) -> Context:
-        piece, several = tensors.pieces[0], len(tensors.pieces) > 1
+    def _context(
+        self, piece: Piece, plan: Plan, strength: float, fold: Fold | None = None, shape: tuple[int, ...] | None = None
+    ) -> Context:
+        """Return what a compressor may know of a tensor; or of several as one, of a ``shape``: none is remembered."""
         return Context(
             name=piece.name,
             step=plan.step,
             rank=self.rank,
             world=self.world,
             seed=self.seed,
-            shape=tensors.shape,
+            shape=piece.shape if shape is None else shape,
             dtype=piece.flat.dtype,
-            state={} if several else self.memory.of(piece.name),
-            error_feedback=self.strength_at(plan.of(piece.name)),
+            state=self.memory.of(piece.name) if shape is None else {},
+            error_feedback=strength,
             fold=fold,
         )
 
     def _evaluate(self, piece: Piece, x: torch.Tensor, plan: Plan, context: Context) -> None:
-        """See ``evaluate``; what may be compressed goes by itself where there is something to evaluate."""
+        """Evaluate the shadow CFs, if there are any, of a tensor that may be compressed; see ``evaluate``."""
         if plan.shadow and self.compresses(piece.shape):
             evaluate(piece, x, self.base, plan, context, self.measurement)
 
-    def _refuse(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
-        """Some rank's gradient was not finite, and the host knows it: take everything back, give NaN."""
+    def _refuse(self, pieces: Sequence[Piece]) -> None:
+        """Take everything back and give NaN: some rank's gradient was not finite, and the host knows."""
         self.measurement.verdicts.append(False)
-        for part in parts:
-            for piece, x in zip(part.tensors.pieces, part.folded, strict=False):
-                self.feedback.undo(piece.name, x, piece.flat)
+        for piece in pieces:
+            self.feedback.commits.undo(piece.name, piece.flat)
         self.memory.forget(piece.name for piece in pieces)
         for piece in pieces:
             piece.flat.fill_(float("nan"))
 
-    def _mask(self, pieces: Sequence[Piece], finite: Verdict) -> None:
-        """Where only the device knows whether all gradients were finite: give NaN where they were not."""
-        if isinstance(finite, bool):
-            return
-        if not self.feedback.safe:
+    def _mask(self, pieces: Sequence[Piece], finite: torch.Tensor) -> None:
+        """Give NaN if some gradient was not finite, which only the device knows."""
+        if not self.feedback.commits.by_step:
             self.memory.mask((piece.name for piece in pieces), finite)
         same = torch.div(finite, finite)  # 1, or 0 / 0: what all is multiplied by at once
         for dtype in dict.fromkeys(piece.flat.dtype for piece in pieces):

@@ -2,118 +2,99 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a group hands to its compressors: gradients with what is fed back to them, and whether they are finite.
 
-Where the host must not look, a compressor that can (``Compressor.folds``) takes bare gradients, and folds and judges
-them in the pass in which it codes them. Of the rest zeros are coded where some gradient is not finite.
+If the host must not look, a compressor that can (``Compressor.folds``) takes bare gradients, and folds and judges them
+in the pass in which it codes them. Of all others zeros are coded if some gradient is not finite.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from gravac.averaging.batch import Batch
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.fused_tensors import FusedTensors, Part
-from gravac.averaging.norms import all_finite, energies_of
-from gravac.averaging.plan import Choice
-from gravac.compressors.base import Fold, energy
+from gravac.averaging.norms import energies_of
+from gravac.compressors.base import Fold
 from gravac.compressors.dtypes import working
+from gravac.compressors.squares import all_finite, energy
 from gravac.exchange.executor import Verdict, both
 
 
-@dataclass(frozen=True, slots=True)
-class Folding:
-    """How tensors become parts.
+def fold_in(
+    batches: Sequence[Batch],
+    feedback: Feedback,
+    judge: Callable[[torch.Tensor], Verdict],
+    known: Verdict,
+    by_compressors: bool,
+) -> Verdict:
+    """Add to gradients what is fed back to them, or leave that to their compressors.
 
-    Attributes:
+    1. Leave bare gradients to compressors that fold, if any may.
+    2. Lay side by side gradients that nothing is added to or kept of, and sum their squares.
+    3. Sum the squares of all other gradients.
+    4. Judge by these sums whether the gradients are finite, and add what is fed back to those of 3.
+
+    Args:
+        batches: all tensors of the group, as they are coded; each batch is given its x, flat.
         feedback: what is fed back.
-        judge: looks at a 0-d bool tensor where the host may; see ``Executor``.
-        strength_at: share of what is not sent that is kept, of a choice.
-        evaluates: whether something is found out about gradients before they are coded, which takes them folded.
+        judge: looks at a 0-d bool tensor if the host may; see ``Executor``.
+        known: whether all that the gradients were made with is finite, as far as the caller knows.
+        by_compressors: whether compressors may fold: nobody needs a verdict before gradients are coded.
+
+    Returns:
+        Whether ``known`` holds and all gradients are finite but those that are left to compressors (``Batch.fold``).
     """
-
-    feedback: Feedback
-    judge: Callable[[torch.Tensor], Verdict]
-    strength_at: Callable[[Choice], float]
-    evaluates: bool
-
-    def parts(self, fused: Sequence[FusedTensors], known: Verdict = True) -> tuple[list[Part], Callable[[], Verdict]]:
-        """Fold what is fed back into gradients, or leave that to their compressors.
-
-        1. What compressors fold is laid side by side, no more.
-        2. So is what nothing is added to or kept of, and its squared norm found.
-        3. All but the first are judged, by their squared norms, and folded.
-
-        Args:
-            fused: the tensors.
-            known: whether all that travels with them is finite, as far as whoever hands them over knows.
-
-        Returns:
-            The parts, in order; and what tells whether all gradients were finite, once compressors have coded theirs.
-        """
-        begun = [self._bare(tensors) or self._plain(tensors) for tensors in fused]
-        sizes: list[torch.Tensor] = []
-        for tensors, part in zip(fused, begun, strict=True):
-            if part is None:
-                sizes += energies_of(tensors.flats)
-            elif part.energy is not None:
-                sizes.append(part.energy)
-        finite = both(known, self.judge(all_finite(sizes)) if sizes else True)
-        spoilt = not finite if isinstance(finite, bool) else ~finite
-        parts = [self._part(tensors, part, spoilt) for tensors, part in zip(fused, begun, strict=True)]
-
-        def verdict() -> Verdict:
-            found = [part.fold.energy for part in parts if part.fold is not None and part.fold.energy is not None]
-            if not found:
-                return finite
-            return both(finite, self.judge(all_finite(found)))
-
-        return parts, verdict
-
-    def _bare(self, tensors: FusedTensors) -> Part | None:
-        """Tensors as they are, which their compressor folds; ``None`` where it cannot."""
-        first, several, choice = tensors.pieces[0], len(tensors.pieces) > 1, tensors.choice
-        if self.evaluates or not all(self.feedback.foldable(piece.name, piece.flat) for piece in tensors.pieces):
-            return None
-        if not all(choice.compressor.folds(flat, choice.cf) for flat in tensors.flats):
-            return None
-        if tensors.rows:
-            rows = self.feedback.to_fold_rows(tensors.names, tensors.flats)
-            if rows is None or rows.left is None:
-                return None
-            return Part(tensors, rows.left, folded=[*rows.left.view(len(tensors.pieces), -1)], fold=rows)
-        if several and any(self.feedback.has(piece.name) for piece in tensors.pieces):
-            return None
-        if several:
-            return Part(tensors, tensors.join([piece.flat for piece in tensors.pieces]), fold=Fold())
-        fold = self.feedback.to_fold(first.name, first.flat, self.strength_at(choice) > 0)
-        kept = fold.left is not None or fold.residual is not None
-        return Part(tensors, first.flat, folded=[first.flat] if kept else (), fold=fold)
-
-    def _plain(self, tensors: FusedTensors) -> Part | None:
-        """Tensors with nothing to add to their gradients or to keep of them, as they are; ``None`` for others."""
-        if self.strength_at(tensors.choice) > 0 or any(self.feedback.has(piece.name) for piece in tensors.pieces):
-            return None
-        joined = tensors.join([piece.flat for piece in tensors.pieces])
-        x = joined.to(working(joined.dtype))
-        return Part(tensors, x, energy(x))
-
-    def _part(self, tensors: FusedTensors, begun: Part | None, spoilt: Verdict) -> Part:
-        """Tensors with what is fed back to them; zeros, where some gradient is not finite."""
+    sizes: list[torch.Tensor] = []
+    for batch in batches:
+        if by_compressors and _left_to_compressor(batch, feedback):
+            continue
+        if batch.choice.strength > 0 or any(feedback.has(name) for name in batch.names):
+            sizes += energies_of(batch.flats)
+        else:
+            joined = batch.join(batch.flats)
+            batch.x = joined.to(working(joined.dtype))
+            batch.energy = energy(batch.x)
+            sizes.append(batch.energy)
+    finite = both(known, judge(all_finite(sizes)) if sizes else True)
+    spoilt = not finite if isinstance(finite, bool) else ~finite
+    for batch in batches:
         if spoilt is True:
-            flat = tensors.pieces[0].flat
-            return Part(tensors, flat.new_zeros(tensors.length, dtype=working(flat.dtype)))
-        if begun is not None:
-            if begun.fold is None:
-                _cleared(begun.x, spoilt)  # perhaps the gradient itself, which is overwritten with the mean anyway
-            return begun
-        if tensors.rows:
-            x = _cleared(self.feedback.fold_rows(tensors.names, tensors.flats), spoilt)
-            return Part(tensors, x.view(-1), folded=[*x])
-        keep = self.strength_at(tensors.choice) > 0
-        folded = [_cleared(self.feedback.fold(piece.name, piece.flat, keep), spoilt) for piece in tensors.pieces]
-        return Part(tensors, tensors.join(folded), folded=folded)
+            flat = batch.pieces[0].flat
+            batch.x = flat.new_zeros(sum(batch.lengths), dtype=working(flat.dtype))
+            batch.energy, batch.fold, batch.settles = None, None, False
+        elif batch.fold is None:
+            if batch.energy is None:
+                _fold(batch, feedback)
+            if isinstance(spoilt, torch.Tensor):
+                batch.x.masked_fill_(spoilt, 0.0)  # perhaps the gradient itself, which the mean will overwrite anyway
+    return finite
 
 
-def _cleared(x: torch.Tensor, spoilt: Verdict) -> torch.Tensor:
-    """Make zeros of a tensor where the device finds that some gradient is not finite; returns it."""
-    return x if isinstance(spoilt, bool) else x.masked_fill_(spoilt, 0.0)
+def _left_to_compressor(batch: Batch, feedback: Feedback) -> bool:
+    """Leave bare gradients to their compressor; False if it cannot fold them, or not all of them alike."""
+    names, flats, choice = batch.names, batch.flats, batch.choice
+    if flats[0].dtype == torch.float64 or any(name in feedback.held for name in names):
+        return False
+    if not all(choice.compressor.folds(flat, choice.cf) for flat in flats):
+        return False
+    residuals = [feedback.residual[name] for name in names if name in feedback.residual]
+    if len(names) == 1:
+        left = feedback.buffer(names[0], flats[0]) if choice.strength > 0 else None
+        batch.x, batch.fold = flats[0], Fold(residuals[0] if residuals else None, left)
+        batch.settles = left is not None or bool(residuals)
+    elif batch.rows and len(residuals) in (0, len(names)):
+        x = flats[0].new_empty(sum(batch.lengths), dtype=working(flats[0].dtype))
+        batch.x, batch.fold = x, Fold(left=x, gradients=flats, residuals=residuals)
+        batch.settles = True
+    elif not batch.rows and not residuals:
+        batch.x, batch.fold = batch.join(flats), Fold()
+    return batch.fold is not None
+
+
+def _fold(batch: Batch, feedback: Feedback) -> None:
+    """Add to finite gradients what is fed back to them."""
+    batch.settles = True
+    if batch.rows:
+        batch.x = feedback.fold_rows(batch.names, batch.flats).view(-1)
+    else:
+        keep = batch.choice.strength > 0
+        batch.x = batch.join([feedback.fold(piece.name, piece.flat, keep) for piece in batch.pieces])

@@ -1,19 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Squared norms: of gradients, of what compression loses, and whether they are finite."""
+"""Squared norms of gradients and of what compression loses; whether means are finite."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from gravac.compressors.sparse import Addend, Sparse, blocks
 from gravac.compressors.squares import checked, energy
-
-
-def all_finite(energies: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Tell whether all squared norms are finite, ``[]`` bool: by ``energy``, if and only if all elements are."""
-    every = [*energies]
-    return every[0] < torch.inf if len(every) == 1 else (torch.stack(every) < torch.inf).all()
 
 
 def all_fit(flats: Sequence[torch.Tensor]) -> torch.Tensor:

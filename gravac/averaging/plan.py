@@ -31,21 +31,23 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a tensor is sent by; dense is a compressor like all others.
+    """A compressor and settings that a tensor is sent by; dense is a compressor like all others.
 
     Attributes:
         compressor: the compressor.
         cf: its compression factor.
-        profile: what is known of it at that factor, over the ranks there are.
+        profile: what is known of the compressor at that factor, over the ranks there are.
+        strength: error feedback: share of what is not sent that is kept, in [0, 1].
     """
 
     compressor: Compressor
     cf: float
     profile: Profile
+    strength: float = 0.0
 
     @property
     def compresses(self) -> bool:
-        """Whether it leaves something out."""
+        """True if the compressor leaves something out."""
         return self.compressor.compresses
 
 
@@ -80,15 +82,15 @@ class Plan:
         return choice if compressible or not choice.compresses else self.small
 
     def sends_whole(self, name: str) -> bool:
-        """Whether nothing of a tensor is left out."""
+        """True if nothing of a tensor is left out."""
         return not self.of(name).compresses
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Every choice that some tensor may have."""
+        """All choices of tensors that are large enough to be compressed."""
         return (self.choice, *self.own.values())
 
     @property
     def compresses(self) -> bool:
-        """Whether any tensor is compressed."""
+        """True if any tensor is compressed."""
         return any(choice.compresses for choice in self.choices)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a residual is made of, how it is rounded, and which one is kept where only the device knows what was finite."""
+"""What a residual is made of, how it is rounded, and how the dicts that hold all of them are filled."""
 
 from typing import TypeVar
 
@@ -8,7 +8,6 @@ import torch
 
 from gravac.compressors.draws import Draws, words_each
 from gravac.compressors.sparse import Addend
-from gravac.exchange.executor import Verdict
 
 StoredT = TypeVar("StoredT")
 
@@ -39,29 +38,6 @@ def unsent(
     if aside is not None:
         rest.sub_(aside)
     return rest.mul_(strength) if strength < 1.0 else rest
-
-
-def masked(finite: Verdict, kept: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
-    """What is kept of a tensor: ``kept`` (nothing, if it has no elements) where the step was finite, else the old.
-
-    One of the two, overwritten.
-    """
-    if isinstance(finite, bool):
-        return kept
-    if old is None:
-        return kept.masked_fill_(~finite, 0.0)
-    if not kept.numel():
-        return old.masked_fill_(finite, 0.0)
-    return torch.where(finite, kept, old, out=kept)
-
-
-def put(old: torch.Tensor, new: torch.Tensor | None, finite: Verdict) -> None:
-    """Overwrite what is kept with what is new, of the same shape, where ``finite``; with zeros where nothing new is."""
-    new = old.new_zeros(()) if new is None else new
-    if isinstance(finite, bool):
-        old.copy_(new)
-    else:
-        torch.where(finite, new, old, out=old)
 
 
 def replace(stored: dict[str, StoredT], by: dict[str, StoredT]) -> None:

@@ -9,6 +9,7 @@ once takes 30 times as long there. Elsewhere, where the host must not look, sums
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -33,6 +34,11 @@ def energy(x: torch.Tensor) -> torch.Tensor:
         norm: torch.Tensor = torch._foreach_norm([x], 2, torch.float64)[0]  # widens as it sums
         return norm.square()
     return checked(_own(x), x)
+
+
+def all_finite(energies: Sequence[torch.Tensor]) -> torch.Tensor:
+    """True if some tensors' ``energy``, at least one, are finite, 0-d bool: if and only if all their elements are."""
+    return energies[0] < torch.inf if len(energies) == 1 else (torch.stack([*energies]) < torch.inf).all()
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,9 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from gravac.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, tensors_of
-from gravac.exchange.executor import Verdict
+from gravac.compressors.base import Fold
+from gravac.compressors.squares import all_finite
+from gravac.exchange.executor import Verdict, both
 
 Requests = list[Collective]
 
@@ -44,8 +46,9 @@ FLAG = -1
 
 def fuse(
     rounds: Sequence[Generator[Collective, Any, T]],
-    finite: Verdict | Callable[[], Verdict],
+    finite: Verdict,
     judge: Callable[[torch.Tensor], Verdict] = bool,
+    folds: Sequence[Fold] = (),
 ) -> Fused[T]:
     """Run several tensors' rounds together.
 
@@ -56,9 +59,9 @@ def fuse(
 
     Args:
         rounds: rounds of each tensor, or of several together; the same number, in the same order, on every rank.
-        finite: whether this rank's gradients are finite; where not, the flag is raised on all ranks. Or what tells it,
-            called when all rounds were advanced for the first time.
+        finite: whether this rank's gradients are finite, apart from ``folds``; if not, the flag is raised on all ranks.
         judge: looks at a bool scalar (0-d tensor), where the host may; where it may not, all rounds run, flag or not.
+        folds: what some of the rounds fold; their energies, set before the first collective, are judged with it.
 
     Returns:
         What each tensor's rounds returned, or ``None`` when the flag was up on any rank and the host knows it.
@@ -91,8 +94,11 @@ def fuse(
 
     for position in range(len(rounds)):
         advance(position, None)
+    energies = [fold.energy for fold in folds if fold.energy is not None]
+    if energies:
+        finite = both(finite, judge(all_finite(energies)))
     if asked:
-        asked[FLAG] = _flag(list(asked.values()), finite() if callable(finite) else finite, judge)
+        asked[FLAG] = _flag(list(asked.values()), finite, judge)
     while asked:
         batches = _batches(asked)
         asked.clear()

@@ -12,10 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from gravac.averaging import fused_tensors
+from gravac.averaging import average
 from gravac.averaging.average import Averager
+from gravac.averaging.batch import merged
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.plan import Choice, Piece
+from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import (
@@ -94,7 +95,7 @@ class Run:
         chosen = Candidate(self.averagers[0].base.name, self.cf, self.cf)
         for averager in self.averagers:
             averager.measure(LocalMeasurement(number, chosen), None if self.host_looks else MASKS)
-        with mock.patch.object(fused_tensors, "goes_alone", return_value=not together):
+        with mock.patch.object(average, "goes_alone", return_value=not together):
             for group in groups:
                 pieces = [[Piece(str(i), mine[i].view(-1), SHAPES[i]) for i in group] for mine in outs]
                 plans = [averager.plan(number, self.cf) for averager in self.averagers]
@@ -217,13 +218,11 @@ def test_a_checkpoint_of_a_batch_goes_on_alone() -> None:
 
 
 def _batched(base: Compressor, cf: float, shapes: Sequence[Shape]) -> list[list[str]]:
+    averager = Averager(base, dense, 1.0, 0, Feedback())
     pieces = [Piece(str(number), torch.zeros(shape).view(-1), shape) for number, shape in enumerate(shapes)]
-    choice = Choice(base, cf, base.profile(cf))
-    found = fused_tensors.grouped(
-        pieces, lambda _: choice, lambda _: 0, lambda piece: base.batch_key(cf, Context(piece.name, shape=piece.shape))
-    )
-    assert all(one.rows == (len(one.pieces) > 1) for one in found)
-    return [one.names for one in found]
+    batches = merged(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
+    assert all(batch.rows == (len(batch.pieces) > 1) for batch in batches)
+    return [batch.names for batch in batches]
 
 
 def test_on_a_processor_each_goes_by_itself() -> None:
@@ -232,7 +231,7 @@ def test_on_a_processor_each_goes_by_itself() -> None:
 
 
 def test_elsewhere_equal_ones_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_tensors, "goes_alone", lambda x: False)
+    monkeypatch.setattr(average, "goes_alone", lambda x: False)
     # "4" and "6" are seen as the same matrix; "1" has one dimension
     assert _batched(powersgd, 3.0, SHAPES) == [["0", "2", "5"], ["1"], ["3", "7"], ["4", "6", "8"]]
     assert _batched(powersgd, 1.0, [(4, 4)] * 2) == [["0"], ["1"]]  # low rank is no saving

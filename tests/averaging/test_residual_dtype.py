@@ -40,10 +40,9 @@ def test_rounding_is_right_on_average() -> None:
 def piled(dtype: str, steps: int, draws: bool = True) -> torch.Tensor:
     """What is kept after as many steps of gradients of 1 with nothing sent."""
     feedback = Feedback(dtype=dtype)
-    nothing, gradient = torch.zeros(256), torch.ones(256)
     for step in range(steps):
-        x = feedback.fold("w", gradient, keep=True)
-        feedback.settle("w", x, nothing, 1.0, key=f"{step if draws else 0}")
+        x = feedback.fold("w", torch.ones(256), keep=True)
+        feedback.settle(["w"], x, keys=[f"{step if draws else 0}"])
     return feedback.residual["w"].double()
 
 

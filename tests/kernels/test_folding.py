@@ -160,9 +160,9 @@ def test_rows_of_a_matrix_are_coded_as_each_by_itself(monkeypatch: pytest.Monkey
     monkeypatch.setattr("tests.kernels.test_folding.SHAPES", ((8, 16), (16, 8), (4, 32)))
     alone, together = (Ranks(topkc(chunk=16), 3.0, None, 2) for _ in range(2))
     for step in range(2):
-        monkeypatch.setattr("gravac.averaging.fused_tensors.goes_alone", lambda x: True)
+        monkeypatch.setattr("gravac.averaging.average.goes_alone", lambda x: True)
         want = alone.step(step)
-        monkeypatch.setattr("gravac.averaging.fused_tensors.goes_alone", lambda x: False)
+        monkeypatch.setattr("gravac.averaging.average.goes_alone", lambda x: False)
         for mine, other in zip(together.step(step), want, strict=True):
             assert all(map(torch.equal, mine, other))
         assert_same(together.kept(), alone.kept())
@@ -170,7 +170,7 @@ def test_rows_of_a_matrix_are_coded_as_each_by_itself(monkeypatch: pytest.Monkey
 
 def test_a_group_of_rows_is_coded_by_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.kernels.test_folding.SHAPES", ((8, 16), (16, 8), (4, 32)))
-    monkeypatch.setattr("gravac.averaging.fused_tensors.goes_alone", lambda x: False)
+    monkeypatch.setattr("gravac.averaging.average.goes_alone", lambda x: False)
     ranks = Ranks(topkc(chunk=16), 3.0, None, 1)
     for step in range(2):
         with Launches() as launches:

@@ -37,8 +37,8 @@ CASES: tuple[tuple[str, Compressor, float], ...] = (
 )
 
 USERS = (
-    *("gravac.averaging.norms", "gravac.averaging.average", "gravac.averaging.folding"),
-    *("gravac.averaging.feedback", "gravac.compressors.quantize", "gravac.compressors.topk"),
+    *("gravac.averaging.norms", "gravac.averaging.average", "gravac.averaging.folding", "gravac.averaging.feedback"),
+    *("gravac.compressors.quantize", "gravac.compressors.topk"),
 )
 """Modules that sum squares in such a step."""
 

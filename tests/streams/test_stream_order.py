@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gravac import AdaptiveCompressor, Compressor, Policy, dgc, powersgd, quantize, topk, topkc
-from gravac.averaging import fused_tensors
+from gravac.averaging import average
 from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
 from gravac.compressors.profile import CODING_BYTES
@@ -142,7 +142,7 @@ def test_nor_where_equal_matrices_go_together(monkeypatch: pytest.MonkeyPatch) -
         made.append(len(xs))
         return rounds(compressor, xs, cf, contexts)
 
-    monkeypatch.setattr(fused_tensors, "goes_alone", lambda x: False)
+    monkeypatch.setattr(average, "goes_alone", lambda x: False)
     monkeypatch.setattr(type(powersgd), "rounds_together", counted)
     for seed in range(SEEDS):
         assert train(seed, powersgd).errors == []

@@ -3,6 +3,7 @@
 """Side by side, each tensor comes out as it would alone."""
 
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -10,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from gravac.averaging import fused_tensors
+from gravac.averaging import average as module
 from gravac.averaging.average import Averager
+from gravac.averaging.batch import LARGEST, merged
 from gravac.averaging.feedback import Feedback
-from gravac.averaging.fused_tensors import LARGEST, grouped
-from gravac.averaging.plan import Choice, Piece
+from gravac.averaging.plan import Piece
 from gravac.candidate import Candidate
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, dense, ladder, quantize, topk
@@ -32,6 +33,9 @@ BASES: list[tuple[Compressor, float]] = [
     (topk, 10.0),
     (ladder, wire_ratio(quantize(2), 16)),
 ]
+
+UNSEEN: Any = SimpleNamespace(judge=lambda finite: finite, host_looks=False)
+"""An executor under which only the device knows whether gradients were finite."""
 
 
 def average(
@@ -122,31 +126,35 @@ def test_not_finite_on_one_rank_reaches_all_and_nothing_is_kept() -> None:
 
 def test_large_ones_stay_by_themselves_and_order_is_kept() -> None:
     sizes = [10, LARGEST + 1, 20, 30]
-    pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
-    coded, whole = (Choice(one, cf, one.profile(cf)) for one, cf in ((quantize(4), 8.0), (dense, 1.0)))
-    choices = {"0": coded, "1": coded, "2": whole, "3": coded}
-    found = grouped(pieces, lambda piece: choices[piece.name], lambda _: 8, lambda _: None)
-    assert [[piece.name for piece in bundle.pieces] for bundle in found] == [["0", "3"], ["1"], ["2"]]
-    assert found[0].length == 16 + 32
-    assert found[0].elements == 40
+    pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
+    averager = Averager(quantize(4, block=8), dense, None, 0, Feedback())
+    plan = averager.plan(0, 8.0, cfs={"2": None})
+    batches = merged(averager._batch(piece, plan) for piece in pieces)
+    assert [batch.names for batch in batches] == [["0", "3"], ["1"], ["2"]]
+    assert batches[0].lengths == [16, 32]
 
 
-@given(sizes=st.lists(st.integers(0, 200), max_size=30), multiple=st.sampled_from([1, 8, 48]))
-def test_where_launches_cost_most_all_go_together(sizes: list[int], multiple: int) -> None:
-    pieces = [Piece(str(i), torch.zeros(size), (size,)) for i, size in enumerate(sizes)]
-    choice = Choice(quantize(4), 8.0, quantize(4).profile(8.0))
-    with mock.patch.object(fused_tensors, "LARGEST", 100):
-        found = grouped(pieces, lambda _: choice, lambda _: multiple, lambda _: None, of_any_size=True)
-    assert [[*one.pieces] for one in found] == ([pieces] if pieces else [])
-    assert all(one.length == sum(-(-size // multiple) * multiple for size in sizes) for one in found[: len(sizes) > 1])
+@given(
+    sizes=st.lists(st.integers(0, 200), max_size=30),
+    padded=st.sampled_from([(dense, 1.0, 1), (quantize(4, block=8), 8.0, 8), (quantize(4, block=48), 8.0, 48)]),
+)
+def test_where_launches_cost_most_all_go_together(sizes: list[int], padded: tuple[Compressor, float, int]) -> None:
+    base, cf, multiple = padded
+    pieces = [Piece(str(i), torch.zeros(size), (size, 1)) for i, size in enumerate(sizes)]
+    averager = Averager(base, dense, None, 0, Feedback())
+    with mock.patch.object(module, "LARGEST", 100):
+        averager.measure(LocalMeasurement(0, Candidate(base.name, cf, cf)), UNSEEN)
+        batches = merged(averager._batch(piece, averager.plan(0, cf)) for piece in pieces)
+    assert [batch.pieces for batch in batches] == ([pieces] if pieces else [])
+    lengths = [-(-size // multiple) * multiple for size in sizes]
+    assert all(batch.lengths == lengths for batch in batches[: len(sizes) > 1])
 
 
 @pytest.mark.parametrize("bits", [8, 4, 1])
 def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gravac.averaging.fused_tensors.LARGEST", 100)
-    unseen = SimpleNamespace(judge=lambda finite: finite, host_looks=False)
+    monkeypatch.setattr(module, "LARGEST", 100)
     shapes: list[Shape] = [(7, 33), (5,), (40, 30), (129, 3), (60, 60)]
     outs: dict[bool, list[torch.Tensor]] = {}
     for look in (True, False):
@@ -154,7 +162,7 @@ def test_tensors_of_any_size_go_together_where_the_host_must_not_look(
         outs[look] = [torch.randn(shape, generator=draw) for shape in shapes]
         pieces = [Piece(str(i), out.view(-1), tuple(out.shape)) for i, out in enumerate(outs[look])]
         measurement = LocalMeasurement(0, Candidate("quantize", 32 / bits, 32 / bits))
-        averager.measure(measurement, None if look else unseen)  # type: ignore[arg-type]
+        averager.measure(measurement, None if look else UNSEEN)
         ledger = Ledger(1)
         memory.run([averager.average(pieces, averager.plan(0, 32 / bits))], [ledger])
     assert all(torch.equal(*both) for both in zip(*outs.values(), strict=True))
