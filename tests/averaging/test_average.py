@@ -71,7 +71,8 @@ class World:
             engine.use(executor)
 
     def deciding(self) -> Deciding:
-        return Deciding(self.controller, lambda *_: Admission((Forecast(self.candidate(None), self.dense.cf),)), lambda _: None)
+        admission = Admission((Forecast(self.candidate(None), self.dense.cf),))
+        return Deciding(self.controller, lambda *_: admission, lambda _: None)
 
     def candidate(self, cf: float | None) -> Candidate:
         return Candidate("hook", DENSE, self.dense.cf) if cf is None else Candidate("hook", self.base.name, cf)

@@ -85,7 +85,8 @@ def test_what_goes_together_is_bounded_though_parts_wait_for_each_other(sizes: l
 
 
 def test_more_goes_together_where_coding_takes_less() -> None:
-    averager, narrow = (AdaptiveCompressor(powersgd, **how)._engine.averager for how in ({}, {"residual_dtype": "bfloat16"}))
+    averager = AdaptiveCompressor(powersgd)._engine.averager
+    narrow = AdaptiveCompressor(powersgd, residual_dtype="bfloat16")._engine.averager
     waiting, low_rank = Waiting(), powersgd.profile(16.0).coding_bytes
     assert averager.coding_bytes(averager.plan(0, 16.0)) == low_rank < CODING_BYTES
     assert averager.coding_bytes(averager.plan(0, None)) == CODING_BYTES
