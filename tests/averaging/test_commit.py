@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Three policies say when residuals change: group by group in place, by a mask, or at the end of a step."""
+
+import pytest
+import torch
+
+from gravac.averaging.commit import Apart, InPlace, Masked
+from gravac.averaging.feedback import Feedback
+
+TRUE, FALSE = torch.tensor(True), torch.tensor(False)
+
+
+def feedback(host_looks: bool, safe: bool = False) -> Feedback:
+    """Residuals of one parameter, 1 everywhere."""
+    made = Feedback(safe=safe)
+    made.use(bool if host_looks else lambda flag: flag, host_looks)
+    made.residual["w"] = torch.ones(8)
+    return made
+
+
+def test_settings_and_executor_choose_the_policy() -> None:
+    kinds = {(looks, safe): type(feedback(looks, safe).commits) for looks in (True, False) for safe in (True, False)}
+    assert kinds == {(True, False): InPlace, (False, False): Masked, (True, True): Apart, (False, True): Apart}
+
+
+def test_guard_turns_overflow_safety_on_unless_set_or_groups_are_refused() -> None:
+    unset, off, by_group = Feedback(), Feedback(safe=False), Feedback(safe=True)
+    by_group.refuse_by_group()
+    for each in (unset, off, by_group):
+        each.guard()
+    assert [each.commits.by_step for each in (unset, off, by_group)] == [True, False, False]
+    assert by_group.commits.by_group
+
+
+def test_in_place_a_gradient_is_added_to_the_residual_itself_and_taken_off_again() -> None:
+    kept = feedback(host_looks=True)
+    residual, gradient = kept.residual["w"], torch.full((8,), 2.0)
+    assert kept.fold("w", gradient, keep=True) is residual
+    kept.commits.undo("w", gradient)
+    assert torch.equal(kept.residual["w"], torch.ones(8))
+    kept.commits.undo("w", gradient)  # of what was not folded, nothing is taken off
+    assert torch.equal(kept.residual["w"], torch.ones(8))
+
+
+def test_refused_by_group_the_residual_is_never_touched_before_it_is_settled() -> None:
+    kept = feedback(host_looks=True)
+    kept.refuse_by_group()
+    assert kept.fold("w", torch.full((8,), 2.0), keep=True) is not kept.residual["w"]
+    kept.commits.undo("w", torch.full((8,), 2.0))
+    assert torch.equal(kept.residual["w"], torch.ones(8))
+
+
+def test_a_mask_chooses_in_the_residuals_own_memory() -> None:
+    kept = feedback(host_looks=False)
+    residual = kept.residual["w"]
+    for finite, expected in ((FALSE, 1.0), (TRUE, 5.0)):
+        kept.settle(["w"], torch.full((8,), 5.0), finite)
+        assert kept.residual["w"] is residual and torch.equal(residual, torch.full((8,), expected))
+    kept.settle(["w"], None, TRUE)
+    assert kept.residual["w"] is residual and not residual.any()
+
+
+@pytest.mark.parametrize("host_looks", [True, False])
+@pytest.mark.parametrize("finite", [True, False])
+def test_apart_a_step_changes_nothing_before_its_end(host_looks: bool, finite: bool) -> None:
+    kept = feedback(host_looks, safe=True)
+    for name in ("w", "new"):
+        x = kept.fold(name, torch.full((8,), 2.0), keep=True)
+        kept.settle([name], x)
+    assert torch.equal(kept.residual["w"], torch.ones(8)) and "new" not in kept.residual
+    kept.commits.commit(finite if host_looks else torch.tensor(finite))
+    assert torch.equal(kept.residual["w"], torch.full((8,), 3.0 if finite else 1.0))
+    new = kept.residual.get("new", torch.zeros(8))
+    assert torch.equal(new, torch.full((8,), 2.0 if finite else 0.0))
