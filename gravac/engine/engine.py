@@ -446,7 +446,7 @@ class Engine:
         if takes_part is not None:
             own = torch.full((1,), float(takes_part), device=self.device)
             with named_failure(self.state, lambda: INPUTS_LEFT):
-                self._counting = self.executor.start([AllReduce(own)])
+                self._counting = self.executor.launch([AllReduce(own)])
 
     def _ranks_with_inputs(self) -> Number:
         """Return the number of ranks that have inputs, once all have told."""

@@ -78,7 +78,7 @@ class Executor(Protocol):
             one_round: asked when the job's turn comes: whether it ends with its first collectives.
         """
 
-    def start(self, collectives: list[Collective]) -> Any:
+    def launch(self, collectives: list[Collective]) -> Any:
         """Start collectives, all of them ``AllReduce``, from within a call, and return what ``finish`` takes."""
 
     def finish(self, started: Any) -> list[Any]:

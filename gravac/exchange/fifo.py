@@ -176,9 +176,9 @@ class Fifo:
         if self._over:
             self._refuse()
 
-    def start(self, collectives: list[Collective]) -> list[Pending]:
+    def launch(self, collectives: list[Collective]) -> list[Pending]:
         """Start collectives, on the thread."""
-        return self._start(self.transport, collectives)
+        return self._launch(self.transport, collectives)
 
     def finish(self, started: list[Pending]) -> list[Any]:
         """Wait for them, on the thread."""
@@ -187,15 +187,15 @@ class Fifo:
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Pending]:
         """Start to sum vectors over the ranks that agree, on the thread."""
         sums = [AllReduce(torch.tensor(vector, dtype=torch.float64)) for vector in vectors]
-        return self._start(self._agreement, sums)
+        return self._launch(self._agreement, sums)
 
     def agreed(self, started: list[Pending]) -> list[list[float]]:
         """Wait for the sums, on the thread."""
         return [total.tolist() for total in self._await(self._agreement, started)]
 
-    def _start(self, transport: GroupTransport, collectives: Sequence[Collective]) -> list[Pending]:
+    def _launch(self, transport: GroupTransport, collectives: Sequence[Collective]) -> list[Pending]:
         try:
-            return transport.start([*collectives])
+            return transport.launch([*collectives])
         except ExchangeError as failure:
             raise self._explained(failure) from failure.__cause__
 
@@ -340,7 +340,7 @@ class Fifo:
             if oldest is not None and oldest.landed and not oldest.one_round:
                 self._land()  # its next round comes before anything else is started
                 continue
-            self._launch()
+            self._encode_and_send()
             if self._flight and self._flight[0].landed:
                 self._land()
             elif self._flight or not self._todo:
@@ -403,7 +403,7 @@ class Fifo:
                 self._next = item
         return self._next is not None
 
-    def _launch(self) -> None:
+    def _encode_and_send(self) -> None:
         """Encode what comes next, and start what may start now."""
         while self._encode():
             if self._flight and not (self._flight[-1].one_round and len(self._flight) <= DEPTH):
@@ -432,7 +432,7 @@ class Fifo:
         What goes wrong is raised by the job, which knows what it exchanges.
         """
         try:
-            item.pending = self._start(self.transport, item.requests)
+            item.pending = self._launch(self.transport, item.requests)
         except Exception as failure:
             item.job.throw(failure)
             raise

@@ -159,14 +159,14 @@ class GroupTransport:
         """Return whether collectives are done, so that ``finish`` would not wait for a rank."""
         return all(work.is_completed() for one in pending for work in one.works)
 
-    def start(self, requests: list[Collective]) -> list[Pending]:
+    def launch(self, requests: list[Collective]) -> list[Pending]:
         """Start collectives in the order given; return them as they are under way.
 
         Raises:
             ExchangeError: the process group refuses; an earlier collective failed, most likely.
         """
         try:
-            return [self._start(request) for request in requests]
+            return [self._launch(request) for request in requests]
         except RuntimeError as failure:
             raise self._failed(failure) from failure
 
@@ -194,7 +194,7 @@ class GroupTransport:
             f"group's timeout{limit} (init_process_group(timeout=...)): {failure}"
         )
 
-    def _start(self, request: Collective) -> Pending:
+    def _launch(self, request: Collective) -> Pending:
         wire = self.ledger.book(request)
         if self._pace is not None:
             self._link_free = max(self._link_free, time.perf_counter()) + 8 * wire / self._pace
@@ -241,13 +241,13 @@ class StagedTransport(GroupTransport):
     Starting waits for what the present stream was given so far, and finishing for the copies back.
     """
 
-    def start(self, requests: list[Collective]) -> list[Pending]:
+    def launch(self, requests: list[Collective]) -> list[Pending]:
         """Start collectives of copies on the host, see ``GroupTransport``; the host's own tensors go as they are."""
         devices = {tensor.device for request in requests for tensor in tensors_of(request)} - {CPU}
         here = [moved(request, _to_host) for request in requests]
         for device in devices:
             torch.cuda.current_stream(device).synchronize()
-        pending = super().start(here)
+        pending = super().launch(here)
         return [
             one._replace(device=tensors_of(request)[0].device) for one, request in zip(pending, requests, strict=True)
         ]

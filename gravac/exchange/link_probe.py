@@ -67,27 +67,27 @@ def probe_link(
         """Return the seconds of an all-reduce, after one that lines up the ranks and uses up what a link has saved."""
         tensor = torch.zeros(size // 4, device=device)
         taken = [
-            _timed(lambda: transport.finish(transport.start([AllReduce(tensor)])), device) for _ in range(1 + times)
+            _timed(lambda: transport.finish(transport.launch([AllReduce(tensor)])), device) for _ in range(1 + times)
         ]
         return min(taken[1:])
 
-    def agreed(seconds: float, over: GroupTransport = transport) -> float:
-        (total,) = over.finish(over.start([AllReduce(torch.tensor([seconds], device=device))]))
+    def mean_over_ranks(seconds: float, over: GroupTransport = transport) -> float:
+        (total,) = over.finish(over.launch([AllReduce(torch.tensor([seconds], device=device))]))
         return float(total) / over.world
 
-    least = agreed(reduced(4, times=3))
+    least = mean_over_ranks(reduced(4, times=3))
     for size in sizes:
-        seconds = agreed(reduced(size))
+        seconds = mean_over_ranks(reduced(size))
         if seconds > LONG:
             break
     source = torch.ones(copied // 4, device=device)
     target = torch.ones_like(source)
-    copying = agreed(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
+    copying = mean_over_ranks(min(_timed(lambda: target.copy_(source), device) for _ in range(3)))
     sent = AllReduce.wire_bytes(size, transport.world)
     travelling = max(seconds - least, seconds / 2, 1e-9)  # of a size of its own in each group
     if agreement is not None:
-        least, copying = agreed(least, agreement), agreed(copying, agreement)
-        travelling = sent * agreed(travelling / sent, agreement)
+        least, copying = mean_over_ranks(least, agreement), mean_over_ranks(copying, agreement)
+        travelling = sent * mean_over_ranks(travelling / sent, agreement)
     return LinkProbe(
         latency=least / (2 * (transport.world - 1)),
         bandwidth=8 * sent / travelling,

@@ -108,7 +108,7 @@ class LockstepExecutor:
         """Queue a job."""
         self.queue.append(_Item(fail, job=job))
 
-    def start(self, collectives: list[Collective]) -> list[Any]:
+    def launch(self, collectives: list[Collective]) -> list[Any]:
         """Hand collectives over; the results are there once every rank has."""
         for collective in collectives:
             self.ledger.book(collective)
@@ -132,8 +132,8 @@ class LockstepExecutor:
         return started
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
-        """Hand vectors over, like ``start``."""
-        return self.start([AllReduce(torch.tensor([*map(float, one)], dtype=torch.float64)) for one in vectors])
+        """Hand vectors over, like ``launch``."""
+        return self.launch([AllReduce(torch.tensor([*map(float, one)], dtype=torch.float64)) for one in vectors])
 
     def agreed(self, started: list[Any]) -> list[list[float]]:
         """Return their sums."""

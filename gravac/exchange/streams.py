@@ -146,9 +146,9 @@ class StreamExecutor:
         """Run a job on the next side stream."""
         self._try(fail, lambda: self._run(job))
 
-    def start(self, collectives: list[Collective]) -> list[Any]:
+    def launch(self, collectives: list[Collective]) -> list[Any]:
         """Start collectives, on the present stream, which waits for them."""
-        return self.transport.finish(self.transport.start(collectives))
+        return self.transport.finish(self.transport.launch(collectives))
 
     def finish(self, started: list[Any]) -> list[Any]:
         """Return their results."""
@@ -160,7 +160,7 @@ class StreamExecutor:
         with self._on(self._aside):
             self._device.follow(called)
             sums = [AllReduce(self._vector(numbers)) for numbers in vectors]
-            self._agreement.finish(self._agreement.start([*sums]))
+            self._agreement.finish(self._agreement.launch([*sums]))
             here = [self._device.pinned(one.tensor).copy_(one.tensor, non_blocking=True) for one in sums]
             self._sent += 1
             self._past = self._device.record()
@@ -288,7 +288,7 @@ class StreamExecutor:
             sent = self._device.record()
             self._coded.append(Stretch(began, sent))
             try:
-                answers = self.transport.finish(self.transport.start(asked))
+                answers = self.transport.finish(self.transport.launch(asked))
             except Exception as failure:
                 job.throw(failure)  # which says what was exchanged
                 raise

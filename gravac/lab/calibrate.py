@@ -235,7 +235,7 @@ def measure_here(workers: int, link: str | None) -> Calibration:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-calibrate-")))
         network = None if link is None else stack.enter_context(links.EmulatedNetwork(workers, link))
         module = "gravac.lab.calibrate"
-        local_ranks.start(module, folder, workers, link or "", patience=PATIENCE, network=network)
+        local_ranks.spawn(module, folder, workers, link or "", patience=PATIENCE, network=network)
         return read_calibration(folder / "calibration.json")
 
 

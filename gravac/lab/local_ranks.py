@@ -37,7 +37,7 @@ def launched() -> Iterator[int]:
 
 @contextmanager
 def joined(folder: Path, rank: int, workers: int) -> Iterator[None]:
-    """Be one of the ranks that ``start`` started, with a process group by gloo; all leave together."""
+    """Be one of the ranks that ``spawn`` started, with a process group by gloo; all leave together."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=workers)
     yield
@@ -45,7 +45,7 @@ def joined(folder: Path, rank: int, workers: int) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def start(
+def spawn(
     module: str,
     folder: Path,
     workers: int,

@@ -23,11 +23,11 @@ from gravac.controllers import (
     Measurement,
     Static,
     Warmup,
-    conformance,
 )
 from gravac.controllers.base import at_latency
 from gravac.controllers.static import StaticState
 from gravac.settings import SettingsError
+from gravac.testing import controller_laws as conformance
 from gravac.testing.controller_laws import Law
 
 pytestmark = pytest.mark.timeout(60)

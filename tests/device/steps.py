@@ -28,7 +28,7 @@ class There:
     def __init__(self, world: int) -> None:
         self.rank, self.world, self.ledger = 0, world, Ledger(world)
 
-    def start(self, requests: list[Collective]) -> list[Collective]:
+    def launch(self, requests: list[Collective]) -> list[Collective]:
         for asked in requests:
             self.ledger.book(asked)
             for tensor in tensors_of(asked):

@@ -83,7 +83,7 @@ def test_equal_matrices_are_averaged_in_one_batch(base: Compressor) -> None:
 
 def test_what_strays_to_the_host_fails() -> None:
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
-        There(2).start([AllReduce(torch.zeros(3))])
+        There(2).launch([AllReduce(torch.zeros(3))])
 
     class Stray(type(topk)):  # type: ignore[misc]
         """Sends all from the host."""

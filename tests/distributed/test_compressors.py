@@ -49,7 +49,7 @@ def alone(rank: int, compressor: Compressor) -> tuple[torch.Tensor, torch.Tensor
     requests = next(job)
     while True:
         try:
-            requests = job.send(transport.finish(transport.start(requests)))
+            requests = job.send(transport.finish(transport.launch(requests)))
         except StopIteration as done:
             (came,) = done.value.reduced
             return laid_out(came.mean, x), laid_out(came.sent, x)

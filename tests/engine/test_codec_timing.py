@@ -53,7 +53,7 @@ class Echo:
     def __init__(self) -> None:
         self.sent: list[Collective] = []
 
-    def start(self, requests: list[Collective]) -> list[Collective]:
+    def launch(self, requests: list[Collective]) -> list[Collective]:
         self.sent += requests
         return requests
 

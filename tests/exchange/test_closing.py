@@ -34,7 +34,7 @@ class Peers:
         self.answer = threading.Event()
         self.answer.set()
 
-    def start(self, requests: list[Collective]) -> list[Collective]:
+    def launch(self, requests: list[Collective]) -> list[Collective]:
         return requests
 
     def landed(self, pending: list[Collective]) -> bool:

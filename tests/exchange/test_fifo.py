@@ -35,7 +35,7 @@ class Wire:
         if open_:
             self.gate.set()
 
-    def start(self, requests: list[Collective]) -> list[Collective]:
+    def launch(self, requests: list[Collective]) -> list[Collective]:
         self.note(*(f"start {int(r.tensor[0])}" for r in requests if isinstance(r, AllReduce)))
         return requests
 
@@ -255,7 +255,7 @@ def waits(fifo: Fifo) -> Callable[[], None]:
     """A call that starts a collective, and waits for it."""
 
     def call() -> None:
-        fifo.finish(fifo.start([AllReduce(torch.tensor([10]))]))
+        fifo.finish(fifo.launch([AllReduce(torch.tensor([10]))]))
 
     return call
 
@@ -301,7 +301,7 @@ def test_where_the_thread_ends_all_that_wait_and_all_that_comes_later_get_its_ex
     fifo.exchange(job(wire, 1), lambda failure: told.append(f"first {failure}"), CPU, one)
     fifo.call(lambda: told.append("not run"), lambda failure: told.append(f"call {failure}"))
     wire.until("start 10")
-    monkeypatch.setattr(Fifo, "_launch", bug)
+    monkeypatch.setattr(Fifo, "_encode_and_send", bug)
     assert fifo.drain(HUNG)  # which wakes the thread
     fifo._thread.join(HUNG)
     assert not fifo._thread.is_alive()

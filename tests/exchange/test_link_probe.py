@@ -25,7 +25,7 @@ class Link:
     def __init__(self, latency: float, rate: float) -> None:
         self.latency, self.rate, self.now = latency, rate, 0.0
 
-    def start(self, requests: list[Collective]) -> list[Collective]:
+    def launch(self, requests: list[Collective]) -> list[Collective]:
         return requests
 
     def finish(self, pending: list[Collective]) -> list[Any]:

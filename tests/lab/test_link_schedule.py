@@ -39,7 +39,7 @@ class Recorder(EmulatedNetwork):
 def test_a_phase_is_in_force_no_sooner_than_it_is_due() -> None:
     network = Recorder("1gbit,0.5s:50mbit,1s:1gbit")
     with Schedule(network) as schedule:
-        schedule.start()
+        schedule.follow()
         network.until(3)
     assert network.asked == list(network.link.phases)
     assert [change.asked for change in schedule.changes] == [0.5, 1]
@@ -50,9 +50,9 @@ def test_schedule_begins_anew_with_each_run_and_ends_with_it() -> None:
     network = Recorder("1gbit,0.5s:50mbit,3600s:1gbit")
     for run in (1, 2):
         with Schedule(network) as schedule:
-            schedule.start()
+            schedule.follow()
             network.until(2 * run)
-            schedule.start()  # no second time
+            schedule.follow()  # no second time
         assert len(schedule.changes) == 1
     assert network.asked == [*network.link.phases[:2]] * 2
 
@@ -68,9 +68,9 @@ def test_schedule_that_was_never_started_applies_the_first_phase_only() -> None:
 def test_error_in_a_schedule_is_raised_where_its_block_ends_but_hides_no_other() -> None:
     first, second = (Recorder("1gbit,0.5s:50mbit", failing=True) for _ in range(2))
     with pytest.raises(LinkError, match="the link is gone"), Schedule(first) as schedule:
-        schedule.start()
+        schedule.follow()
         first.until(2)
     with pytest.raises(KeyboardInterrupt), Schedule(second) as schedule:
-        schedule.start()
+        schedule.follow()
         second.until(2)
         raise KeyboardInterrupt

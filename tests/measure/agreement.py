@@ -49,10 +49,10 @@ def trace(rank: int, world: int, steps: int) -> list[list[Span]]:
         compressor.attach(ddp, optimizer)
         transport = compressor._engine.executor.transport
         begin = compressor._adapter._begin
-        starts, finishes = transport.start, transport.finish
+        starts, finishes = transport.launch, transport.finish
         ours: set[int] = set()
 
-        def start(requests: list[Collective]) -> list[Pending]:
+        def launch(requests: list[Collective]) -> list[Pending]:
             since = time.perf_counter()
             pending = starts(requests)
             what = "agreement" if agreed(requests) else "gradients"
@@ -73,7 +73,7 @@ def trace(rank: int, world: int, steps: int) -> list[list[Span]]:
             spans.append({"what": "first bucket", "from": time.perf_counter(), "to": time.perf_counter()})
             begin(*arguments)
 
-        transport.start, transport.finish = start, finish  # type: ignore[method-assign]
+        transport.launch, transport.finish = launch, finish  # type: ignore[method-assign]
         compressor._adapter._begin = first_bucket  # type: ignore[method-assign]
         for step in range(steps):
             spans.clear()

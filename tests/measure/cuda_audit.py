@@ -19,7 +19,6 @@ from gravac import (
     Compressor,
     dense,
     dgc,
-    kernels,
     powersgd,
     quantize,
     randomk,
@@ -30,6 +29,7 @@ from gravac import (
     topk,
     topkc,
 )
+from gravac.compressors import kernels
 from tests.device.steps import steps
 from tests.measure.results import write
 

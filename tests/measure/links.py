@@ -85,7 +85,7 @@ class Rank:
         if way == "torch":
             dist.all_reduce(self.flat)
         elif way == "transport":
-            self.transport.finish(self.transport.start([AllReduce(self.flat)]))
+            self.transport.finish(self.transport.launch([AllReduce(self.flat)]))
         else:
             self.ddp(self.x).square().mean().backward()
         seconds = time.perf_counter() - began
@@ -219,7 +219,7 @@ def followed(words: str) -> Iterator[dict[str, Any]]:
         with stream(network, link.phases[-1].at_seconds + 4) as samples:
             time.sleep(2)
             began = time.monotonic()
-            schedule.start()
+            schedule.follow()
         changes = schedule.changes
     ends = [phase.at_seconds for phase in link.phases[1:]] + [samples[-1].at - began - WINDOW]
     for phase, change, end in zip(link.phases[1:], changes, ends[1:], strict=True):

@@ -233,7 +233,7 @@ class Alike:
         self.ledger = Ledger(self.world)
         self._stream = self.device.stream()
 
-    def start(self, requests: list[Collective]) -> list[tuple[Work, Any]]:
+    def launch(self, requests: list[Collective]) -> list[tuple[Work, Any]]:
         return [self._start(request) for request in requests]
 
     def finish(self, pending: list[tuple[Work, Any]]) -> list[Any]:

@@ -48,7 +48,7 @@ class Log:
         self.name, self.rank, self.world, self.log = name, rank, WORLD, log
         self.ledger = Ledger(WORLD)
 
-    def start(self, requests: list[Collective]) -> list[Any]:
+    def launch(self, requests: list[Collective]) -> list[Any]:
         for asked in requests:
             self.ledger.book(asked)
             tensor = tensors_of(asked)[0]

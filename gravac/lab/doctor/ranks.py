@@ -66,7 +66,7 @@ def check_here() -> Check:
         RuntimeError: one failed, or they took too long.
     """
     with tempfile.TemporaryDirectory(prefix="gravac-doctor-") as name:
-        local_ranks.start("gravac.lab.doctor", Path(name), 2, patience=PATIENCE)
+        local_ranks.spawn("gravac.lab.doctor", Path(name), 2, patience=PATIENCE)
         return Check.model_validate_json(Path(name, "check.json").read_text())
 
 

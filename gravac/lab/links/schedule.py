@@ -13,7 +13,7 @@ from gravac.lab.links.network import EmulatedNetwork
 
 
 class Change(NamedTuple):
-    """A phase that was applied; seconds since ``Schedule.start``."""
+    """A phase that was applied; seconds since ``Schedule.follow``."""
 
     asked: float
     applied: float
@@ -23,7 +23,7 @@ class Schedule:
     """Follows the schedule of a network's link; a context manager around one training run.
 
     Entering it puts the network into the link's first phase, so that runs that follow one another on a network begin
-    alike. ``start`` is called when training begins. Leaving it ends the schedule where it stands, and raises what went
+    alike. ``follow`` is called when training begins. Leaving it ends the schedule where it stands, and raises what went
     wrong in it, unless something else is already on its way.
 
     Attributes:
@@ -32,7 +32,7 @@ class Schedule:
     Example:
         >>> link = parse_link("1gbit,30s:50mbit")  # doctest: +SKIP
         >>> with EmulatedNetwork(2, link) as network, Schedule(network) as schedule:  # doctest: +SKIP
-        ...     schedule.start()
+        ...     schedule.follow()
     """
 
     def __init__(self, network: EmulatedNetwork) -> None:
@@ -42,7 +42,7 @@ class Schedule:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self) -> None:
+    def follow(self) -> None:
         """Begin the schedule: training begins now. May be called again, without effect."""
         if self._thread is None and not self._over.is_set():
             self._thread = threading.Thread(

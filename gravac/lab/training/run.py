@@ -174,7 +174,7 @@ class TrainingRun:
         if event["event"] != "start":
             return
         if self._schedule:
-            self._schedule.start()
+            self._schedule.follow()
         if self._settings.slowest is not None:
             dense_step = 2 * 32 * event["parameters"] / self._settings.slowest
             self._patience = PATIENCE + 10 * self._settings.workers * dense_step

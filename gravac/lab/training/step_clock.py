@@ -31,9 +31,9 @@ class Lap:
 
 
 class TrainingClock:
-    """A clock whose methods are called in the order of the loop: start, inputs_ready, watch, exchanged, stop."""
+    """A clock whose methods are called in the order of the loop: step_begins, inputs_ready, watch, exchanged, stop."""
 
-    def start(self) -> None:
+    def step_begins(self) -> None:
         """Note that a step begins."""
         self._began = time.perf_counter()
 

@@ -116,7 +116,7 @@ class _Training:
     def step(self) -> int:
         """Train one step; return rank 0's command for what comes next."""
         step = len(self.laps)
-        self.clock.start()
+        self.clock.step_begins()
         self.commands.send(step, self.ends[-1], self.laps[-1].seconds if self.laps else 0.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.task.learning_rate_at(step)

@@ -51,7 +51,7 @@ class Link:
         self._device, self._rate, self._sleep = device, rate, sleep
         self._stream = device.stream()
 
-    def start(self, requests: list[Collective]) -> list[tuple[Event, Any]]:
+    def launch(self, requests: list[Collective]) -> list[tuple[Event, Any]]:
         """Start collectives, one after the other."""
         return [self._start(request) for request in requests]
 
