@@ -86,7 +86,7 @@ class LocalMeasurement:
         idle: seconds for which training stood still for the exchange before ``backward``.
         paused: seconds since the last step in which nobody trained, such as an evaluation.
         steps_of_ranks: number of steps that each rank made, of outer steps; none otherwise.
-        previous: numbers of the step before, until ``read``; ``None`` for the first.
+        previous: numbers of the last step that ended, until ``read``; ``None`` for the first.
         spent: returns seconds of coding and of collectives under way, see ``Executor.spent``, until ``read``.
         seconds: end-to-end step time; nan before ``read``, as all seconds below.
         compute: seconds of forward, backward and optimizer.

@@ -116,7 +116,7 @@ class OuterOptimizer(Live):
         base: Compressor | str = ladder,
         cf_range: tuple[float, float] = (2, 1000),
         every: int | tuple[int, int] = (1, 100),
-        controller: Controller[Any] | str | None = None,
+        controller: Controller[Any] | str = "goodput",
         outer: Outer = OuterSGD,
         fragments: int = 1,
         delay: int | Literal["auto"] = "auto",
@@ -218,8 +218,8 @@ class OuterOptimizer(Live):
 
         Raises:
             ExchangeError: a rank did not answer.
-            NotFiniteError: the mean over the ranks was not finite in any of three rounds on end (``outer.refusing``); a
-                ``RuntimeError``, on all ranks, and the anchor is good.
+            NotFiniteError: the mean over the ranks was not finite in any of three rounds on end. A ``RuntimeError``, on
+                all ranks; the anchor is good (``gravac.modes.outer.refusing``).
             RuntimeError: this is closed.
             ValueError: a parameter that is trained now is not exchanged, or one that is, or a buffer, has changed its
                 shape, number format or device, so that it does not fit; before anything leaves.

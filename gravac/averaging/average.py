@@ -213,7 +213,8 @@ class Averager:
 
     def _compressed(self, pieces: Sequence[Piece], plan: Plan, known: Verdict) -> Requests:
         batches = merged([self._batch(piece, plan) for piece in pieces])
-        finite = fold_in(batches, self.feedback, self._judge, known, self._compressors_fold)
+        by_compressors = self._compressors_fold and not plan.shadow  # shadows are evaluated of what is folded already
+        finite = fold_in(batches, self.feedback, self._judge, known, by_compressors)
         rounds = [batch.rounds(self._contexts(batch, plan)) for batch in batches]
         folds = [batch.fold for batch in batches if batch.fold is not None]
         outcome = yield from fuse(rounds, finite, self._judge, folds)

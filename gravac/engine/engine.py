@@ -129,6 +129,7 @@ class Engine:
         self._plan = averager.plan(0, None)
         self._one_round = False
         self._measurement: LocalMeasurement | None = None
+        self._ended: LocalMeasurement | None = None  # of the last step that was not only begun
         self._counting: Any = None  # in flight: the number of ranks with inputs
         self._counted: Number | None = None
         self._released_from = 0
@@ -434,7 +435,7 @@ class Engine:
             shadow=self._plan.shadow,
             learning_rate=inputs.learning_rate,
             loss_scale=scale,
-            previous=self._measurement,
+            previous=self._ended,
         )
         self.averager.measure(self._measurement, executor)
         self._measurement.open(executor)
@@ -474,6 +475,7 @@ class Engine:
         fill(measurement)
         self.averager.commit()
         measurement.close(self.executor)
+        self._ended = measurement
         state.totals.add(measurement)
         if not self.schedule.looks:
             measurement.unreleased = self.averager.feedback.leftover(self._plan.sends_whole)

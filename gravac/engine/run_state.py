@@ -53,7 +53,9 @@ class RunTotals:
 
 @dataclass(slots=True, eq=False)
 class RunState:
-    """All that steps leave behind; the same on all ranks but for ``pending``, tensors, ``wire_ratio`` and ``outer``.
+    """All that steps leave behind; the same on all ranks but for ``rank`` and what the rank saw itself.
+
+    Ranks differ in ``rank``, ``pending``, tensors, ``wire_ratio``, the bytes in ``totals``, and ``outer``.
 
     Attributes:
         step: number of steps made.
@@ -62,8 +64,8 @@ class RunState:
         candidate: candidate of the last step; ``None`` before the first.
         factors: compression factors of the last step.
         controller: the controller's own state; ``None`` before the first step.
-        pending: measurements that ranks have not agreed on yet, oldest first: fewer than the executor's latency has
-            steps.
+        pending: measurements that ranks have not agreed on yet, oldest first; at most as many as the executor's latency
+            has steps, one less if the host looks at data.
         residual: what was not sent, flat; see ``gravac.averaging.feedback``.
         releasing: residuals that are released step by step, flat, likewise.
         memory: tensors that the compressor remembers, by parameter name and by a name of the compressor's.

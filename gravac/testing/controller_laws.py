@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The laws every controller must obey, also a user's own. Needs no torch, no network and no clock.
 
-In a test suite, after ``from gravac.controllers import conformance``::
+In a test suite, after ``from gravac.testing import controller_laws``::
 
     @pytest.mark.parametrize("law", controller_laws.LAWS, ids=lambda law: law.__name__)
     def test_my_controller(law):

@@ -4,7 +4,8 @@
 
 1. The rank trains.  2. Its pseudo-gradient is under way.  3. The mean has arrived, and the anchor made its outer step.
 4. The rank takes up the anchor, and trains on. The anchor changes in 3 alone, by what all ranks sent, so that it is the
-same on all of them whenever each of them gets to 4. What 3 and 4 are where the mean is not finite: ``outer.refusing``.
+same on all of them whenever each of them gets to 4. What 3 and 4 are if the mean is not finite is told in
+``gravac.modes.outer.refusing``.
 """
 
 import functools
