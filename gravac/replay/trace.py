@@ -139,6 +139,7 @@ SHARE: Range = (lambda number: number is None or 0 <= number <= 1, "a share betw
 CANDIDATE: Mapping[str, Range] = {"cf": FACTOR, "every": POSITIVE, "delay": COUNT}
 FORECAST: Mapping[str, Range] = {
     "wire_ratio": ABOVE_0,
+    "efficiency": (lambda number: 0 <= number < math.inf, "a finite number, 0 or more"),
     "coding_s": SECONDS,
     "exchange_s": SECONDS,
     "step_s": SECONDS,

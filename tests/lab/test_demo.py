@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,23 @@ def test_killed_worker_ends_the_run_with_its_name_and_no_process(tmp_path: Path)
             if event["event"] == "step":
                 os.kill(pids[1], signal.SIGKILL)
     assert [pid for pid in pids if started(pid)] == []
+
+
+def test_a_worker_that_was_just_started_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+    popen = subprocess.Popen
+
+    def started_and_interrupted(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        worker = popen(*arguments, **options)
+        pids.append(worker.pid)
+        signal.raise_signal(signal.SIGINT)  # before anyone else knows of the worker
+        return worker
+
+    monkeypatch.setattr(subprocess, "Popen", started_and_interrupted)
+    settings = TrainingSettings(workers=2, link="100mbit", slowest=1e8, log_dir=tmp_path)
+    with pytest.raises(KeyboardInterrupt), TrainingRun([Leg("fp16", "dense-fp16", seconds=60)], settings, None):
+        pass
+    assert [started(pid) for pid in pids] == [None]  # it was waited for
 
 
 def alive_after(pids: list[int], seconds: float) -> list[int]:

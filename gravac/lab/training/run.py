@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,9 @@ PATIENCE = 120.0
 """Seconds without news after which a session counts as stuck, besides the time its link needs for ten dense steps."""
 
 POLL = 0.1
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command."""
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """Environment that has glibc keep what is freed. By default it returns memory to the system and asks for it again every
@@ -157,7 +161,7 @@ class TrainingRun:
         }
         for rank in range(settings.workers):
             command = [sys.executable, "-m", "gravac.lab.training.worker", spec.to_json(), str(rank)]
-            with open(self._folder / f"rank{rank}.log", "wb") as log:
+            with open(self._folder / f"rank{rank}.log", "wb") as log, _signals_wait():
                 self._workers.append(
                     subprocess.Popen(
                         [*(network.prefix(rank) if network else []), *command],
@@ -206,6 +210,24 @@ class TrainingRun:
             worker.wait(timeout=30)
             if worker.stdin:
                 worker.stdin.close()
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Have the signals that end a command wait for the block's end: a process that was started is known by then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled elsewhere
+        return
+    came: list[int] = []
+    heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _remove_leftovers() -> None:
