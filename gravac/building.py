@@ -60,7 +60,7 @@ class RunAdmission:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The parts of a run that belong together.
+    """What ``build`` makes: a run's engine, and what admits its candidates.
 
     Attributes:
         engine: runs the steps.

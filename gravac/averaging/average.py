@@ -103,9 +103,9 @@ class Averager:
             sums: see ``Plan``.
         """
         form = self.dense if dense_cf is None else self.dense.at(dense_cf)
-        own = {name: self._choice(at, form) for name, at in (cfs or {}).items()}
+        by_name = {name: self._choice(tensor_cf, form) for name, tensor_cf in (cfs or {}).items()}
         small = self._choice(None, self.dense)
-        return Plan(step, self._choice(cf, form), small, own, tuple(shadow), sums)
+        return Plan(step, self._choice(cf, form), small, by_name, tuple(shadow), sums)
 
     def _choice(self, cf: float | None, form: Dense) -> Choice:
         """Return the base compressor at a CF, or for ``None`` a dense format; looked up once for a number of ranks."""
@@ -149,9 +149,10 @@ class Averager:
             self._use(executor.judge, executor.host_looks)
 
     def _use(self, judge: Callable[[torch.Tensor], Verdict], host_looks: bool) -> None:
-        """Choose all that depends on whether the host may look at data.
+        """Adapt to an executor: which tensors are batched, who adds residuals, and when residuals change.
 
-        If not, launches cost most, so that tensors of any size go together, and compressors that can fold do so.
+        If the host must not look at data, launches cost most: tensors of any size are batched, and compressors that can
+        add residuals themselves do so.
         """
         self._judge = judge
         self._largest = LARGEST if host_looks else math.inf
@@ -188,7 +189,7 @@ class Averager:
         self.diagnostics.rescale(factor)
 
     def average(
-        self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None = None, known: Verdict = True
+        self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None = None, known: Verdict = True
     ) -> Requests:
         """Average one group of tensors, in place.
 
@@ -197,7 +198,7 @@ class Averager:
         Args:
             pieces: the same names in the same order on every rank.
             plan: the same on every rank.
-            whole: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, if there is one.
+            buffer: the flat tensor ``[elements]`` that the pieces cover without gaps, in order, if there is one.
             known: whether all that the pieces were made with on this rank is finite, as far as the caller knows.
         """
         self.measurement.elements += sum(piece.flat.numel() for piece in pieces)
@@ -207,7 +208,7 @@ class Averager:
             finite = self._judge(all_finite([energy(piece.flat) for piece in pieces]))
             compressible = [piece for piece in pieces if self.compresses(piece.shape)]
             self.diagnostics.add_up(compressible, plan, finite, self.measurement)
-        return self._compressed(pieces, plan, known) if plan.compresses else self._dense(pieces, plan, whole)
+        return self._compressed(pieces, plan, known) if plan.compresses else self._dense(pieces, plan, buffer)
 
     # compressed: 1. merge tensors  2. judge, fold residuals in  3. run all rounds  4. settle residuals, write means
 
@@ -303,7 +304,7 @@ class Averager:
 
     # dense: what plain DDP does, without a copy if tensors lie side by side and nothing is kept of them
 
-    def _dense(self, pieces: Sequence[Piece], plan: Plan, whole: torch.Tensor | None) -> Requests:
+    def _dense(self, pieces: Sequence[Piece], plan: Plan, buffer: torch.Tensor | None) -> Requests:
         """Average a group dense, by one all-reduce, which itself shows whether every rank's gradient was finite.
 
         Ranks may differ in what they still keep, so that nothing that is sent may depend on that.
@@ -313,7 +314,7 @@ class Averager:
         if xs and keeps:
             flat = torch.cat([x.to(piece.flat.dtype) for x, piece in zip(xs, pieces, strict=True)])
         else:
-            flat = whole if whole is not None else torch.cat([piece.flat for piece in pieces])
+            flat = buffer if buffer is not None else torch.cat([piece.flat for piece in pieces])
         flat = yield from self._dense_mean(flat, plan.choice.compressor.wire_dtype(flat.dtype))
         finite: Verdict = True
         if keeps or self.feedback.commits.by_step:
@@ -324,7 +325,7 @@ class Averager:
         for piece, x in zip(pieces, xs, strict=False):
             if x is not piece.flat:
                 self.feedback.settle([piece.name], None, finite)
-        if flat is not whole:
+        if flat is not buffer:
             for piece, mean in zip(pieces, torch.split(flat, [piece.flat.numel() for piece in pieces]), strict=True):
                 piece.flat.copy_(mean)
         if isinstance(finite, torch.Tensor):

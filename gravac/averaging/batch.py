@@ -115,7 +115,7 @@ class Batch:
                 return
             mean = spare if overwritten(mean, spare) else mean.add_to(spare.zero_())
         means = torch.split(mean, self.lengths)
-        torch._foreach_copy_(flats, [own[: flat.numel()] for own, flat in zip(means, flats, strict=True)])
+        torch._foreach_copy_(flats, [padded[: flat.numel()] for padded, flat in zip(means, flats, strict=True)])
 
 
 def merged(batches: Iterable[Batch]) -> list[Batch]:

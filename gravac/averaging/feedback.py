@@ -68,12 +68,15 @@ class Feedback:
             self._choose()
 
     def refuse_by_group(self) -> None:
-        """Apply or refuse each group by itself, and exactly; no step is refused as a whole. Called between steps."""
+        """Let a group whose mean is not finite change nothing of its tensors, whatever other groups of the step do.
+
+        Residuals are then bit for bit as they were. This replaces overflow safety, and is called between steps.
+        """
         self._safe, self._by_group = False, True
         self._choose()
 
     def _choose(self) -> None:
-        """Choose the policy, by all that is known."""
+        """Choose when residuals change: by overflow safety, and by whether the host looks at data."""
         kind = Apart if self._safe else InPlace if self._host_looks else Masked
         self.commits: CommitPolicy = kind(self.residual, self.held, self._remaining, self._by_group)
 

@@ -51,7 +51,7 @@ class CompressorMemory:
 
     def place(self, device: torch.device) -> None:
         """Have all memories lie on a device."""
-        moved = {name: {key: own.to(device) for key, own in memory.items()} for name, memory in self.kept.items()}
+        moved = {name: {key: tensor.to(device) for key, tensor in memory.items()} for name, memory in self.kept.items()}
         replace(self.kept, moved)
 
     def load(self, kept: dict[str, Memory]) -> None:

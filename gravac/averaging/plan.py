@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def compresses(self) -> bool:
-        """True if the compressor leaves something out."""
+        """False if the compressor is dense: every element is sent."""
         return self.compressor.compresses
 
 

@@ -57,9 +57,9 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
         SettingsError: it does not fit; nothing was changed.
     """
     fields = checked(state)
-    for field, own in (("base", policy.base.name), ("controller", policy.controller.name)):
-        if fields[field] != own:
-            raise SettingsError(f"{field}: the state was made with {fields[field]!r}, this compressor has {own!r}")
+    for field, expected in (("base", policy.base.name), ("controller", policy.controller.name)):
+        if fields[field] != expected:
+            raise SettingsError(f"{field}: the state was made with {fields[field]!r}, this compressor has {expected!r}")
     if fields["outer"] is not None and engine.state.outer is None:
         raise SettingsError("outer: the state is an OuterOptimizer's; load it with one")
     if engine.ready_to_run:

@@ -238,14 +238,14 @@ class GoodputState:
 
         Where the time of exchange is not known, all of the step is taken for it.
         """
-        mine = self.forecasts[position]
+        forecast = self.forecasts[position]
         measured = self.entry(position)
 
         def most(entry: GoodputEntry) -> float:
             other = self.forecasts[entry.position]
             waited, _, exchanged = entry.saved or (entry.seconds,) * 3
-            hidden = max(0.0, exchanged - waited) if _hides(mine) < _hides(other) else 0.0
-            return entry.seconds + hidden + exchanged * max(0.0, other.wire_ratio / mine.wire_ratio - 1)
+            hidden = max(0.0, exchanged - waited) if _hides(forecast) < _hides(other) else 0.0
+            return entry.seconds + hidden + exchanged * max(0.0, other.wire_ratio / forecast.wire_ratio - 1)
 
         return min((most(entry) for entry in ((measured,) if measured else self.entries)), default=0.0)
 
@@ -259,23 +259,23 @@ class GoodputState:
         them, and an upper bound of that below. What may hide more behind steps waits for nothing, at best, whatever it
         sends.
         """
-        mine = self.forecasts[position]
+        forecast = self.forecasts[position]
         measured = self.entry(position)
         if measured is not None:
             least = max(measured.seconds / 2, measured.seconds - DOUBTS * measured.doubt)
             return least * 0.5 ** ((self.windows - measured.window) // expire)
         bounds = [floor for at, floor in self.floors if at == position]
-        bounds.append(self._foreseen(mine))
+        bounds.append(self._foreseen(forecast))
         for entry in self.entries:
             other = self.forecasts[entry.position]
             waited, coded, _ = entry.saved or (entry.seconds,) * 3
             least = entry.seconds
-            if mine.family != other.family:
-                least += SURE * (mine.coding_s or 0.0) - min(coded, (1 - LIGHTER) * entry.seconds)
-            more = 1 / mine.wire_ratio - 1 / other.wire_ratio
-            if more < 0 or _hides(mine) > _hides(other):
+            if forecast.family != other.family:
+                least += SURE * (forecast.coding_s or 0.0) - min(coded, (1 - LIGHTER) * entry.seconds)
+            more = 1 / forecast.wire_ratio - 1 / other.wire_ratio
+            if more < 0 or _hides(forecast) > _hides(other):
                 bounds.append(least - waited - self._stretched(entry))
-            if _hides(mine) > _hides(other):
+            if _hides(forecast) > _hides(other):
                 continue
             bounds.append(least + more * self._slope(entry.position, above=more < 0))
         return max(bounds)

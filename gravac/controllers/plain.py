@@ -49,6 +49,17 @@ def identify(candidates: Iterable[Candidate]) -> list[list[str | float]]:
     return [list(astuple(candidate)) for candidate in candidates]
 
 
+def candidate_of(identity: Sequence[Any]) -> Candidate:
+    """Return the candidate of an identity that ``identify`` gave.
+
+    Example:
+        >>> candidate_of(["outer", "topk", 10.0, 50, 25]).every
+        50
+    """
+    mode, compressor, cf, every, delay = identity
+    return Candidate(mode=mode, compressor=compressor, cf=cf, every=every, delay=delay)
+
+
 def named(identity: Sequence[Any]) -> str:
     """Return an identity that ``identify`` gave, in words.
 
@@ -56,7 +67,7 @@ def named(identity: Sequence[Any]) -> str:
         >>> named(["outer", "topk", 10.0, 50, 25])
         'topk 10x every 50 steps behind 25'
     """
-    return str(Candidate(*identity))
+    return str(candidate_of(identity))
 
 
 def to_plain(state: Any) -> dict[str, Any]:
@@ -105,7 +116,7 @@ def identified(plain: Any, path: str = "controller_state/candidates") -> tuple[C
         identities = ()
     if not identities:
         raise SettingsError(f"{path}: {plain!r:.80}, mode, compressor, CF, every and delay of each candidate expected")
-    return tuple(Candidate(*identity) for identity in identities)
+    return tuple(candidate_of(identity) for identity in identities)
 
 
 def check_positions(positions: Mapping[str, Sequence[int]], count: int) -> None:

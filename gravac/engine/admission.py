@@ -41,15 +41,17 @@ class Admission(NamedTuple):
     dropped: tuple[Dropped, ...] = ()
 
 
-Widen = Callable[[Admission, float | None], Admission]
-"""Takes candidates, and the seconds that a step takes without exchange, where they are known."""
-
-
 def averager_of(policy: Policy) -> Averager:
     """What averages by a policy, alone so far: rank 0 of 1."""
     feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
-    sent = (policy.base, policy.dense_format, policy.error_feedback, policy.dense_below)
-    return Averager(*sent, feedback, policy.seed)
+    return Averager(
+        base=policy.base,
+        dense=policy.dense_format,
+        strength=policy.error_feedback,
+        dense_below=policy.dense_below,
+        feedback=feedback,
+        seed=policy.seed,
+    )
 
 
 def admit(
@@ -126,15 +128,16 @@ def admitted(policy: Policy, predicted: Predicted) -> Admission:
         return Admission((dense, *wanted))
     forecasts = [dense]
     dropped = []
-    for one in (*sixteen, *sorted(wanted, key=lambda c: (c.wire_ratio, c.candidate.cf))):
-        twin = next((other for other in forecasts if alike(one, other)), None)
+    ascending = sorted(wanted, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf))
+    for forecast in (*sixteen, *ascending):
+        twin = next((other for other in forecasts if alike(forecast, other)), None)
         least = next(other for other in reversed(forecasts) if other.candidate.dense)
-        if twin is None and one.wire_ratio > least.wire_ratio:
-            forecasts.append(one)
+        if twin is None and forecast.wire_ratio > least.wire_ratio:
+            forecasts.append(forecast)
         elif twin is not None:
-            dropped.append(Dropped(one, "same_bytes", twin, twin.wire_ratio / one.wire_ratio))
+            dropped.append(Dropped(forecast, "same_bytes", twin, twin.wire_ratio / forecast.wire_ratio))
         else:
-            dropped.append(Dropped(one, "not_fewer_bytes", least, least.wire_ratio / one.wire_ratio))
+            dropped.append(Dropped(forecast, "not_fewer_bytes", least, least.wire_ratio / forecast.wire_ratio))
     return Admission(tuple(forecasts), tuple(dropped))
 
 

@@ -180,7 +180,7 @@ def agreed_measurement(
 
 
 def all_released(local: LocalMeasurement, sums: Sequence[Sequence[float]]) -> bool:
-    """True if nothing is kept on any rank of what is to be sent; see ``UNRELEASED``."""
+    """True if no rank has a residual left of tensors that are sent whole: their squared norms sum to 0."""
     return slot_numbers(local.shadow, sums[0])[UNRELEASED] == 0
 
 

@@ -44,7 +44,7 @@ class ReadyGroup:
 
     Attributes:
         pieces: the tensors, in the order that all ranks have them in.
-        whole: the flat tensor that the pieces cover without gaps, in order, where there is one.
+        buffer: the flat tensor that the pieces cover without gaps, in order, where there is one.
         done: called on the exchange thread when the pieces hold the mean.
         fail: told of the exception instead.
         known: whether all of the group, on this rank, is finite, as far as whoever hands it over knows.
@@ -52,7 +52,7 @@ class ReadyGroup:
     """
 
     pieces: tuple[Piece, ...]
-    whole: torch.Tensor | None
+    buffer: torch.Tensor | None
     done: Callable[[], None]
     fail: Callable[[BaseException], None]
     known: Verdict = True
@@ -126,7 +126,7 @@ def cut(group: ReadyGroup, join: Callable[[], None]) -> list[ReadyGroup]:
 
     sizes = [sum(piece.flat.numel() for piece in part) for part in parts]
     *first, last = (
-        replace(group, pieces=tuple(part), whole=None, done=lambda: None, more=following)
+        replace(group, pieces=tuple(part), buffer=None, done=lambda: None, more=following)
         for part, following in zip(parts, [*sizes[1:], 0], strict=True)
     )
     return [*first, replace(last, done=done)]

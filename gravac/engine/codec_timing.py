@@ -93,9 +93,10 @@ def time_codecs(policy: Policy, forms: Sequence[Form], opened: Opened) -> dict[f
         made.rank, made.world = executor.rank, executor.world
         return made
 
-    mine = averager()
-    compressed = [form for form in forms if mine.compresses(form[0])]
-    cfs = [one.candidate.cf for one in admit(policy, mine, forms).forecasts if not one.candidate.dense]
+    untimed_averager = averager()
+    compressed = [form for form in forms if untimed_averager.compresses(form[0])]
+    candidates = [forecast.candidate for forecast in admit(policy, untimed_averager, forms).forecasts]
+    cfs = [candidate.cf for candidate in candidates if not candidate.dense]
     if not compressed or not cfs:
         return {}
     sample, found, failures = typical(compressed), dict[float, float](), list[BaseException]()
@@ -182,8 +183,9 @@ def _coded(averager: Averager, job: Any, device: Device) -> Iterator[Stretch]:
 
 
 def _agreed(seconds: dict[float, float | None], executor: Executor) -> dict[float, float]:
-    """The mean over the ranks, where all of them have measured."""
-    mine = [0.0 if one is None else one for one in seconds.values()]
-    (sums,) = executor.agreed(executor.agree([[*mine, *(float(one is not None) for one in seconds.values())]]))
-    both = zip(seconds, sums[: len(mine)], sums[len(mine) :], strict=True)
+    """Return each CF's mean seconds over the ranks, of those CFs that every rank has measured."""
+    own = [0.0 if measured is None else measured for measured in seconds.values()]
+    counted = [float(measured is not None) for measured in seconds.values()]
+    (sums,) = executor.agreed(executor.agree([own + counted]))
+    both = zip(seconds, sums[: len(own)], sums[len(own) :], strict=True)
     return {cf: total / count for cf, total, count in both if count == executor.agree_world}

@@ -88,7 +88,7 @@ class Deciding:
     def restore(self, state: RunState, controller_state: dict[str, Any] | None) -> None:
         """Start from a dumped controller state, if there is one, at the next ``decide_first``.
 
-        Drops the oldest decision records of the state if it has more than this run keeps.
+        If the state has more decision records than the run's setting ``history`` allows, the oldest are dropped.
         """
         self.restored, self.decision = controller_state, None
         self._shorten(state)

@@ -244,7 +244,7 @@ class Engine:
     def exchange(
         self,
         pieces: Sequence[Piece],
-        whole: torch.Tensor | None = None,
+        buffer: torch.Tensor | None = None,
         last: bool = False,
         then: Then = lambda failure: None,
         known: Verdict = True,
@@ -253,7 +253,7 @@ class Engine:
 
         Args:
             pieces: flat gradients, each with the shape of its parameter.
-            whole: the flat tensor that they cover without gaps, in order, if there is one; it spares a copy.
+            buffer: the flat tensor that they cover without gaps, in order, if there is one; it spares a copy.
             last: whether these are the last pieces of this step.
             then: called when they hold their mean, on the stream that made it, which no other has to wait for.
             known: whether all of them are finite on this rank, as far as the source knows. If not, compressed pieces
@@ -261,7 +261,7 @@ class Engine:
         """
         handle = Handle(self, self._guarded)
         handle.then(then)
-        group = ReadyGroup(tuple(pieces), whole, handle.ends, handle.ends, known)
+        group = ReadyGroup(tuple(pieces), buffer, handle.ends, handle.ends, known)
         *parts, end = cut(group, self.executor.join)
         for part in parts:
             self._hand_over(part, None)
@@ -292,9 +292,9 @@ class Engine:
                 return
             pieces = [piece for ready in taken for piece in ready.pieces]
             with named_failure(self.state, lambda: exchanged(pieces)):
-                whole = taken[0].whole if len(taken) == 1 else None
+                buffer = taken[0].buffer if len(taken) == 1 else None
                 known = functools.reduce(both, (ready.known for ready in taken))
-                yield from self.averager.average(pieces, self._plan, whole, known)
+                yield from self.averager.average(pieces, self._plan, buffer, known)
             if self._counting is not None:
                 factor = self.averager.world / self._ranks_with_inputs()
                 for piece in pieces:

@@ -133,7 +133,7 @@ class LockstepExecutor:
 
     def agree(self, vectors: Sequence[Sequence[Number]]) -> list[Any]:
         """Hand vectors over, like ``launch``."""
-        return self.launch([AllReduce(torch.tensor([*map(float, one)], dtype=torch.float64)) for one in vectors])
+        return self.launch([AllReduce(torch.tensor([*map(float, vector)], dtype=torch.float64)) for vector in vectors])
 
     def agreed(self, started: list[Any]) -> list[list[float]]:
         """Return their sums."""

@@ -144,7 +144,7 @@ def replay(trace: Trace, policy: Policy) -> Replay:
             replayed.append(decided(record.step + trace.latency, decision, changed, last, steps_per_epoch))
         coming.append(decision)
     end = math.inf if parting is None else parting.step + trace.latency
-    recorded = tuple(one for one in trace.decisions if one.step < end)
+    recorded = tuple(decision for decision in trace.decisions if decision.step < end)
     return Replay(trace, first.candidate, parting, forecasts, recorded, tuple(replayed), (*notes, *left_out))
 
 
@@ -164,9 +164,13 @@ def _forecasts(trace: Trace, policy: Policy) -> tuple[tuple[Forecast, ...], list
     check_chosen(controller, min(numbers), max(numbers))
     proposed = controller.propose(policy.cf_range, base.candidates(policy.cf_range)) if base.compresses else ()
     dense_cfs = {first.cf, *(form.cf for form in policy.dense_formats)}
-    allowed = [own for own in candidates[1:] if own.cf in (dense_cfs if own.dense else proposed)]
+    allowed = [
+        candidate for candidate in candidates[1:] if candidate.cf in (dense_cfs if candidate.dense else proposed)
+    ]
     dropped = () if controller.keeps_all else (dropped.forecast.candidate for dropped in run.dropped)
-    unknown = {*proposed} - {1.0, first.cf} - {known.cf for known in (*candidates, *dropped) if not known.dense}
+    unknown = (
+        {*proposed} - {1.0, first.cf} - {candidate.cf for candidate in (*candidates, *dropped) if not candidate.dense}
+    )
     names = ", ".join(f"{base.name} {cf:g}x" for cf in sorted(unknown))
     if unknown and controller.keeps_all:
         raise SettingsError(

@@ -114,7 +114,7 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
             runs[-1].steps.append(record)
         elif isinstance(record, DecisionRecord):
             runs[-1].decided(record)
-    with_steps = [one for one in runs if one.steps]
+    with_steps = [run for run in runs if run.steps]
     if not with_steps:
         raise SettingsError(
             f"trace: {path} has no step records, so there is nothing to replay; record with log_dir, two steps or more"

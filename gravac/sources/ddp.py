@@ -232,7 +232,7 @@ class DDPAdapter:
         self._engine.state.layout = self.layout.fixed
         self._engine.end(fill)
 
-    def _exchange(self, group: Names, whole: torch.Tensor | None, last: bool = False) -> None:
+    def _exchange(self, group: Names, buffer: torch.Tensor | None, last: bool = False) -> None:
         pieces = [self._arrived[name][0] for name in group]
         buckets = dict.fromkeys(self._arrived[name][1] for name in group)
 
@@ -246,7 +246,7 @@ class DDPAdapter:
                 except BaseException as error:  # backward() would wait for the bucket for ever
                     bucket.fail(error)
 
-        self._engine.exchange(pieces, whole, last, ended)
+        self._engine.exchange(pieces, buffer, last, ended)
 
     def _cut(self, bucket: GradBucket, buffer: torch.Tensor) -> list[Piece]:
         """The bucket's parameters as flat views of its buffer, which stays the same until DDP lays buckets anew."""

@@ -61,7 +61,9 @@ class TensorBoardSink:
                 self._decision(record)
             elif isinstance(record, RunRecord):
                 self._run = record
-                self._writer.add_custom_scalars(page.layout(any(one.candidate.every > 1 for one in record.forecasts)))
+                self._writer.add_custom_scalars(
+                    page.layout(any(forecast.candidate.every > 1 for forecast in record.forecasts))
+                )
                 self._writer.add_text(page.RUN_TEXT, words.run_words(record), 0)
             else:
                 self._end(record)

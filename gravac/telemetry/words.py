@@ -56,9 +56,13 @@ def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecas
     If the run has no forecast at this ``every`` and ``delay``, return that of the same compressor and CF, with a wire
     ratio in proportion to ``every``.
     """
-    same = [own for own in forecasts if (own.candidate.compressor, own.candidate.cf) == (record.compressor, record.cf)]
+    same = [
+        forecast
+        for forecast in forecasts
+        if (forecast.candidate.compressor, forecast.candidate.cf) == (record.compressor, record.cf)
+    ]
     often = (record.every, record.delay)
-    exact = next((own for own in same if (own.candidate.every, own.candidate.delay) == often), None)
+    exact = next((forecast for forecast in same if (forecast.candidate.every, forecast.candidate.delay) == often), None)
     if exact is not None:
         return exact
     known = same[0] if same else Forecast(Candidate("hook", record.compressor, record.cf), math.nan)
@@ -86,13 +90,15 @@ def run_words(run: RunRecord) -> str:
     """A run in words: its ranks, candidates, dropped candidates with their reason, and settings."""
     parts = [f"**{run.world_size} ranks**"]
     if run.forecasts:
-        parts.append("**Candidates**\n\n" + "\n".join(f"- {forecast_words(one)}" for one in run.forecasts))
+        parts.append("**Candidates**\n\n" + "\n".join(f"- {forecast_words(forecast)}" for forecast in run.forecasts))
     if run.timed:
-        methods = {one.candidate.cf: one.method for one in run.forecasts if not one.candidate.dense}
+        methods = {forecast.candidate.cf: forecast.method for forecast in run.forecasts if not forecast.candidate.dense}
         timed = ", ".join(methods.get(cf) or f"{cf:g}x" for cf in run.timed)
         parts.append(f"Coding was timed where the gradients lie, at {timed}.")
     if run.dropped:
-        parts.append("**Dropped**\n\n" + "\n".join(f"- {dropped_words(one, run.world_size)}" for one in run.dropped))
+        parts.append(
+            "**Dropped**\n\n" + "\n".join(f"- {dropped_words(dropped, run.world_size)}" for dropped in run.dropped)
+        )
     if run.settings:
         parts.append("**Settings**\n\n" + _table(("setting", "value"), run.settings.items()))
     return "\n\n".join(parts)

@@ -64,7 +64,7 @@ def test_parts_are_the_group_in_order_each_of_few_elements_or_one_tensor(sizes: 
         assert said == []
         part.done()
     assert said == (["done"] if len(parts) == 1 else ["joined", "done"])
-    assert len(parts) == 1 or all(part.whole is None for part in parts)
+    assert len(parts) == 1 or all(part.buffer is None for part in parts)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.sampled_from([50, 120]))

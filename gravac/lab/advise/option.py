@@ -42,7 +42,7 @@ class Option:
 
     @property
     def reference(self) -> bool:
-        """Tell whether it is what others are compared with: dense, by DDP."""
+        """True for dense gradients by DDP, the baseline that all other options are compared with."""
         return self.compressor == DENSE and self.every is None
 
     @property

@@ -152,9 +152,14 @@ def screened(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, .
     """
     first, *others = forecasts
     kept = [
-        own for own in others if keep_all or own.candidate.dense or not any(_better(other, own) for other in forecasts)
+        forecast
+        for forecast in others
+        if keep_all or forecast.candidate.dense or not any(_better(other, forecast) for other in forecasts)
     ]
-    return (first, *sorted(kept, key=lambda own: (own.wire_ratio, own.candidate.cf, own.candidate.delay)))
+    return (
+        first,
+        *sorted(kept, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf, forecast.candidate.delay)),
+    )
 
 
 def at_every(

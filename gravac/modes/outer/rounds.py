@@ -195,7 +195,7 @@ class Rounds:
             self._state.phase = "undecided"
 
     def _decide_by_the_last_round(self) -> None:
-        """Wait for what was decided for the present round, if anything was."""
+        """Wait for the decision about this round, if there is one, and take up its ``every`` and ``delay``."""
         if self._whole:
             self._engine.drain()
         if self._whole and self._state.ended:
