@@ -111,6 +111,11 @@ class Exchange:
         """End the method's threads and logs."""
 
 
+_NEVER_FREED: list[dist.ProcessGroup] = []
+"""Process groups that torch's PowerSGD hook ran over. Its callbacks run on gloo's threads and refer to the group; if the
+last reference is theirs, the thread frees the group, waits for itself, and aborts the process."""
+
+
 class TorchExchange(Exchange):
     """DDP as it is, or with one of torch's hooks; arguments are ``Exchange``'s."""
 
@@ -118,6 +123,8 @@ class TorchExchange(Exchange):
         super().__init__(method, module)
         self._shapes = shapes(module)
         if method.rank is not None:
+            if dist.group.WORLD is not None:
+                _NEVER_FREED.append(dist.group.WORLD)
             state = torch_powersgd.PowerSGDState(
                 process_group=None,
                 matrix_approximation_rank=method.rank,
