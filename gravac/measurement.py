@@ -186,7 +186,7 @@ class LocalMeasurement:
         return wire_ratio(self.dense_wire_bytes, self.wire_bytes)
 
     def read(self, executor: Executor) -> None:
-        """Make numbers of sums and moments, once; all moments are past."""
+        """Read sums and moments as numbers; called once, after all moments have passed."""
         self._time(executor.between)
         shadow = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(self.shadow)
         norms = {name: self.norms[name] for name in sorted(self.norms)}
@@ -211,7 +211,7 @@ class LocalMeasurement:
         self.previous, self.spent = None, None
 
     def _time(self, between: Callable[[Mark, Mark], float]) -> None:
-        """Find where the step's seconds went."""
+        """Divide the step's seconds among compute, waiting for inputs and waiting for the exchange."""
         assert self.spent is not None
         self.coded, self.in_flight = self.spent()
         previous = self.previous

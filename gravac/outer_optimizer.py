@@ -239,7 +239,7 @@ class OuterOptimizer(Live):
 
     def synchronize(self) -> None:
         """End the round here: exchange what it has, and take it up. Called on every rank, after the last step."""
-        self._rounds.leave_now(learning_rate(self.inner), whole=True)
+        self._rounds.leave_now(learning_rate(self.inner), end_round=True)
         self._rounds.finish()
 
     @contextmanager
@@ -289,7 +289,7 @@ class OuterOptimizer(Live):
         return self._engine.state if self.under_way else self._engine.settled
 
     def _decided(self) -> Candidate | None:
-        """Return the candidate decided last, likewise; ``None`` before the first."""
+        """Return the candidate decided last, without waiting; ``None`` before the first decision."""
         if not self.under_way:
             self._engine.drain()
         return self._engine.candidate

@@ -171,8 +171,8 @@ class OuterSettings(RoundSettings):
 
     def plain(self) -> dict[str, str | int | float | bool]:
         """Return the settings that the run's record tells, by name, as plain values; none that was not set."""
-        told = ((name, str(value) if isinstance(value, tuple) else value) for name, value in self if value != ())
-        return {f"outer.{name}": value for name, value in told if value is not None}
+        texts = ((name, str(value) if isinstance(value, tuple) else value) for name, value in self if value != ())
+        return {f"outer.{name}": value for name, value in texts if value is not None}
 
 
 class RunSettings(Settings):

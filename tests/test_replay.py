@@ -87,7 +87,7 @@ def record_run(
         for form in policy.dense_formats
     ]
     forecasts = (*dense, *(forecast(cf) for cf in proposed))
-    ratios = {one.candidate: one.wire_ratio for one in forecasts}
+    ratios = {forecast.candidate: forecast.wire_ratio for forecast in forecasts}
     sink = JSONLSink(path)
     sink(RunRecord({**policy.plain(), "samples_per_step": 64.0, "steps_per_epoch": "auto", **settings}, 2, forecasts))
     controller = at_latency(policy.controller, latency)
@@ -217,10 +217,12 @@ def test_another_policy_is_replayed_up_to_the_first_step_in_which_it_would_run_a
     assert parting.would != parting.ran
     assert not played.same
     before = [decision for decision in recorded.decisions if decision.step < parting.step]
-    assert [(one.step, one.cf) for one in played.replayed[: len(before)]] == [(one.step, one.cf) for one in before]
-    changes = {one.step for one in (*played.recorded, *played.replayed) if one.changed}
+    assert [(record.step, record.cf) for record in played.replayed[: len(before)]] == [
+        (record.step, record.cf) for record in before
+    ]
+    changes = {record.step for record in (*played.recorded, *played.replayed) if record.changed}
     assert parting.step in changes
-    assert max(one.step for one in (*played.recorded, *played.replayed)) < parting.step + recorded.latency
+    assert max(record.step for record in (*played.recorded, *played.replayed)) < parting.step + recorded.latency
 
 
 def test_a_policy_that_begins_with_another_candidate_parts_at_once(trace: Path) -> None:
@@ -260,10 +262,10 @@ def test_a_step_that_was_not_finite_stays_so(tmp_path: Path) -> None:
 
 def test_a_policy_chooses_from_the_runs_candidates_that_it_allows(trace: Path) -> None:
     recorded = read_trace(trace)
-    assert [str(own.candidate) for own in recorded.run.forecasts[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
+    assert [str(forecast.candidate) for forecast in recorded.run.forecasts[:3]] == ["dense 1x", "dense 2x", "topk 10x"]
     played = replay(recorded, topk_policy(controller=GraVAC(dwell=2), sixteen_bit=False, cf_range=(40, 160)))
-    assert [str(own.candidate) for own in played.forecasts] == ["dense 1x", "topk 40x", "topk 160x"]
-    assert played.forecasts[1] == next(own for own in recorded.run.forecasts if own.candidate.cf == 40)
+    assert [str(forecast.candidate) for forecast in played.forecasts] == ["dense 1x", "topk 40x", "topk 160x"]
+    assert played.forecasts[1] == next(forecast for forecast in recorded.run.forecasts if forecast.candidate.cf == 40)
     assert any("could also choose topk 80x, which the run did not have" in note for note in played.notes)
     assert not replay(recorded, topk_policy(controller=GraVAC(dwell=2))).notes
 

@@ -161,18 +161,18 @@ class Averager:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """What is kept from step to step, in the dicts that this averager changes in place; see ``RunState``."""
+        """Residuals, compressors' memory and gradient sums, in dicts that are changed in place; see ``RunState``."""
         feedback = {"residual": self.feedback.residual, "releasing": self.feedback.held}
         return {**feedback, "memory": self.memory.kept, "sums": self.diagnostics.sums}
 
     def load(self, plain: Mapping[str, Any]) -> None:
-        """Replace all that is kept by copies of tensors, by the names of ``tensors``."""
+        """Replace residuals, compressors' memory and gradient sums by copies; ``plain`` has the keys of ``tensors``."""
         self.feedback.load(plain["residual"], plain["releasing"])
         self.memory.load(plain["memory"])
         replace(self.diagnostics.sums, {name: total.clone() for name, total in plain["sums"].items()})
 
     def place(self, device: torch.device) -> None:
-        """Move all that is kept from step to step to a device."""
+        """Move residuals, compressors' memory and gradient sums to a device."""
         for keeper in (self.feedback, self.memory, self.diagnostics):
             keeper.place(device)
 
@@ -259,7 +259,7 @@ class Averager:
         return Batch([piece], choice, piece.name)
 
     def _contexts(self, batch: Batch, plan: Plan) -> list[Context]:
-        """Return what the compressor may know of each row, or of all as one, with what is looked up beforehand."""
+        """Return a context for each row, or one for all tensors as one; shadow CFs are evaluated before it is used."""
         strength, fold = batch.choice.strength, batch.fold
         if len(batch.pieces) > 1 and not batch.rows:
             return [self._context(batch.pieces[0], plan, strength, fold, (batch.x.numel(),))]
@@ -271,7 +271,7 @@ class Averager:
         return contexts
 
     def _count(self, batches: Sequence[Batch], results: Sequence[Reduced], finite: Verdict) -> None:
-        """Add to the step's numbers what was to be sent of some tensors, and what was not.
+        """Add the energies and errors of batches to the step's numbers.
 
         If some gradient was not finite, nothing counts that a compressor folded.
         """
@@ -297,7 +297,7 @@ class Averager:
             of_groups.append(total)
 
     def _settle(self, batch: Batch, reduced: Reduced, step: int, finite: Verdict) -> None:
-        """Keep what was not sent; x is overwritten."""
+        """Make what a batch did not send the residuals of its tensors; x is overwritten."""
         keys = [f"{self.seed}\0residual\0{name}\0{step}\0{self.rank}" for name in batch.names]
         residual = unsent(batch.x, reduced.sent, batch.choice.strength, reduced.aside)
         self.feedback.settle(batch.names, residual, finite, keys)
@@ -348,7 +348,7 @@ class Averager:
         return flat
 
     def _dense_folded(self, pieces: Sequence[Piece], plan: Plan) -> list[torch.Tensor]:
-        """Return tensors with what is fed back to them, counted and evaluated; none if some gradient is not finite."""
+        """Return gradients plus residuals, and count their energies; no tensors if some gradient is not finite."""
         energies = [energy(piece.flat) for piece in pieces]
         finite = self._judge(all_finite(energies))
         if finite is False:
@@ -367,7 +367,7 @@ class Averager:
     def _context(
         self, piece: Piece, plan: Plan, strength: float, fold: Fold | None = None, shape: tuple[int, ...] | None = None
     ) -> Context:
-        """Return what a compressor may know of a tensor; or of several as one, of a ``shape``: none is remembered."""
+        """Return a compressor's context of a tensor; or of several as one of ``shape``, which has no memory."""
         return Context(
             name=piece.name,
             step=plan.step,
@@ -387,7 +387,7 @@ class Averager:
             evaluate(piece, x, self.base, plan, context, self.measurement)
 
     def _refuse(self, pieces: Sequence[Piece]) -> None:
-        """Take everything back and give NaN: some rank's gradient was not finite, and the host knows."""
+        """Restore residuals and overwrite the gradients by NaN: some rank's was not finite, and the host knows."""
         self.measurement.verdicts.append(False)
         for piece in pieces:
             self.feedback.commits.undo(piece.name, piece.flat)
@@ -396,7 +396,7 @@ class Averager:
             piece.flat.fill_(float("nan"))
 
     def _mask(self, pieces: Sequence[Piece], finite: torch.Tensor) -> None:
-        """Give NaN if some gradient was not finite, which only the device knows."""
+        """Overwrite the gradients by NaN if some rank's was not finite, which only the device knows."""
         if not self.feedback.commits.by_step:
             self.memory.mask((piece.name for piece in pieces), finite)
         same = torch.div(finite, finite)  # 1, or 0 / 0: what all is multiplied by at once

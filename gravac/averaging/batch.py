@@ -94,7 +94,7 @@ class Batch:
         return compressor.rounds(self.x, cf, contexts[0])
 
     def unfold(self) -> None:
-        """Take over what the compressor has folded, if it folds, once its rounds are over."""
+        """Once a compressor that folds has ended its rounds, take over x and its energy from the fold."""
         if self.fold is not None:
             self.energy = self.fold.energy
             self.x = self.x if self.fold.left is None else self.fold.left

@@ -69,7 +69,7 @@ class CommitPolicy:
             self.settle_held(name, finite)
 
     def settle_held(self, name: str, finite: Verdict) -> None:
-        """Hold back no more than remains of a parameter's held residual; no change if not ``finite``."""
+        """Replace a parameter's held residual by what remains of it; no change if not ``finite``."""
         if name in self.remaining:
             remaining = self.remaining.pop(name)
             if remaining is None:
@@ -187,7 +187,7 @@ class Apart(CommitPolicy):
         self.pending.update(zip(names, copies, strict=True))
 
     def commit(self, finite: Verdict) -> None:
-        """End a step: what was put aside takes effect now if ``finite``, and never otherwise."""
+        """End a step: residuals put aside take effect if ``finite``, and are dropped otherwise."""
         for name, unsent in self.pending.items() if finite is not False else ():
             old = self.residual.pop(name, None)
             if old is not None and old.dtype != torch.bfloat16:

@@ -83,12 +83,12 @@ class Feedback:
     # a step
 
     def has(self, name: str) -> bool:
-        """True if anything is kept of that parameter."""
+        """True if a parameter has a residual, or one that is held back."""
         return name in self.residual or name in self.held
 
     @property
     def empty(self) -> bool:
-        """True if nothing is kept at all."""
+        """True if no parameter has a residual, nor one that is held back."""
         return not self.residual and not self.held
 
     @property
@@ -170,7 +170,7 @@ class Feedback:
     def settle(
         self, names: Sequence[str], unsent: torch.Tensor | None, finite: Verdict = True, keys: Sequence[str] = ()
     ) -> None:
-        """Keep what was not sent of parameters if ``finite``, and what was kept before otherwise.
+        """Make what was not sent the parameters' residuals if ``finite``; otherwise residuals stay as they were.
 
         Args:
             names: the parameters' names; of several, what was not sent is as ``fold_rows`` laid it.
@@ -210,7 +210,7 @@ class Feedback:
             tensor.mul_(factor)
 
     def load(self, residual: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
-        """Replace all that is kept by copies of flat tensors, by name."""
+        """Replace residuals, and those held back, by copies of flat tensors, by name."""
         copies = {name: tensor.to(self._stored(tensor.dtype), copy=True) for name, tensor in residual.items()}
         replace(self.residual, copies)
         replace(self.held, {name: tensor.clone() for name, tensor in held.items()})
@@ -218,7 +218,7 @@ class Feedback:
         self._choose()
 
     def place(self, device: torch.device) -> None:
-        """Move all that is kept to a device: a checkpoint may have been loaded to another one."""
+        """Move residuals, and those held back, to a device: a checkpoint may have been loaded to another one."""
         for stored in (self.residual, self.held):
             replace(stored, {name: tensor.to(device) for name, tensor in stored.items()})
 

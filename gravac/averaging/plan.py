@@ -82,7 +82,7 @@ class Plan:
         return choice if compressible or not choice.compresses else self.small
 
     def sends_whole(self, name: str) -> bool:
-        """True if nothing of a tensor is left out."""
+        """True if every element of a tensor is sent."""
         return not self.of(name).compresses
 
     @property

@@ -68,8 +68,8 @@ def taken_over(
 
 def without_ranks(state: State) -> dict[str, Any]:
     """Return a state without what is one rank's own, or holds for one number of ranks."""
-    own: dict[str, Any] = {"world": None, "rank": None, "pending": []}
-    return {**state, **own, **{part: {} for part in ("sums", "residual", "releasing", "memory", "aside")}}
+    of_this_rank: dict[str, Any] = {"world": None, "rank": None, "pending": []}
+    return {**state, **of_this_rank, **{part: {} for part in ("sums", "residual", "releasing", "memory", "aside")}}
 
 
 def merge_states(states: Sequence[State]) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--run", type=int, default=-1, dest="which", metavar="N", help="which run of the file, from 0 (default: last)"
     )
-    parser.add_argument("--all", action="store_true", dest="whole", help="show decisions that change nothing too")
+    parser.add_argument(
+        "--all", action="store_true", dest="unchanged_too", help="show decisions that change nothing too"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write decisions, and where they part, to this file")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw what ran, and where the policy parts from it (extra: lab)"
@@ -48,7 +50,7 @@ def _run(options: argparse.Namespace) -> None:
     from gravac.replay import read_trace, replay
 
     played = replay(read_trace(options.trace, options.which), load_policy(options.policy))
-    print(words(played, options.whole))
+    print(words(played, options.unchanged_too))
     if options.json is not None:
         from gravac.lab.json_file import write_json
 
@@ -57,12 +59,12 @@ def _run(options: argparse.Namespace) -> None:
         draw(played, options.plot, options.policy)
 
 
-def words(played: Replay, whole: bool = False) -> str:
+def words(played: Replay, unchanged_too: bool = False) -> str:
     """Return recorded and replayed decisions side by side, by step; then how far the replay goes.
 
     Args:
         played: replay of a recorded run.
-        whole: whether to list decisions that change neither's candidate, too.
+        unchanged_too: whether to list decisions that change neither's candidate, too.
     """
     from gravac.telemetry.words import reason_words
 
@@ -70,13 +72,13 @@ def words(played: Replay, whole: bool = False) -> str:
     begins = trace.choices()[0], played.first
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
-        (str(trace.steps[0].step), *(_described(own, forecasts) for own in begins), "where it begins"),
+        (str(trace.steps[0].step), *(_described(candidate, forecasts) for candidate in begins), "where it begins"),
     ]
     left_out = 0
     recorded, replayed = (_by_step(records) for records in (played.recorded, played.replayed))
     for step in sorted({*recorded, *replayed}):
         for then, now in itertools.zip_longest(recorded.get(step, []), replayed.get(step, [])):
-            if not whole and not any(record is not None and record.changed for record in (then, now)):
+            if not unchanged_too and not any(record is not None and record.changed for record in (then, now)):
                 left_out += 1
                 continue
             reasons = [reason_words(record.reason, forecasts) if record else "-" for record in (then, now)]
@@ -103,7 +105,7 @@ def exact_words(played: Replay) -> str:
     if parting is None:
         return f"exact: in all {played.steps} {'rounds' if rounds else 'steps'} the policy would run what ran"
     where = f"exact up to {'round' if rounds else 'step'} {parting.step}; there the policy would"
-    ran, would = (_described(own, played.trace.run.forecasts) for own in (parting.ran, parting.would))
+    ran, would = (_described(candidate, played.trace.run.forecasts) for candidate in (parting.ran, parting.would))
     if ran != would:
         return f"{where} run {would}, the run ran {ran}"
     return f"{where} evaluate {_cfs(parting.would_evaluate)} beside {ran}, the run evaluated {_cfs(parting.evaluated)}"
@@ -167,4 +169,6 @@ def _choice(record: DecisionRecord | None, forecasts: Sequence[Forecast]) -> str
 def _described(candidate: Candidate, forecasts: Sequence[Forecast]) -> str:
     from gravac.telemetry.words import described
 
-    return described(next((own for own in forecasts if own.candidate == candidate), Forecast(candidate, math.nan)))
+    return described(
+        next((forecast for forecast in forecasts if forecast.candidate == candidate), Forecast(candidate, math.nan))
+    )

@@ -23,14 +23,14 @@ SAME = 1.01
 """Two candidates whose wire ratios differ by less, relatively, are one."""
 
 NOT_TIMED: Mapping[float, float] = MappingProxyType({})
-"""What is known of coding where it was not timed."""
+"""Seconds of coding by CF: none was timed."""
 
 Predicted = Callable[[Compressor, float], Forecast]
 """A function that forecasts a compressor at a CF: bytes sent of the model, seconds taken, efficiency."""
 
 
 class Admission(NamedTuple):
-    """Who may be chosen.
+    """The candidates that a controller may choose, and those that it may not.
 
     Attributes:
         forecasts: forecasts of the candidates that may be chosen, ascending by wire ratio; dense first, then 16 bit.
@@ -42,7 +42,7 @@ class Admission(NamedTuple):
 
 
 def averager_of(policy: Policy) -> Averager:
-    """What averages by a policy, alone so far: rank 0 of 1."""
+    """Return an averager made by a policy, which knows no other ranks yet: it is rank 0 of 1."""
     feedback = Feedback(policy.release, policy.overflow_safety, policy.residual_dtype)
     return Averager(
         base=policy.base,
@@ -141,6 +141,6 @@ def admitted(policy: Policy, predicted: Predicted) -> Admission:
     return Admission(tuple(forecasts), tuple(dropped))
 
 
-def alike(one: Forecast, other: Forecast) -> bool:
+def alike(forecast: Forecast, other: Forecast) -> bool:
     """Whether two candidates send the same on this model: it is too small for the higher CF."""
-    return one.family == other.family and one.wire_ratio <= SAME * other.wire_ratio
+    return forecast.family == other.family and forecast.wire_ratio <= SAME * other.wire_ratio

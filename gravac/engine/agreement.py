@@ -48,7 +48,7 @@ class Agreement:
         self._in_flight: list[Any] = []
 
     def read(self, last: int) -> None:
-        """Make numbers of steps up to ``last``, whose moments are past."""
+        """Read the measurements of steps up to ``last`` as numbers; these steps have ended."""
         for measurement in self._state.pending:
             if measurement.step <= last and not measurement.numbers:
                 measurement.read(self.executor)
@@ -103,7 +103,7 @@ class HostSchedule:
         self._agreement, self._latency = agreement, agreement.executor.latency
 
     def step_follows(self, step: int) -> None:
-        """Do nothing: no step is behind."""
+        """Do nothing: the host is never behind the device."""
 
     def step_begins(self, step: int) -> None:
         """Send the numbers of the last step."""
@@ -135,7 +135,7 @@ class DeviceSchedule:
         self._agreement.send(step + 1 - self._latency)
 
     def step_ends(self, step: int) -> None:
-        """Do nothing: the device has not come so far."""
+        """Do nothing: the device has not yet computed the step."""
 
 
 def schedule_of(agreement: Agreement) -> AgreementSchedule:

@@ -73,7 +73,7 @@ class Waiting:
         self.enough = self.most = 0
 
     def set_limits(self, coding_bytes: int, total: int, exchange_s: float = 0.0, on_cpu: bool = False) -> None:
-        """Set how many elements go at once in a step that begins.
+        """Set how many elements are compressed together in the step that begins.
 
         Args:
             coding_bytes: bytes that averaging takes for each element; see ``Averager.coding_bytes``.

@@ -184,8 +184,8 @@ def _coded(averager: Averager, job: Any, device: Device) -> Iterator[Stretch]:
 
 def _agreed(seconds: dict[float, float | None], executor: Executor) -> dict[float, float]:
     """Return each CF's mean seconds over the ranks, of those CFs that every rank has measured."""
-    own = [0.0 if measured is None else measured for measured in seconds.values()]
-    counted = [float(measured is not None) for measured in seconds.values()]
-    (sums,) = executor.agreed(executor.agree([own + counted]))
-    both = zip(seconds, sums[: len(own)], sums[len(own) :], strict=True)
+    measured_s = [0.0 if mean_s is None else mean_s for mean_s in seconds.values()]
+    counted = [float(mean_s is not None) for mean_s in seconds.values()]
+    (sums,) = executor.agreed(executor.agree([measured_s + counted]))
+    both = zip(seconds, sums[: len(measured_s)], sums[len(measured_s) :], strict=True)
     return {cf: total / count for cf, total, count in both if count == executor.agree_world}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A run's controller at work: what it may choose from, what it has decided, and what is told of that."""
+"""A run's controller at work: its candidates, its decision in force, and the records of decisions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ class Deciding:
         return 0.0 if known is None else known.exchange_s or 0.0
 
     def open(self, latency: int, timed: Iterable[float]) -> None:
-        """Learn how many steps a decision takes to hold; of ``timed`` tells ``RunRecord``."""
+        """Learn how many steps after a measurement its decision holds, and which CFs were timed (for ``RunRecord``)."""
         self._controller = at_latency(self._controller, latency)
         self._latency, self._timed = latency, tuple(timed)
 
@@ -119,7 +119,7 @@ class Deciding:
         return float(ranks) if samples is None else samples
 
     def observe(self, state: RunState, measured: Measurement, local: LocalMeasurement) -> None:
-        """Decide by a step that the ranks agree on, and tell.
+        """Emit the record of a step that the ranks agree on, and have the controller decide by it.
 
         Args:
             state: state of the steps; gets the controller's, the gain, and the decision's record.
@@ -140,7 +140,7 @@ class Deciding:
         self._record(state, measured.step + self._latency, changed)
 
     def _record(self, state: RunState, first: int, changed: bool) -> None:
-        """Tell of the decision in force, which holds from a step on, and keep that record."""
+        """Emit the record of the decision in force, which holds from a step on, and add it to the state's history."""
         assert self.decision is not None
         record = decided(first, self.decision, changed, state.gain, self._reporting.steps_per_epoch)
         state.history.append(record)
@@ -148,5 +148,5 @@ class Deciding:
         self._emit(record)
 
     def _shorten(self, state: RunState) -> None:
-        """Drop the oldest decisions' records where there are more than are to be kept."""
+        """Drop the oldest records beyond the setting ``history``."""
         del state.history[: -self._reporting.history]

@@ -51,7 +51,7 @@ from gravac.measurement import LocalMeasurement
 INPUTS_LEFT = "the number of ranks with inputs left"
 
 Fill = Callable[[LocalMeasurement], None]
-"""Adds what only the source knows to a step's numbers: moments, verdicts, how far ranks moved apart."""
+"""Adds to a step's numbers those that only the source knows: moments, verdicts, how far ranks moved apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StepInputs:
 
 
 NO_INPUTS = StepInputs()
-"""Nothing is known but that a step begins."""
+"""Inputs of a source that knows nothing more than that a step begins."""
 
 
 class Engine:
@@ -219,10 +219,10 @@ class Engine:
         """
         self.open()
         runs: Future[Candidate] = Future()
-        told = functools.partial(fail, runs)
+        tell_failure = functools.partial(fail, runs)
         if not self.schedule.looks:
-            self.executor.call(lambda: self.schedule.step_follows(self.state.step), told)
-        self.executor.call(lambda: runs.set_result(self._begin(inputs)), told)
+            self.executor.call(lambda: self.schedule.step_follows(self.state.step), tell_failure)
+        self.executor.call(lambda: runs.set_result(self._begin(inputs)), tell_failure)
         return runs
 
     def ready(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> Handle:
@@ -322,7 +322,7 @@ class Engine:
 
     @property
     def settled(self) -> RunState:
-        """The state, once all that was handed over is done."""
+        """The state after all steps that have ended; waits for their exchange."""
         self.drain()
         return self.state
 
@@ -360,7 +360,7 @@ class Engine:
 
     @property
     def schedule(self) -> AgreementSchedule:
-        """When the ranks agree on what a step showed; once an executor was given."""
+        """When the ranks agree on a step's measurement; known once an executor was given."""
         assert self._schedule is not None
         return self._schedule
 
@@ -400,7 +400,7 @@ class Engine:
         return self.deciding.decide_first(self.state, forms, self.averager.world)
 
     def _begin(self, inputs: StepInputs) -> Candidate:
-        """Begin a step; return what was decided for it."""
+        """Begin a step; return the candidate that it runs."""
         state, executor, forms = self.state, self.executor, self.forms or inputs.forms
         if self.decision is None:
             self._first_decision(forms)
@@ -445,9 +445,9 @@ class Engine:
         """Start to count the ranks that have inputs; ``None``, on every rank, counts none."""
         self._counting = self._counted = None
         if takes_part is not None:
-            own = torch.full((1,), float(takes_part), device=self.device)
+            flag = torch.full((1,), float(takes_part), device=self.device)
             with named_failure(self.state, lambda: INPUTS_LEFT):
-                self._counting = self.executor.launch([AllReduce(own)])
+                self._counting = self.executor.launch([AllReduce(flag)])
 
     def _ranks_with_inputs(self) -> Number:
         """Return the number of ranks that have inputs, once all have told."""
@@ -458,7 +458,7 @@ class Engine:
         return self._counted
 
     def _rescale(self, loss_scale: Number | None) -> None:
-        """Multiply what is kept by the change of the loss scale."""
+        """Multiply residuals and sums by the change of the loss scale."""
         before = self.state.loss_scale
         if isinstance(loss_scale, torch.Tensor):
             loss_scale = loss_scale.detach().clone()  # a scaler changes its own in place
@@ -484,7 +484,7 @@ class Engine:
         state.step += 1
 
     def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:
-        """The ranks agree on a step: decide, and tell."""
+        """The ranks agree on a step: drop residuals that are zero on all ranks, and decide."""
         world = self.executor.agree_world
         measured = agreed_measurement(local, sums, world, self.deciding.samples(world))
         if local.unreleased and all_released(local, sums) and local.step >= self._released_from:

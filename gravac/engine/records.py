@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a run: the record of a decision, of a step, and how steps were shared out among the candidates."""
+"""The records of a run's decisions and steps, and a summary: how many steps each kind of candidate ran."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

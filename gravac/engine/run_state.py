@@ -22,7 +22,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class ModeState(Protocol):
-    """The part of the state that one way to run a step has for itself."""
+    """The part of the state that one mode has, such as outer steps."""
 
     def dump(self) -> dict[str, Any]:
         """Return tensors and plain values."""

@@ -77,7 +77,7 @@ def train(
         engines.append(engine)
     parameters = dict(model.named_parameters())
     rates = [group["lr"] for group in optimizer.param_groups]
-    error = whole = 0.0
+    error = energy = 0.0
     for step in range(first, first + steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * min(1.0, (step - first + 1) / max(ramp, 1))
@@ -92,7 +92,8 @@ def train(
             engine.end()
         handle.wait()
         for averager in averagers:
-            error, whole = error + float(averager.measurement.error), whole + float(averager.measurement.energy)
+            error += float(averager.measurement.error)
+            energy += float(averager.measurement.energy)
         for name, p in parameters.items():
             p.grad = applied[name]
         optimizer.step()
@@ -100,7 +101,7 @@ def train(
             after(step)
     totals = [engine.state.totals for engine in engines]
     least = min(wire_ratio(total.dense_wire_bytes, total.wire_bytes) for total in totals)
-    return Totals(1 - error / whole if whole else 1.0, least)
+    return Totals(1 - error / energy if energy else 1.0, least)
 
 
 @dataclass(frozen=True, slots=True)

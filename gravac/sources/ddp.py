@@ -188,13 +188,13 @@ class DDPAdapter:
         if begins:
             self._engine.device = buffer.device
             self._engine.open()  # before anything is under way that a failure would leave so
-        mine = _Bucket(buffer, names, self._engine.executor.join)
-        averaged = mine.future.then(mine.outcome)
+        in_flight = _Bucket(buffer, names, self._engine.executor.join)
+        averaged = in_flight.future.then(in_flight.outcome)
         # what follows only enqueues: a torch call after the exchange thread woke would wait for it to let go of the GIL
         if begins:
-            self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], mine)
+            self._begin([(piece.shape, piece.flat.dtype) for piece in pieces], in_flight)
         for piece in pieces:
-            self._arrived[piece.name] = piece, mine
+            self._arrived[piece.name] = piece, in_flight
         complete = self.layout.arrive(names)
         for position, group in enumerate(complete, 1):
             last = bucket.is_last() and position == len(complete)

@@ -106,16 +106,16 @@ def run_words(run: RunRecord) -> str:
 
 def forecast_words(forecast: Forecast) -> str:
     """A forecast in words: the candidate, its predicted wire ratio, its efficiency, its CF and its milliseconds."""
-    said = f"{described(forecast)} (predicted wire ratio {forecast.wire_ratio:.2f}, "
-    said += f"efficiency {forecast.efficiency:g}, CF {forecast.candidate.cf:g}"
+    text = f"{described(forecast)} (predicted wire ratio {forecast.wire_ratio:.2f}, "
+    text += f"efficiency {forecast.efficiency:g}, CF {forecast.candidate.cf:g}"
     if forecast.coding_s is not None and forecast.exchange_s is not None:
-        said += f", coding {1e3 * forecast.coding_s:.4g} ms, exchange {1e3 * forecast.exchange_s:.4g} ms"
-    return said + ")"
+        text += f", coding {1e3 * forecast.coding_s:.4g} ms, exchange {1e3 * forecast.exchange_s:.4g} ms"
+    return text + ")"
 
 
 def dropped_words(dropped: Dropped, world_size: int | None = None) -> str:
     """One dropped candidate in words, and why it was dropped; with the number of ranks, where that is told."""
-    name, other = (_method(one) for one in (dropped.forecast, dropped.other))
+    name, other = _method(dropped.forecast), _method(dropped.other)
     if dropped.cause == "same_bytes":
         return f"{name}: would send what {other} does"
     over = "" if world_size is None else f" over {world_size} ranks"

@@ -29,7 +29,10 @@ PAPER = (DENSE_CANDIDATE, *(topk(cf) for cf in (10.0, 20.0, 40.0, 160.0, 1000.0)
 
 def forecasts(candidates: Iterable[Candidate]) -> tuple[Forecast, ...]:
     """Made-up forecasts of candidates: those that are not dense send indices besides."""
-    return tuple(Forecast(one, wire_ratio=one.cf if one.dense else one.cf / 2) for one in candidates)
+    return tuple(
+        Forecast(candidate, wire_ratio=candidate.cf if candidate.dense else candidate.cf / 2)
+        for candidate in candidates
+    )
 
 
 def by_cf(values: Mapping[float, float]) -> Curve:

@@ -193,7 +193,7 @@ class AsksForTooMuch(Flawed):
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
         state, decision = super().start(forecasts)
-        return state, replace(decision, shadow=tuple(one.candidate.cf for one in forecasts[1:]))
+        return state, replace(decision, shadow=tuple(forecast.candidate.cf for forecast in forecasts[1:]))
 
 
 class AsksBackwards(AsksForTooMuch):
@@ -258,7 +258,7 @@ class NeedsShadows(Flawed):
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[StaticState, Decision]:
         state, decision = super().start(forecasts)
-        return state, replace(decision, shadow=tuple(one.candidate.cf for one in forecasts[1:]))
+        return state, replace(decision, shadow=tuple(forecast.candidate.cf for forecast in forecasts[1:]))
 
     def observe(self, state: StaticState, measurement: Measurement) -> tuple[StaticState, Decision]:
         if state.candidate.cf == 10:

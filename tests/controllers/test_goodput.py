@@ -408,8 +408,8 @@ def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, de
         return Measurement(step, ran, known.step_s, 16.0, 1.0, 2.0, **times, exchanged=known.exchange_s or 0.0)
 
     ran = [step.ran.candidate for step in drive(Goodput(), forecasts, measure, 30)]
-    taken = sum(one.every * (expected[one].step_s or 0.0) for one in ran)
-    progress = sum(one.every * expected[one].efficiency for one in ran)
+    taken = sum(candidate.every * (expected[candidate].step_s or 0.0) for candidate in ran)
+    progress = sum(candidate.every * expected[candidate].efficiency for candidate in ran)
     assert taken * max(map(goodput, forecasts)) <= 1.02 * progress
 
 
@@ -491,7 +491,7 @@ def test_a_held_candidate_rests_between_searches() -> None:
 
 def entries(state: GoodputState) -> dict[Candidate, GoodputEntry]:
     """What was measured, by candidate."""
-    return {state.forecasts[one.position].candidate: replace(one, position=0) for one in state.entries}
+    return {state.forecasts[entry.position].candidate: replace(entry, position=0) for entry in state.entries}
 
 
 @given(
@@ -510,7 +510,7 @@ def test_a_state_restored_with_other_candidates_keeps_what_was_measured_of_those
     now, decision = controller.restore(controller.dump(state), forecasts)
     candidates = [forecast.candidate for forecast in forecasts]
     known = {one: measured for one, measured in entries(state).items() if one in candidates}
-    gone = [one for one in EXPECTED if one not in candidates]
+    gone = [candidate for candidate in EXPECTED if candidate not in candidates]
     assert bool(decision.reason) == bool(gone)
     assert decision.candidate == now.running
     if "nothing measured is left" in decision.reason:

@@ -80,7 +80,7 @@ def admitted(
 
 def cfs_of(policy: Policy, forms: Sequence[Form] = FORMS) -> list[float]:
     """CFs of the candidates that compress."""
-    return [one.candidate.cf for one in admitted(policy, {}, forms).forecasts if not one.candidate.dense]
+    return [forecast.candidate.cf for forecast in admitted(policy, {}, forms).forecasts if not forecast.candidate.dense]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_a_compressor_without_known_costs_has_them_then() -> None:
         coding_costs = ()
 
     policy = policy_of(Unknown())
-    assert {one.coding_s for one in admitted(policy, {}).forecasts[2:]} == {None}
+    assert {forecast.coding_s for forecast in admitted(policy, {}).forecasts[2:]} == {None}
     found = time_codecs(policy, FORMS, opened())
-    assert None not in {one.coding_s for one in admitted(policy, found).forecasts}
+    assert None not in {forecast.coding_s for forecast in admitted(policy, found).forecasts}
 
 
 def test_goodput_starts_by_them() -> None:
@@ -159,9 +159,9 @@ def test_what_fails_keeps_the_costs_that_are_known_of_it() -> None:
     with pytest.warns(UserWarning, match="could not be timed: RuntimeError.'no kernel'"):
         found = time_codecs(policy, FORMS, opened())
     assert list(found) == [cf for cf in cfs_of(policy) if cf <= 100]
-    by_table = {one.candidate: one.coding_s for one in admitted(policy, {}).forecasts}
-    for one in admitted(policy, found).forecasts[2:]:
-        assert (one.coding_s == by_table[one.candidate]) == (one.candidate.cf > 100)
+    by_table = {forecast.candidate: forecast.coding_s for forecast in admitted(policy, {}).forecasts}
+    for forecast in admitted(policy, found).forecasts[2:]:
+        assert (forecast.coding_s == by_table[forecast.candidate]) == (forecast.candidate.cf > 100)
 
 
 def test_no_candidate_is_begun_once_the_budget_is_spent() -> None:
@@ -299,7 +299,7 @@ def trained(rank: int, world: int, passes: float | None) -> tuple[str, str, list
 def test_a_run_off_the_cpu_times_its_candidates_when_it_is_attached() -> None:
     (candidates, ran, (run,)), (others, other_ran, none) = processes(trained, 2, 1.0)
     assert (candidates, ran, none) == (others, other_ran, [])
-    assert run.timed == tuple(one.candidate.cf for one in run.forecasts if not one.candidate.dense) != ()
+    assert run.timed == tuple(forecast.candidate.cf for forecast in run.forecasts if not forecast.candidate.dense) != ()
     assert f"Coding was timed where the gradients lie, at topk {run.timed[0]:g}x" in run_words(run)
 
 

@@ -289,8 +289,8 @@ def test_shadow_cfs_are_evaluated_with_residuals_though_a_compressor_folds_these
         in_memory(2, 20, host_looks=False, base=base, cf_range=(4, 100), controller=controller, sinks=[keep])
     plain, folded = (told[name] for name in ("TopK", "FoldsItself"))
     assert plain
-    assert [one.step for one in plain] == [one.step for one in folded]
-    gains, others = ([number for one in ran for pair in one.shadow for number in pair] for ran in (plain, folded))
+    assert [record.step for record in plain] == [record.step for record in folded]
+    gains, others = ([number for record in ran for pair in record.shadow for number in pair] for ran in (plain, folded))
     assert gains == pytest.approx(others)
 
 

@@ -126,7 +126,7 @@ class Ranks:
     def synchronize(self) -> None:
         """End the round on all ranks, which in memory takes two calls each."""
         for outer in self.outer:
-            outer._rounds.leave_now(0.05, whole=True)
+            outer._rounds.leave_now(0.05, end_round=True)
         self.lockstep.run()
         for outer in self.outer:
             outer.synchronize()

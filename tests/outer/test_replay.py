@@ -29,7 +29,7 @@ def record(folder: Path, steps: int = 120, ranks: int = 2, **settings: Any) -> T
     given = {"base": topk, "cf_range": (2, 64), "controller": SEARCH, "every": (1, 20), "log_dir": folder, **settings}
     trained = Ranks(ranks, clock=0.01, **given).train(steps)
     for outer in trained.outer:
-        outer._rounds.leave_now(0.05, whole=True)  # a last round, shorter than was decided
+        outer._rounds.leave_now(0.05, end_round=True)  # a last round, shorter than was decided
     trained.lockstep.run()
     trained.outer[0].close()
     return read_trace(folder / "gravac.jsonl")
@@ -70,13 +70,15 @@ def test_a_run_tells_when_it_exchanges(trace: Trace, tmp_path: Path) -> None:
     settings = trace.run.settings
     assert settings["outer.every"] == "(1, 5)"
     assert (settings["outer.fragments"], settings["outer.delay"], settings["outer.mixing"]) == (1, 0, 0.5)
-    assert {own.candidate.every for own in trace.run.forecasts} == {1, 2, 5}
-    assert {own.candidate.every for own in record(tmp_path, 8, every=1).run.forecasts} == {1}
+    assert {forecast.candidate.every for forecast in trace.run.forecasts} == {1, 2, 5}
+    assert {forecast.candidate.every for forecast in record(tmp_path, 8, every=1).run.forecasts} == {1}
 
 
 def test_what_runs_goes_by_the_number_of_ranks(tmp_path: Path) -> None:
     recorded = record(tmp_path, 12, 4, every=(1, 10))
-    dense = {own.candidate.every: own.efficiency for own in recorded.run.forecasts if own.candidate.dense}
+    dense = {
+        forecast.candidate.every: forecast.efficiency for forecast in recorded.run.forecasts if forecast.candidate.dense
+    }
     assert dense == {
         every: efficiency(Forecast(Candidate("hook", "dense", 1.0), 1.0), every, world=4) for every in (1, 2, 5, 10)
     }

@@ -45,7 +45,7 @@ def candidates(state: GoodputState) -> list[Candidate]:
 
 def measured(state: GoodputState) -> dict[Any, Any]:
     """What was measured, by candidate."""
-    return {candidates(state)[one.position]: (one.seconds, one.window) for one in state.entries}
+    return {candidates(state)[entry.position]: (entry.seconds, entry.window) for entry in state.entries}
 
 
 def before(ranks: int = 2, **settings: Any) -> Ranks:
@@ -93,10 +93,10 @@ def test_decisions_after_a_load_are_those_of_before_though_other_delays_are_meas
     then, history = decisions(first.outer[0]), first.outer[0].history
     again, (restored, other) = taken_up(states)
     now = restored.state
-    assert max(one.delay for one in candidates(then)) == 4
+    assert max(candidate.delay for candidate in candidates(then)) == 4
     assert candidates(now) == candidates(then)
-    assert [one.compute_s for one in now.forecasts] == [one.compute_s for one in then.forecasts]
-    assert None not in [one.compute_s for one in now.forecasts]
+    assert [forecast.compute_s for forecast in now.forecasts] == [forecast.compute_s for forecast in then.forecasts]
+    assert None not in [forecast.compute_s for forecast in now.forecasts]
     assert (now.position, now.best, now.phase, now.windows) == (then.position, then.best, then.phase, then.windows)
     assert now.entries == then.entries
     assert restored == other
@@ -127,7 +127,7 @@ def test_at_another_number_of_ranks_what_was_measured_stays_of_candidates_that_t
     there = {*candidates(now)}
     assert measured(now).keys() == measured(then).keys() & there
     assert all(measured(then)[one] == known for one, known in measured(now).items())
-    gone = [one for one in candidates(then) if one not in there]
+    gone = [candidate for candidate in candidates(then) if candidate not in there]
     told = restored[0].history[len(history) :]
     assert len(told) == bool(gone)
     assert all("restored with other candidates, without" in record.reason for record in told)

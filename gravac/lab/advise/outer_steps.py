@@ -87,7 +87,7 @@ def outer_steps(
         way_of = {forecast.candidate: way for forecast, way in zip(forecasts, ways, strict=True)}
         fewest = max(forecast.wire_ratio for forecast in forecasts if forecast.candidate.dense)
         compute_s = ways[0].load.compute_s
-        fewer = tuple(one for one in forecasts if one.candidate.dense or one.wire_ratio > fewest)
+        fewer = tuple(forecast for forecast in forecasts if forecast.candidate.dense or forecast.wire_ratio > fewest)
         apart = widened(Admission(fewer), EVERY, compute_s, "auto", keep_all=False, chooses=False, world=workers)
         for forecast in apart.forecasts:
             chosen = forecast.candidate

@@ -112,8 +112,8 @@ class Exchange:
 
 
 _NEVER_FREED: list[dist.ProcessGroup] = []
-"""Process groups that torch's PowerSGD hook ran over. Its callbacks run on gloo's threads and refer to the group; if the
-last reference is theirs, the thread frees the group, waits for itself, and aborts the process."""
+"""Process groups that torch's PowerSGD hook ran over. Its callbacks run on gloo's threads and refer to the group. If
+one of them holds the last reference, its thread frees the group, waits for itself, and aborts the process."""
 
 
 class TorchExchange(Exchange):

@@ -90,11 +90,11 @@ def widened(
     outer: list[Forecast] = []
     known = before if delay == "auto" else NOTHING
     for number in every:
-        for each in admission.forecasts:
-            key = each.candidate.compressor, each.candidate.cf, number
-            behind = known.get(key) or delays(each, number, compute_s, delay, fragments)
-            ways = [at_every(each, number, compute_s, steps, world) for steps in behind]
-            outer += ways if chooses else [most_promising(ways)]
+        for forecast in admission.forecasts:
+            key = forecast.candidate.compressor, forecast.candidate.cf, number
+            behind = known.get(key) or delays(forecast, number, compute_s, delay, fragments)
+            outer_forecasts = [at_every(forecast, number, compute_s, steps, world) for steps in behind]
+            outer += outer_forecasts if chooses else [most_promising(outer_forecasts)]
     return Admission(screened(outer, keep_all), admission.dropped)
 
 
@@ -194,11 +194,12 @@ def at_every(
     )
 
 
-def _better(one: Forecast, other: Forecast) -> bool:
-    """True if one candidate is no worse than another in bytes and efficiency, and better in one of the two."""
-    mine, others = ((forecast.wire_ratio, forecast.efficiency) for forecast in (one, other))
-    alike = (one.candidate.delay > 0) == (other.candidate.delay > 0)
-    return alike and mine != others and mine[0] >= others[0] and mine[1] >= others[1]
+def _better(forecast: Forecast, other: Forecast) -> bool:
+    """True if a candidate is no worse than another in bytes and efficiency, and better in one of the two."""
+    no_worse = forecast.wire_ratio >= other.wire_ratio and forecast.efficiency >= other.efficiency
+    equal = (forecast.wire_ratio, forecast.efficiency) == (other.wire_ratio, other.efficiency)
+    both_travel_alike = (forecast.candidate.delay > 0) == (other.candidate.delay > 0)
+    return both_travel_alike and no_worse and not equal
 
 
 def most_promising(ways: Sequence[Forecast]) -> Forecast:

@@ -38,7 +38,7 @@ class Journey:
 
     Attributes:
         pieces: pseudo-gradients of its parameters, flat; their means over the ranks, once it is ``here``.
-        whole: flat tensor that the pieces are views of, one after the other.
+        flat: flat tensor that the pieces are views of, one after the other.
         number: number of the round.
         own: squared norm of what this rank sends, 0-d, float64.
         mean: squared norm of the mean that came, 0-d, float64.
@@ -53,15 +53,15 @@ class Journey:
         self.number = number
         sizes = [parameter.numel() for parameter in fragment.parameters.values()]
         like = next(iter(fragment.parameters.values()))
-        self.whole = torch.empty(sum(sizes), dtype=fragment.travels_in, device=like.device)
-        parts = self.whole.tensor_split(list(itertools.accumulate(sizes))[:-1])
+        self.flat = torch.empty(sum(sizes), dtype=fragment.travels_in, device=like.device)
+        parts = self.flat.tensor_split(list(itertools.accumulate(sizes))[:-1])
         for part, (name, parameter) in zip(parts, fragment.parameters.items(), strict=True):
             part.copy_(flat(name, fragment.anchors[name])).sub_(flat(name, parameter))
         if weight != 1:
-            self.whole.mul_(weight)
+            self.flat.mul_(weight)
         shaped = zip(fragment.parameters.items(), parts, strict=True)
         self.pieces = tuple(Piece(name, part, memory_shape(parameter)) for (name, parameter), part in shaped)
-        self.own = self.mean = _square(self.whole)
+        self.own = self.mean = _square(self.flat)
         self.sound: Verdict = True
         self.applied: Verdict = True
         self.verdicts: torch.Tensor | None = None
@@ -97,7 +97,7 @@ class Journey:
 
     def _judge_mean(self) -> None:
         """Find the norm of the mean, and whether all that came is finite."""
-        self.mean = _square(self.whole)
+        self.mean = _square(self.flat)
         if self._engine is not None:
             finite = _finite(self.mean, self._beside)
             self.applied = self._engine.executor.judge(finite)
@@ -106,7 +106,7 @@ class Journey:
 
     def ends(self) -> None:
         """Let go of the means, which nobody needs any more; their norm stays."""
-        self.whole, self.pieces = self.whole.new_empty(0), ()
+        self.flat, self.pieces = self.flat.new_empty(0), ()
 
     @property
     def here(self) -> bool:
@@ -184,7 +184,7 @@ class Fragment:
             self.applied = applied = bool(applied)  # the host waits for what it copies to its memory anyway
         if isinstance(applied, torch.Tensor):
             self.applied = applied = applied.clone()  # made by another stream than the one that reads it from here on
-            self.journey.whole.masked_fill_(~applied, 0.0)
+            self.journey.flat.masked_fill_(~applied, 0.0)
             stays = _stays(outer)
             with nullcontext() if stays else undone_unless(applied, [*self.anchors.values()], outer.state):
                 self._step(self.journey, outer)
@@ -324,6 +324,6 @@ def _beside(applied: torch.Tensor, kept: Mapping[str, Any]) -> dict[str, torch.T
     return {key: one.clone() for key, one in tensors.items() if one.device == applied.device}
 
 
-def _square(whole: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(whole, dtype=torch.float64)
+def _square(flat: torch.Tensor) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
     return norm.square()

@@ -111,12 +111,12 @@ class Rounds:
         if self._whole and not self._state.under_way:
             self._check(self._state.ended - 1)
 
-    def leave_now(self, learning_rate: float, whole: bool = False) -> None:
+    def leave_now(self, learning_rate: float, end_round: bool = False) -> None:
         """End the round: exchange all fragments that have not left.
 
         Args:
             learning_rate: learning rate of the inner optimizer.
-            whole: whether also a round is ended that no fragment has left in.
+            end_round: whether also a round is ended that no fragment has left in.
 
         Raises:
             RuntimeError: ranks make other numbers of steps, and this one is within a round.
@@ -127,7 +127,7 @@ class Rounds:
                 f"by_speed: this rank is {state.in_round} steps into round {state.ended}, others elsewhere; save and "
                 "synchronize on all ranks when the same round has ended, as told by .rounds"
             )
-        if self._journeys or (whole and state.in_round):
+        if self._journeys or (end_round and state.in_round):
             self._leave(state.in_round, state.in_round, learning_rate)
 
     @contextmanager
@@ -185,7 +185,7 @@ class Rounds:
             self._decide_by_the_last_round()
 
     def _time_a_step(self) -> None:
-        """Take the moment; after some steps, have the first decision made by what a step takes."""
+        """Time a step; after the last of those timed, have the first decision made by their median."""
         warm = max(2, min(WARM, self._every[1] - 1))
         self._step_began.append(self._now())
         if len(self._step_began) == warm:
@@ -206,13 +206,13 @@ class Rounds:
             self._state.decide(candidate.every, candidate.delay)
 
     def _leave(self, steps: int, every: int, learning_rate: float) -> None:
-        """Exchange those whose turn it is in a round of so many ``steps``, of a rank on average ``every``."""
+        """Exchange the fragments whose turn it is, in a round of ``steps`` on this rank and ``every`` on average."""
         state = self._state
         number = len(state.fragments)
         behind = state.delay
         if self._delay == "auto" and steps != every:  # as large a share of this rank's own steps
             behind = min(steps, -(-behind * steps // every))
-        own = self._mixing if behind else 0.0
+        mixing = self._mixing if behind else 0.0
         ready = sum(step <= state.in_round for step in leaves_at(steps, number))
         if ready > len(self._journeys):
             self._check_fits()
@@ -225,12 +225,14 @@ class Rounds:
                 state.shares.ask()
                 self._decision = self._engine.begin(StepInputs(learning_rate=learning_rate, every=every))
                 self._read(state.ended - BEHIND)  # which the executor has caught up with
-            journey = fragment.leave(state.steps + behind, state.shares.weight, state.ended, own)
+            journey = fragment.leave(state.steps + behind, state.shares.weight, state.ended, mixing)
             self._journeys.append(journey)
-            buffers = state.buffers.leave(state.shares.weight, own or 0.0) if last else ()
-            whole = None if buffers else journey.whole
+            buffers = state.buffers.leave(state.shares.weight, mixing or 0.0) if last else ()
+            flat = None if buffers else journey.flat
             sound = journey.sets_out(self._engine, buffers)
-            self._handle = self._engine.exchange((*journey.pieces, *buffers), whole, True, journey.came, sound)
+            self._handle = self._engine.exchange(
+                (*journey.pieces, *buffers), flat, last=True, then=journey.came, known=sound
+            )
             if not self._engine.schedule.looks:
                 self._unread.append((at, journey))
             elif sound is False:
@@ -290,7 +292,7 @@ class Rounds:
             self._learn(self._state.fragments.index(fragment), journey, journey.applied)
 
     def _check(self, last: int) -> None:
-        """End training if all ranks know by round ``last`` that it does not get on."""
+        """Raise ``NotFiniteError`` if too many rounds on end, up to ``last``, applied no fragment."""
         self._state.refusals.check(self._state.ended, last, 0 if self._engine.schedule.looks else BEHIND)
 
     def _read(self, last: int) -> None:
@@ -331,5 +333,5 @@ def spread(journeys: Sequence[Journey]) -> torch.Tensor:
         >>> spread([types.SimpleNamespace(own=sent, mean=mean)])
         tensor(2.)
     """
-    own, mean = (sum((getattr(one, side) for one in journeys), torch.zeros(())) for side in ("own", "mean"))
+    own, mean = (sum((getattr(journey, side) for journey in journeys), torch.zeros(())) for side in ("own", "mean"))
     return (own / mean).sqrt()
