@@ -35,7 +35,6 @@ from gravac.compressors import (
 )
 from gravac.controllers import Accordion, Goodput, GraVAC, Static, Warmup
 from gravac.integrations.hook import HookState, hook
-from gravac.outer_optimizer import OuterOptimizer
 from gravac.policy import Policy, load_policy, policy_names
 from gravac.settings import SettingsError
 from gravac.version import __version__
@@ -51,7 +50,6 @@ __all__ = [
     "Goodput",
     "GraVAC",
     "HookState",
-    "OuterOptimizer",
     "Policy",
     "RandomK",
     "SettingsError",

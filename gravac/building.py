@@ -14,7 +14,6 @@ from gravac.engine.engine import Engine
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
 from gravac.modes.outer.candidates import choices, offered, widened
-from gravac.modes.outer.round_state import RoundState
 from gravac.policy import RunSettings
 from gravac.telemetry.records import Record
 
@@ -28,33 +27,37 @@ class RunAdmission:
         averager: predicts what candidates send.
         link: what the link was probed at; ``None``: that is not known.
         coding: seconds of coding by CF, as timed where the gradients lie; see ``admit``.
+        native: CFs that DDP's own exchange may run at: 1 in float32, 2 by torch's float16 hook; none if the gradients
+            come from elsewhere than DDP.
+        leaving_bytes: payload bytes that a rank hands to dense collectives so that ranks which trained apart are one
+            again: a last round, and the optimizers' state.
     """
 
     settings: RunSettings
     averager: Averager
     link: LinkProbe | None = None
     coding: Mapping[float, float] = field(default_factory=dict)
+    native: tuple[float, ...] = ()
+    leaving_bytes: int = 0
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
         """Admit candidates; see ``gravac.engine.deciding.Admit``."""
-        policy, outer = self.settings.policy, self.settings.outer
+        policy, outer = self.settings.policy, self.settings.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
-        if outer is None:
+        if policy.every == (1, 1):
             return admission
-        rounds = state.outer
-        assert isinstance(rounds, RoundState)
         admission = widened(
             admission,
-            choices(*outer.every),
+            choices(*policy.every),
             state.compute_s,
-            delay=outer.behind,
+            delay=outer.delay,
             keep_all=policy.controller.keeps_all,
             fragments=outer.fragments,
             chooses=bool(getattr(policy.controller, "chooses_every", False)),
             world=state.world,
-            before=offered(rounds.candidates),
+            before=offered(state.candidates),
         )
-        rounds.candidates = identify(forecast.candidate for forecast in admission.forecasts)
+        state.candidates = identify(forecast.candidate for forecast in admission.forecasts)
         return admission
 
 
@@ -80,8 +83,6 @@ def build(settings: RunSettings, emit: Callable[[Record], None], open_executor: 
         open_executor: gives the engine an executor, when its first step begins at the latest.
     """
     averager = averager_of(settings.policy)
-    if settings.outer is not None:
-        averager.feedback.refuse_by_group()
     admission = RunAdmission(settings, averager)
     reporting = Reporting(settings.samples_per_step, settings.steps_per_epoch, settings.plain(), settings.history)
     deciding = Deciding(settings.policy.controller, admission, emit, reporting)

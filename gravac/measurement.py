@@ -60,6 +60,9 @@ class LocalMeasurement:
     Attributes:
         step: number of the step, counted from 0.
         candidate: candidate that ran.
+        first: number of training steps that were made before it.
+        steps: number of training steps that it stands for: 1, or those of a round of outer steps, or of a native stretch.
+        watched: seconds of one of these, as seen from outside, of a native stretch; ``None``: moments tell them.
         shadow: CFs evaluated without sending, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor that the step's gradients were multiplied with.
@@ -100,6 +103,9 @@ class LocalMeasurement:
 
     step: int
     candidate: Candidate
+    first: int = 0
+    steps: int = 1
+    watched: float | None = None
     shadow: tuple[float, ...] = ()
     learning_rate: float = math.nan
     loss_scale: Number = 1.0
@@ -176,8 +182,11 @@ class LocalMeasurement:
         self.over = self.backward if self.overlaps else self.exchanged
         self.payload_bytes += executor.ledger.payload_bytes
         self.wire_bytes += executor.ledger.wire_bytes
-        every = self.candidate.every
-        self.dense_wire_bytes = every * AllReduce.wire_bytes(4 * self.elements, executor.world)
+        self.dense_wire_bytes = self.steps * AllReduce.wire_bytes(4 * self.elements, executor.world)
+        if self.candidate.mode == "native":  # by torch, whose bytes are on no ledger
+            self.payload_bytes += self.steps * round(4 * self.elements / self.candidate.cf)
+            sent = AllReduce.wire_bytes(round(4 * self.elements / self.candidate.cf), executor.world)
+            self.wire_bytes += self.steps * sent
         self.spent = executor.spent()
 
     @property
@@ -213,6 +222,9 @@ class LocalMeasurement:
     def _time(self, between: Callable[[Mark, Mark], float]) -> None:
         """Divide the step's seconds among compute, waiting for inputs and waiting for the exchange."""
         assert self.spent is not None
+        if self.watched is not None:  # what DDP's own exchange took of it is not known
+            self.seconds = self.compute = self.watched
+            return
         self.coded, self.in_flight = self.spent()
         previous = self.previous
         if previous is not None:
@@ -248,6 +260,8 @@ class LocalMeasurement:
         return {
             "step": self.step,
             "candidate": asdict(self.candidate),
+            "first": self.first,
+            "steps": self.steps,
             "shadow": list(self.shadow),
             "numbers": {slot: float(number) for slot, number in self.numbers.items()},
             "norms": {name: float(square) for name, square in self.norms.items()},
@@ -259,6 +273,8 @@ class LocalMeasurement:
         return cls(
             step=plain["step"],
             candidate=Candidate(**plain["candidate"]),
+            first=plain["first"],
+            steps=plain["steps"],
             shadow=tuple(plain["shadow"]),
             numbers=dict(plain["numbers"]),
             norms=dict(plain["norms"]),

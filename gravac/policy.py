@@ -21,6 +21,51 @@ from gravac.controllers import CONTROLLERS, Goodput
 from gravac.settings import Settings, SettingsError, is_number
 
 
+MIXING = 0.5
+"""Share of its own weights that a rank keeps where it takes up what travelled behind steps: Streaming DiLoCo's."""
+
+
+class OuterSettings(Settings):
+    """Settings of outer steps, in which ranks train apart and exchange every so many steps how far they came.
+
+    Attributes:
+        fragments: number of parts that the model is exchanged in, one after the other in a round (Streaming DiLoCo,
+            arXiv:2501.18512).
+        delay: number of steps behind which an exchange travels before it is taken up, or more, where it takes longer; 0
+            waits for it; ``"auto"`` has the controller choose between that and as many as the link's probe promises to
+            be enough.
+        mixing: share of its own weights that a rank keeps where it takes up an anchor that travelled behind steps, in
+            [0, 1) (α of Streaming DiLoCo); ``None``: what it learned since its pseudo-gradient left, all of it.
+        by_speed: whether ranks make steps in proportion to their speed, ``every`` on average; then all train for a
+            number of rounds, and not of steps.
+        samples: number of samples of a step on this rank, by which pseudo-gradients count; ``None``, on every rank:
+            all alike.
+        anchor_dtype: ``"bfloat16"`` keeps the anchors so, rounded at random, and what the outer optimizer keeps of
+            them; ``"float32"`` in the format of pseudo-gradients, which have at least 32 bit.
+        offload: whether to keep anchors, and make the outer step, in CPU memory.
+        local_buffers: names of floating-point buffers, or of modules, that stay each rank's own; others are averaged.
+        optimizer: makes the optimizer of the anchors, given their parameters; ``None``: ``gravac.OuterSGD``, which
+            moves them to the mean of the ranks' weights. Not a setting of a policy's file.
+    """
+
+    fragments: int = Field(default=1, ge=1)
+    delay: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    mixing: float | None = Field(default=MIXING, ge=0, lt=1)
+    by_speed: bool = False
+    samples: int | None = Field(default=None, ge=1)
+    anchor_dtype: Literal["float32", "bfloat16"] = "float32"
+    offload: bool = False
+    local_buffers: tuple[str, ...] = ()
+    optimizer: Any = None
+
+    @field_validator("optimizer")
+    @classmethod
+    def _makes_one(cls, value: Any) -> Any:
+        if value is not None and not callable(value):
+            raise ValueError("give what makes an optimizer of parameters, such as functools.partial(OuterSGD, rate=1)")
+        return value
+
+
 class Policy(Settings):
     """What decides, what compresses, and how errors are fed back.
 
@@ -39,6 +84,9 @@ class Policy(Settings):
     overflow_safety: bool | None = None
     dense_below: int = Field(default=1024, ge=0)
     seed: int = 0
+    every: tuple[int, int] = (1, 1)
+    native: bool = True
+    outer: OuterSettings = Field(default_factory=lambda: OuterSettings())
 
     @field_validator("base", mode="before")
     @classmethod
@@ -72,6 +120,19 @@ class Policy(Settings):
             raise ValueError(f"lower bound {low:g} is below 1 (1 means dense); use (1, {max(high, 1):g})")
         if low > high:
             raise ValueError(f"lower bound {low:g} is above the upper bound {high:g}; use ({high:g}, {low:g})")
+        return low, high
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _every(cls, value: Any) -> tuple[int, int]:
+        both = (value, value) if isinstance(value, int) else value
+        try:
+            low, high = both
+            right = all(type(bound) is int and bound >= 1 for bound in (low, high)) and low <= high
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
         return low, high
 
     @field_validator("error_feedback")
@@ -121,58 +182,15 @@ class Policy(Settings):
         """Every setting by dotted name, for hparams and logs; unset ones as ``"auto"``."""
         settings: dict[str, str | int | float | bool] = {}
         for field, value in self:
-            if isinstance(value, BaseModel):
+            if isinstance(value, OuterSettings):
+                if self.every != (1, 1):
+                    settings.update({f"{field}.{key}": _plain(set_) for key, set_ in value if key != "optimizer"})
+            elif isinstance(value, BaseModel):
                 settings[field] = str(getattr(value, "name", field))
                 settings.update({f"{field}.{key}": _plain(item) for key, item in value})
             else:
                 settings[field] = _plain(value)
         return settings
-
-
-MIXING = 0.5
-"""Share of its own weights that a rank keeps where it takes up what travelled behind steps: Streaming DiLoCo's."""
-
-
-class RoundSettings(Settings):
-    """When ranks exchange; explained at :class:`gravac.OuterOptimizer`."""
-
-    every: tuple[int, int] = (1, 100)
-    fragments: int = Field(default=1, ge=1)
-    delay: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    mixing: float | None = Field(default=MIXING, ge=0, lt=1)
-
-    @field_validator("every", mode="before")
-    @classmethod
-    def _range(cls, value: Any) -> tuple[int, int]:
-        both = (value, value) if isinstance(value, int) else value
-        try:
-            low, high = both
-            right = all(type(bound) is int and bound >= 1 for bound in (low, high)) and low <= high
-        except (TypeError, ValueError):
-            right = False
-        if not right:
-            raise ValueError("give a number of steps, such as 10, or the lowest and the highest, such as (1, 100)")
-        return low, high
-
-    @property
-    def behind(self) -> int | Literal["auto"]:
-        """``delay``; exchanges of every step are waited for where that is to be chosen."""
-        return 0 if self.every == (1, 1) and self.delay == "auto" else self.delay
-
-
-class OuterSettings(RoundSettings):
-    """All settings of outer steps, explained at :class:`gravac.OuterOptimizer`."""
-
-    by_speed: bool = False
-    samples: int | None = Field(default=None, ge=1)
-    anchor_dtype: Literal["float32", "bfloat16"] = "float32"
-    offload: bool = False
-    local_buffers: tuple[str, ...] = ()
-
-    def plain(self) -> dict[str, str | int | float | bool]:
-        """Return the settings that the run's record tells, by name, as plain values; none that was not set."""
-        texts = ((name, str(value) if isinstance(value, tuple) else value) for name, value in self if value != ())
-        return {f"outer.{name}": value for name, value in texts if value is not None}
 
 
 class RunSettings(Settings):
@@ -181,7 +199,6 @@ class RunSettings(Settings):
     Attributes:
         policy: what decides, what compresses, and how errors are fed back; a controller that counts epochs
             (``for_run``) knows how many steps the run's have.
-        outer: settings of outer steps; ``None``: gradients are exchanged in each step.
     """
 
     samples_per_step: float | None = Field(default=None, gt=0)
@@ -191,7 +208,6 @@ class RunSettings(Settings):
     pace: float | None = Field(default=None, gt=0)
     executor: Literal["auto", "thread", "stream"] = "auto"
     policy: Policy = Field(default_factory=lambda: Policy())
-    outer: OuterSettings | None = None
 
     @field_validator("log_dir", mode="before")
     @classmethod
@@ -210,7 +226,7 @@ class RunSettings(Settings):
         """Return the settings that the run's record tells, by dotted name, as plain values."""
         samples = self.samples_per_step or "steps/s x ranks"
         run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
-        return {**self.policy.plain(), **run, **({} if self.outer is None else self.outer.plain())}
+        return {**self.policy.plain(), **run}
 
 
 def load_policy(source: str | Path) -> Policy:

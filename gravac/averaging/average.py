@@ -171,6 +171,10 @@ class Averager:
         self.memory.load(plain["memory"])
         replace(self.diagnostics.sums, {name: total.clone() for name, total in plain["sums"].items()})
 
+    def forget(self) -> None:
+        """Drop residuals, compressors' memory and gradient sums: what follows is in other units."""
+        self.load({name: {} for name in self.tensors})
+
     def place(self, device: torch.device) -> None:
         """Move residuals, compressors' memory and gradient sums to a device."""
         for keeper in (self.feedback, self.memory, self.diagnostics):

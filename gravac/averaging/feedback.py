@@ -67,17 +67,21 @@ class Feedback:
             self._safe = True
             self._choose()
 
-    def refuse_by_group(self) -> None:
+    def refuse_by_group(self, by_group: bool = True) -> None:
         """Let a group whose mean is not finite change nothing of its tensors, whatever other groups of the step do.
 
-        Residuals are then bit for bit as they were. This replaces overflow safety, and is called between steps.
+        Residuals are then bit for bit as they were. This takes the place of overflow safety, and is called between
+        steps.
+
+        Args:
+            by_group: whether groups count one by one from here on.
         """
-        self._safe, self._by_group = False, True
+        self._by_group = by_group
         self._choose()
 
     def _choose(self) -> None:
         """Choose when residuals change: by overflow safety, and by whether the host looks at data."""
-        kind = Apart if self._safe else InPlace if self._host_looks else Masked
+        kind = Apart if self._safe and not self._by_group else InPlace if self._host_looks else Masked
         self.commits: CommitPolicy = kind(self.residual, self.held, self._remaining, self._by_group)
 
     # a step

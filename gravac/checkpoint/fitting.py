@@ -132,6 +132,8 @@ class PendingFields(Fields):
 
     step: Count
     candidate: CandidateFields
+    first: Count
+    steps: Positive
     shadow: tuple[Factor, ...]
     numbers: dict[str, float]
     norms: dict[str, Square]
@@ -149,7 +151,7 @@ class RankState(Fields):
     """One rank's state, as ``AdaptiveCompressor.state_dict`` gives it.
 
     Attributes:
-        outer: that of ``OuterOptimizer``, which has it besides; see ``OuterState``.
+        outer: state of outer steps, see ``OuterState``; ``None`` unless ranks train apart.
     """
 
     version: int
@@ -159,6 +161,7 @@ class RankState(Fields):
     controller: str
     controller_state: dict[str, Any] | None
     step: Count
+    trained: Count
     loss_scale: LossScale | None
     gain: Finite | None
     totals: TotalsFields
@@ -173,6 +176,7 @@ class RankState(Fields):
     memory: dict[str, dict[str, FiniteTensor]]
     aside: dict[str, Residual]
     compute_s: Seconds | None
+    candidates: tuple[tuple[Mode, str, Factor, Positive, Count], ...]
     outer: dict[str, Any] | None
 
 
@@ -218,11 +222,7 @@ class RefusalsState(Fields):
 
 
 class OuterState(Fields):
-    """The state of outer steps, as ``RoundState.dump`` gives it.
-
-    Attributes:
-        candidates: each candidate as ``gravac.controllers.plain.identify`` gives it.
-    """
+    """The state of outer steps, as ``RoundState.dump`` gives it."""
 
     phase: Literal["timing", "undecided", "decided"]
     ended: Count
@@ -230,7 +230,6 @@ class OuterState(Fields):
     in_round: Count
     every: Count
     delay: Count
-    candidates: tuple[tuple[Mode, str, Factor, Positive, Count], ...]
     shares: SharesState | None
     fragments: tuple[FragmentState, ...]
     buffers: BuffersState

@@ -13,7 +13,7 @@ from gravac.engine.engine import Engine
 from gravac.policy import Policy
 from gravac.settings import SettingsError
 
-VERSION = 4
+VERSION = 5
 """Version of the states that are made, and the only one that is read."""
 
 TAKEN_FOR_ONE: Mapping[str, Any] = {
@@ -60,8 +60,6 @@ def unpack(state: Mapping[str, Any], policy: Policy, engine: Engine) -> None:
     for field, expected in (("base", policy.base.name), ("controller", policy.controller.name)):
         if fields[field] != expected:
             raise SettingsError(f"{field}: the state was made with {fields[field]!r}, this compressor has {expected!r}")
-    if fields["outer"] is not None and engine.state.outer is None:
-        raise SettingsError("outer: the state is an OuterOptimizer's; load it with one")
     if engine.ready_to_run:
         check_place(fields, engine.state.rank, engine.state.world)
     check_fits({part: fields[part] for part in (*TENSORS, "aside")}, engine.form_by_name, policy.base)

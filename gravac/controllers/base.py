@@ -30,11 +30,11 @@ Sums = Literal["none", "add", "report"]
 class Measurement:
     """One step as all ranks agreed on it: every field has the same value on every rank.
 
-    Of outer steps it is a round, from one exchange to the next, and ``candidate.every`` says how many steps that has;
-    seconds and samples are then those of one of them, a round's in equal shares.
+    It may stand for several training steps: a round of outer steps, from one exchange to the next, or a stretch of
+    native steps, which are only timed from outside. Seconds and samples are then those of one of them.
 
     Attributes:
-        step: number of the step that was measured, counted from 0.
+        step: number of the engine's step that was measured, counted from 0.
         candidate: candidate that ran in it.
         seconds: end-to-end step time, mean over ranks.
         samples: samples processed in it, over all ranks.
@@ -52,6 +52,8 @@ class Measurement:
             not known (no optimizer was given to ``attach``).
         norms: ``(name, norm)`` of every tensor that may be compressed, by ascending name, where the decision said
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
+        first: number of training steps that were made before it.
+        steps: number of training steps that it stands for.
         drift: norm of the mean that came of all ranks' pseudo-gradients over the mean of their norms: 1 where all went
             the same way, more where residuals come on top; nan where there are none (no outer steps).
     """
@@ -69,6 +71,8 @@ class Measurement:
     learning_rate: float = math.nan
     norms: tuple[tuple[str, float], ...] = ()
     drift: float = math.nan
+    first: int = 0
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

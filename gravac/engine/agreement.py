@@ -165,12 +165,15 @@ def agreed_measurement(
     """
     total = slot_numbers(local.shadow, sums[0])
     numbers = {slot: total[slot] if slot in SUMS else total[slot] / world for slot in (*FIRST, *LAST)}
-    numbers |= {slot: numbers[slot] / local.candidate.every for slot in TIMES}
+    if local.watched is None:
+        numbers |= {slot: numbers[slot] / local.steps for slot in TIMES}
     # a rank's number is its norm over the mean's, so the mean over ranks is the inverse of drift
     numbers["drift"] = 1 / numbers["drift"] if numbers["drift"] else math.nan
     squares = sums[1] if len(sums) > 1 else ()
     return Measurement(
         step=local.step,
+        first=local.first,
+        steps=local.steps,
         candidate=local.candidate,
         samples=samples,
         shadow=tuple((cf, total[error_at(cf)]) for cf in local.shadow),

@@ -13,7 +13,9 @@ executor, which runs them in that order, the same on all ranks, so that nothing 
 2. A job for each group: average the tensors by the plan.
 3. ``_end``: commit residuals, measure, and decide by what the ranks agreed on (``gravac.engine.agreement``).
 
-What step t showed leaves in step t + latency - 1; the decision by it holds from step t + latency on.
+What step t showed leaves in step t + latency - 1; the decision by it holds from step t + latency on, or at once if the
+ranks ``conclude``. One such step stands for one training step, or for several: a round of outer steps, or a stretch of
+native steps, in which torch exchanges and gravac only takes times.
 """
 
 import functools
@@ -27,7 +29,7 @@ import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece
-from gravac.candidate import Candidate
+from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import AllReduce, Ledger
 from gravac.controllers.base import Decision
 from gravac.engine.agreement import (
@@ -65,14 +67,19 @@ class StepInputs:
         takes_part: whether this rank has inputs: sums are divided by the number of ranks that have. ``None``, on every
             rank: by all.
         forms: shapes and dtypes of the gradients, if ``know`` was given no parameters.
-        every: number of the model's own steps that this step stands for, of outer steps.
+        mode: who exchanges in this step. If that is not what was decided, the step runs the candidate of the step
+            before, or dense if that was of another mode, too.
+        steps: number of training steps that this step stands for.
+        dense: whether the step runs dense whatever was decided, so that it leaves no residual.
     """
 
     loss_scale: Number | None = None
     learning_rate: float = math.nan
     takes_part: bool | None = None
     forms: Sequence[Form] = ()
-    every: int = 1
+    mode: Mode = "hook"
+    steps: int = 1
+    dense: bool = False
 
 
 NO_INPUTS = StepInputs()
@@ -206,6 +213,20 @@ class Engine:
         executor.call(decide, functools.partial(fail, decided))
         return decided
 
+    def change_mode(self, to_outer: bool) -> None:
+        """Drop all that is fed back, which is in the units of one mode; called between two steps, on every rank.
+
+        Args:
+            to_outer: whether the steps that follow are rounds, in which each group of tensors is refused by itself.
+        """
+
+        def change() -> None:
+            self.averager.forget()
+            self.averager.feedback.refuse_by_group(to_outer)
+            self.state.factors = Factors()
+
+        self.executor.call(change, lambda failure: None)
+
     # a step
 
     def begin(self, inputs: StepInputs = NO_INPUTS) -> "Future[Candidate]":
@@ -215,7 +236,8 @@ class Engine:
             inputs: what the source knows.
 
         Returns:
-            A future of the candidate that runs; it fails if an earlier step did.
+            A future of the candidate that was decided; it fails if an earlier step did. If that is of another mode than
+            the step, the ranks are to change to it when this step has ended.
         """
         self.open()
         runs: Future[Candidate] = Future()
@@ -280,6 +302,19 @@ class Engine:
         """
         self.flush()
         self.executor.call(lambda: self._end(fill), lambda failure: None)
+
+    def conclude(self) -> None:
+        """Have the ranks start to agree on all steps that have ended. Called on every rank, between ``end`` and ``begin``.
+
+        ``concluded`` follows before the next ``begin``.
+        """
+        self.executor.call(self._conclude, lambda failure: None)
+
+    def concluded(self) -> "Future[Candidate]":
+        """Decide by all steps that have ended; return a future of the candidate that the next step is to run."""
+        decided: Future[Candidate] = Future()
+        self.executor.call(lambda: decided.set_result(self._concluded()), functools.partial(fail, decided))
+        return decided
 
     def _hand_over(self, part: ReadyGroup | None, group: ReadyGroup | None, last: bool = False) -> None:
         """Queue ``part`` if the step compresses, otherwise ``group``, which is never cut."""
@@ -410,28 +445,31 @@ class Engine:
         assert self.decision is not None
         chosen = self.decision.candidate
         previous, before = state.candidate, state.factors
-        state.candidate = chosen if inputs.every == chosen.every else replace(chosen, every=inputs.every)
-        state.factors = Factors.of(self.decision)
-        if previous is not None and before != state.factors:
+        decision = self._decision_of(inputs, self.decision, previous)
+        runs = state.candidate = decision.candidate
+        state.factors = Factors.of(decision)
+        if previous is not None and before != state.factors and not inputs.dense:
             self.averager.feedback.hold(lambda name: state.factors.fell(before, name))
             self._released_from = state.step
         self._plan = self.averager.plan(
             state.step,
             state.factors.cf,
-            self.decision.shadow,
-            dense_cf=chosen.cf if chosen.dense else None,
+            decision.shadow,
+            dense_cf=runs.cf if runs.dense else None,
             cfs=state.factors.cfs,
-            sums=self.decision.sums,
+            sums=decision.sums,
         )
         self._one_round = self.averager.one_round(self._plan)
-        link_s = self.deciding.exchange_s(chosen) if self._one_round else 0.0
+        link_s = self.deciding.exchange_s(runs) if self._one_round else 0.0
         self._waiting.set_limits(
             self.averager.coding_bytes(self._plan), self._elements, link_s, self.device.type == "cpu"
         )
-        scale = 1.0 if state.loss_scale is None else state.loss_scale
+        scale = 1.0 if state.loss_scale is None or inputs.mode != "hook" else state.loss_scale
         self._measurement = LocalMeasurement(
             step=state.step,
-            candidate=state.candidate,
+            candidate=runs,
+            first=state.trained,
+            steps=inputs.steps,
             shadow=self._plan.shadow,
             learning_rate=inputs.learning_rate,
             loss_scale=scale,
@@ -440,6 +478,16 @@ class Engine:
         self.averager.measure(self._measurement, executor)
         self._measurement.open(executor)
         return chosen
+
+    def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:
+        """Return what a step runs: what was decided, if that is of the step's mode."""
+        every = inputs.steps if inputs.mode == "outer" else 1
+        decided = decision.candidate
+        if decided.mode == inputs.mode and not inputs.dense:
+            return decision if decided.every == every else replace(decision, candidate=replace(decided, every=every))
+        if previous is not None and previous.mode == inputs.mode and not inputs.dense:
+            return Decision(replace(previous, every=every))
+        return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, every))
 
     def _count_inputs(self, takes_part: bool | None) -> None:
         """Start to count the ranks that have inputs; ``None``, on every rank, counts none."""
@@ -474,14 +522,31 @@ class Engine:
         assert measurement is not None
         fill(measurement)
         self.averager.commit()
+        if measurement.candidate.mode == "native":
+            measurement.elements = self._elements
         measurement.close(self.executor)
-        self._ended = measurement
+        self._ended = None if measurement.candidate.mode == "native" else measurement
         state.totals.add(measurement)
         if not self.schedule.looks:
             measurement.unreleased = self.averager.feedback.leftover(self._plan.sends_whole)
         state.pending.append(measurement)
         self.schedule.step_ends(state.step)
         state.step += 1
+        state.trained += measurement.steps
+
+    def _conclude(self) -> None:
+        """Start to agree on all steps that have ended."""
+        assert self._agreement is not None
+        if not self.schedule.looks:
+            self.executor.catch_up()
+        self._agreement.read(self.state.step)
+        self._agreement.send(self.state.step)
+
+    def _concluded(self) -> Candidate:
+        """Decide by all steps that have ended."""
+        assert self._agreement is not None and self.decision is not None
+        self._agreement.observe(self.state.step)
+        return self.decision.candidate
 
     def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:
         """The ranks agree on a step: drop residuals that are zero on all ranks, and decide."""

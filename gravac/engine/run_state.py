@@ -36,7 +36,7 @@ class RunTotals:
         wire_bytes: bytes that this rank sent for gradients.
         dense_wire_bytes: bytes that dense float32 all-reduces would have sent.
         norm_bytes: payload bytes of what ranks told each other of single tensors; not part of ``wire_bytes``.
-        steps_at: number of steps that each candidate ran, since this process started.
+        steps_at: number of training steps that each candidate ran, since this process started.
     """
 
     wire_bytes: int = 0
@@ -48,7 +48,7 @@ class RunTotals:
         """Add a step."""
         self.wire_bytes += measurement.wire_bytes
         self.dense_wire_bytes += measurement.dense_wire_bytes
-        self.steps_at[measurement.candidate] = self.steps_at.get(measurement.candidate, 0) + 1
+        self.steps_at[measurement.candidate] = self.steps_at.get(measurement.candidate, 0) + measurement.steps
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +58,8 @@ class RunState:
     Ranks differ in ``rank``, ``pending``, tensors, ``wire_ratio``, the bytes in ``totals``, and ``outer``.
 
     Attributes:
-        step: number of steps made.
+        step: number of the engine's steps made.
+        trained: number of training steps made; as many, but for rounds of outer steps and stretches of native ones.
         rank: number of this rank among those that average.
         world: number of ranks that average.
         candidate: candidate of the last step; ``None`` before the first.
@@ -79,10 +80,13 @@ class RunState:
         history: the newest decision records, as many as the run's setting ``history`` says.
         compute_s: seconds that a step takes without exchange, mean over ranks; ``None``: not known. A source may set
             this before the first step, the same on all ranks.
-        outer: state of outer steps; ``None`` if gradients are exchanged.
+        candidates: identities of the candidates that a controller had to choose from, see
+            ``gravac.controllers.plain.identify``; none before the first step.
+        outer: state of outer steps; ``None`` unless ranks train apart.
     """
 
     step: int = 0
+    trained: int = 0
     rank: int = 0
     world: int = 1
     candidate: Candidate | None = None
@@ -100,6 +104,7 @@ class RunState:
     totals: RunTotals = field(default_factory=RunTotals)
     history: list[DecisionRecord] = field(default_factory=list)
     compute_s: float | None = None
+    candidates: list[list[str | float]] = field(default_factory=list)
     outer: ModeState | None = None
 
     def dump(self) -> dict[str, Any]:
@@ -111,6 +116,7 @@ class RunState:
         totals = self.totals
         return {
             "step": self.step,
+            "trained": self.trained,
             "rank": self.rank,
             "world": self.world,
             "candidate": None if self.candidate is None else asdict(self.candidate),
@@ -126,12 +132,14 @@ class RunState:
             "totals": {name: getattr(totals, name) for name in ("wire_bytes", "dense_wire_bytes", "norm_bytes")},
             "history": [asdict(record) for record in self.history],
             "compute_s": self.compute_s,
+            "candidates": [[*identity] for identity in self.candidates],
             "outer": None if self.outer is None else self.outer.dump(),
         }
 
     def restore(self, plain: Mapping[str, Any]) -> None:
         """Restore plain values from what ``dump`` gave; rank, world, tensors and ``outer`` stay as they are."""
-        self.step, self.loss_scale, self.gain = plain["step"], plain["loss_scale"], plain["gain"]
+        self.step, self.trained = plain["step"], plain["trained"]
+        self.loss_scale, self.gain = plain["loss_scale"], plain["gain"]
         self.candidate = None if plain["candidate"] is None else Candidate(**plain["candidate"])
         self.factors = Factors(plain["factors"]["cf"], plain["factors"]["cfs"])
         self.pending = [LocalMeasurement.load(measurement) for measurement in plain["pending"]]
@@ -139,3 +147,4 @@ class RunState:
         self.totals = RunTotals(**plain["totals"])
         self.history = [DecisionRecord(**record) for record in plain["history"]]
         self.compute_s = plain["compute_s"]
+        self.candidates = [[*identity] for identity in plain["candidates"]]

@@ -3,7 +3,7 @@
 """The state of outer steps on one rank: where the present round is, and what its parts keep. Part of ``RunState``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -37,8 +37,6 @@ class RoundState:
         own_steps: number of them that this rank makes; 0 before the phase ``"training"``.
         delay: number of steps behind which the round's exchange travels, of a rank on average.
         late: number of fragments that had not come when they were due; each was applied later.
-        candidates: identities of the candidates that a controller had to choose from, see
-            ``gravac.controllers.plain.identify``; none before the first round.
     """
 
     fragments: Sequence[Fragment]
@@ -55,7 +53,6 @@ class RoundState:
     own_steps: int = 0
     delay: int = 0
     late: int = 0
-    candidates: list[list[str | float]] = field(default_factory=list)
 
     @property
     def under_way(self) -> bool:
@@ -86,7 +83,6 @@ class RoundState:
             "in_round": self.in_round,
             "every": self.every,
             "delay": self.delay,
-            "candidates": [[*identity] for identity in self.candidates],
             "shares": self.shares.state_dict(),
             "fragments": [fragment.state_dict() for fragment in self.fragments],
             "buffers": self.buffers.state_dict(),
@@ -111,4 +107,3 @@ class RoundState:
         self.phase, self.ended, self.steps = plain["phase"], plain["ended"], plain["steps"]
         self.in_round, self.every = 0 if of_other_ranks else plain["in_round"], plain["every"]
         self.delay = plain["delay"]
-        self.candidates = [[*identity] for identity in plain["candidates"]]
