@@ -164,6 +164,13 @@ class OuterSteps:
         """What all ranks share, by name: the anchors of parameters and of buffers."""
         return {name: anchor.detach() for name, anchor in self._anchors.items()} | self.state.buffers.anchors
 
+    def shared_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Return what all ranks share, by the names that a state dict of the module has, in the module's formats."""
+        anchors = {id(self._parameters[name]): anchor.detach() for name, anchor in self._anchors.items()}
+        named = dict(module.named_parameters(remove_duplicate=False)).items()
+        shared = {name: anchors[id(p)].to(p) for name, p in named if id(p) in anchors}
+        return {**shared, **self.state.buffers.anchors}
+
     def hold(self) -> None:
         """Have the module hold the anchors. No collective is started: a rank may do it alone."""
         if self.held:
