@@ -274,7 +274,7 @@ class Switch:
         """Run steps in a candidate's mode from this one on. Called on every rank before the same step."""
         before, since = self.mode, time.perf_counter()
         if before == "outer":
-            self._come_together()
+            self.come_together()
         if candidate.mode == "outer":
             self._part(candidate)
         elif candidate.mode == "native":
@@ -285,8 +285,8 @@ class Switch:
             self._watch.start()
             self._set_mode("native")
         else:
-            self._engine.change_mode("hook")
-            if before != "hook":
+            if before is not None:
+                self._engine.change_mode("hook")
                 self._source.use_hook()
             self._set_mode("hook")
         if before is not None:
@@ -324,9 +324,13 @@ class Switch:
         self.outer = outer
         self._engine.state.outer = outer.state
 
-    def _come_together(self) -> None:
-        """Have all ranks be one again: weights, optimizers' states, and the loss scale."""
-        assert self.outer is not None
+    def come_together(self) -> None:
+        """Have all ranks be one again, if they train apart: weights, optimizers' states, and the loss scale.
+
+        Called on every rank before the same step.
+        """
+        if self.outer is None:
+            return
         self.outer.close_rounds()
         self.rounds_before += self.outer.state.ended
         parameters = {name: p for part in self.outer.state.fragments for name, p in part.parameters.items()}
