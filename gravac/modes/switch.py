@@ -407,5 +407,3 @@ def tensors_in(output: object) -> list[torch.Tensor]:
     if is_dataclass(output):
         return [tensor for field in fields(output) for tensor in tensors_in(getattr(output, field.name))]
     return []
-
-
