@@ -213,17 +213,40 @@ class Engine:
         executor.call(decide, functools.partial(fail, decided))
         return decided
 
-    def change_mode(self, to_outer: bool) -> None:
-        """Drop all that is fed back, which is in the units of one mode; called between two steps, on every rank.
+    def decide_first(self) -> "Future[Candidate]":
+        """Make the first decision, if none was made; return a future of the candidate in force.
 
-        Args:
-            to_outer: whether the steps that follow are rounds, in which each group of tensors is refused by itself.
+        Called on every rank, between two steps.
+        """
+        self.open()
+        decided: Future[Candidate] = Future()
+
+        def decide() -> None:
+            decision = self.decision or self._first_decision(self.forms)
+            decided.set_result(decision.candidate)
+
+        self.executor.call(decide, functools.partial(fail, decided))
+        return decided
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """Return copies of what was not sent, flat, by name, in the gradients' units; nothing is under way."""
+        feedback, scale = self.averager.feedback, self.state.loss_scale or 1.0
+        names = [*feedback.residual, *(name for name in feedback.held if name not in feedback.residual)]
+        parts = {name: [part[name] for part in (feedback.residual, feedback.held) if name in part] for name in names}
+        return {name: torch.stack([part.float() for part in those]).sum(0) / scale for name, those in parts.items()}
+
+    def change_mode(self, mode: Mode) -> None:
+        """Steps of another mode follow: drop all that is fed back, which is in the units of the mode before.
+
+        Called between two steps, on every rank. In rounds each group of tensors is refused by itself if its mean is not
+        finite.
         """
 
         def change() -> None:
             self.averager.forget()
-            self.averager.feedback.refuse_by_group(to_outer)
+            self.averager.feedback.refuse_by_group(mode == "outer")
             self.state.factors = Factors()
+            self._ended = None
 
         self.executor.call(change, lambda failure: None)
 
@@ -354,6 +377,13 @@ class Engine:
     def candidate(self) -> Candidate | None:
         """The candidate decided last, as known without waiting; ``None`` before the first step."""
         return None if self.decision is None else self.decision.candidate
+
+    @property
+    def settled_candidate(self) -> Candidate:
+        """The candidate decided last, by all steps that have ended; waits for their exchange."""
+        self.drain()
+        assert self.decision is not None
+        return self.decision.candidate
 
     @property
     def settled(self) -> RunState:
