@@ -35,6 +35,7 @@ class LeftBehind:
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
 
+    @torch._disable_dynamo  # a compiled module must not compile the hook, nor cut its own graph for it
     def __call__(self, *given: object) -> None:
         """Call the function, and return nothing."""
         self._function(*given)
