@@ -131,25 +131,3 @@ def divides_by_those_with_inputs(ddp: DistributedDataParallel) -> bool:
     """Tell whether training runs under ``ddp.join(divide_by_initial_world_size=False)``; the same on all its ranks."""
     config = getattr(ddp, "_join_config", None)
     return bool(config is not None and config.enable and not getattr(ddp, "_divide_by_initial_world_size", True))
-
-
-class Reducer:
-    def __init__(self, ddp): self.ddp = ddp; self.stats = None; self.flags = None
-    @property
-    def synced(self): return self.ddp.require_backward_grad_sync
-    @property
-    def in_join(self): return bool(self.ddp._join_config.enable)
-    def silence(self):
-        self.flags = (self.ddp.require_backward_grad_sync, self.ddp.require_forward_param_sync)
-        self.ddp.require_backward_grad_sync = self.ddp.require_forward_param_sync = False
-        if self.ddp.static_graph: self.ddp._static_graph_delay_allreduce_enqueued = True
-    def restore(self):
-        if self.flags: self.ddp.require_backward_grad_sync, self.ddp.require_forward_param_sync = self.flags
-        self.flags = None
-    def has_averaged(self):
-        s = self.ddp.reducer.get_backward_stats(); r = self.stats is not None and s != self.stats; self.stats = s; return r
-    def renew(self): rebuild_reducer(self.ddp, False); self.stats = None
-    def use_float16(self):
-        import torch.distributed as dist
-        self.ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-def refuse_apart(ddp, optimizers): ...
