@@ -60,6 +60,11 @@ class Buffers:
         return {name: buffer.detach() for name, buffer in self._module.named_buffers()}
 
     @property
+    def live(self) -> list[torch.Tensor]:
+        """The buffers that are averaged, as the module has them now."""
+        return list(self._live.values())
+
+    @property
     def _live(self) -> dict[str, torch.Tensor]:
         return self._fitting()
 
