@@ -234,7 +234,7 @@ class OuterState(Fields):
     fragments: tuple[FragmentState, ...]
     buffers: BuffersState
     optimizer: dict[str, Any]
-    inner: dict[str, Any]
+    inner: tuple[dict[str, Any], ...]
     refusals: RefusalsState
 
 

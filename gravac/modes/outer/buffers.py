@@ -120,6 +120,12 @@ class Buffers:
         return held
 
     @torch.no_grad()
+    def start_here(self) -> None:
+        """Have the module's buffers take the place of the anchors."""
+        for name, live in self._live.items():
+            self.anchors[name].copy_(live)
+
+    @torch.no_grad()
     def put_back(self, values: Mapping[str, torch.Tensor]) -> None:
         """Put values, by name, of the buffers' shapes, into the module; two names may be one memory."""
         for name, live in self._live.items():
@@ -177,20 +183,20 @@ class Buffers:
         for name, buffer in named.items():
             if name not in self.anchors and self._is_averaged(name, buffer):
                 raise ValueError(
-                    f"module: buffer {name} was not there, or no floating-point one, when this OuterOptimizer was "
-                    "made, and is not averaged; register it before, then average it or " + APART.format(name=name)
+                    f"module: buffer {name} was not there, or no floating-point one, when this compressor was "
+                    "attached, and is not averaged; register it before, then average it or " + APART.format(name=name)
                 )
         for name, anchor in self.anchors.items():
             if name not in named:
                 raise ValueError(
                     f"module: buffer {name} is gone, which ranks average in each round; keep it, or when this "
-                    "OuterOptimizer is made, " + APART.format(name=name)
+                    "compressor is attached, " + APART.format(name=name)
                 )
             buffer = named[name]
             if buffer.shape != anchor.shape:
                 raise ValueError(
                     f"module: buffer {name} has shape {tuple(buffer.shape)}, and had {tuple(anchor.shape)} when this "
-                    "OuterOptimizer was made; keep its shape, or " + APART.format(name=name)
+                    "compressor was attached; keep its shape, or " + APART.format(name=name)
                 )
             self._refuse(name, buffer)
         return {name: named[name].detach() for name in self.anchors}

@@ -55,7 +55,10 @@ def check_outer(plain: Any, own: RoundState, world: int | None) -> None:
     check_tensors("outer/buffers/anchors", state.buffers.anchors, own.buffers.anchors)
     check_tensors("outer/buffers/own", state.buffers.own, own.buffers.own)
     check_optimizer("outer/optimizer", state.optimizer, own.outer)
-    check_optimizer("outer/inner", state.inner, own.inner)
+    if len(state.inner) != len(own.inner):
+        raise SettingsError(f"outer/inner: {len(state.inner)} optimizers, {len(own.inner)} expected")
+    for at, (saved_state, optimizer) in enumerate(zip(state.inner, own.inner, strict=True)):
+        check_optimizer(f"outer/inner/{at}", saved_state, optimizer)
     if (state.every > 0) != (state.phase == "decided"):
         raise SettingsError(f"outer/every: {state.every} steps in a round that is {state.phase!r}")
     if state.shares is not None and world is not None:

@@ -232,6 +232,13 @@ class Fragment:
             if name in self.left:
                 self.left[name].copy_(parameter)
 
+    @torch.no_grad()
+    def start_at(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Have weights that all ranks share, by parameter name, take the place of the anchors; nothing is under way."""
+        for name, anchor in self.anchors.items():
+            anchor.copy_(weights[name])
+        self.due, self.left = None, {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return anchors, the rank's own weights, and when anchors are due that it has not taken up.
 

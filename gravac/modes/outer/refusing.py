@@ -50,13 +50,13 @@ class Refusals:
     Args:
         fragments: parts of the model, in the order in which they leave.
         buffers: the model's buffers, which leave with the last fragment.
-        inner: optimizer of the rank's own weights.
+        inner: optimizers of the rank's own weights.
 
     Attributes:
         skipped: number of exchanges so far, each of one fragment, whose mean was not applied; the same on all ranks.
     """
 
-    def __init__(self, fragments: Sequence[Fragment], buffers: Buffers, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, fragments: Sequence[Fragment], buffers: Buffers, inner: Sequence[torch.optim.Optimizer]) -> None:
         self.skipped = 0
         self._fragments, self._buffers, self._inner = fragments, buffers, inner
         self._verdicts: dict[int, list[bool]] = {}  # of rounds that are not over, by fragment
@@ -88,7 +88,8 @@ class Refusals:
             now: number of the present round.
         """
         own = [own for fragment in self._fragments for own in fragment.parameters.values()]
-        kept = [tensor for state in self._inner.state.values() for key, tensor in _tensors(state) if key != COUNT]
+        states = [state for optimizer in self._inner for state in optimizer.state.values()]
+        kept = [tensor for state in states for key, tensor in _tensors(state) if key != COUNT]
         if any(map(_spoilt, (*own, *kept))) or self._buffers.spoilt:
             self._warnings.append(f"gravac: round {now}, before it was saved, this rank is {self._mend(now)}")
 
@@ -117,10 +118,10 @@ class Refusals:
             fragment.start_again()
 
     def _zero_inner(self) -> list[str]:
-        """Put zeros in place of the inner optimizer's tensors that are not finite; return their names."""
+        """Put zeros in place of the inner optimizers' tensors that are not finite; return their names."""
         names = {id(own): name for fragment in self._fragments for name, own in fragment.parameters.items()}
         zeroed: list[str] = []
-        for parameter, state in self._inner.state.items():
+        for parameter, state in [pair for optimizer in self._inner for pair in optimizer.state.items()]:
             kept = [key for key, tensor in _tensors(state) if key != COUNT and _spoilt(tensor)]
             for key, tensor in _tensors(state):
                 if key in kept and _spoilt(tensor):

@@ -13,9 +13,10 @@ from gravac.modes.outer.fragments import Fragment
 from gravac.modes.outer.refusing import Refusals
 from gravac.modes.outer.shares import Shares
 
-Phase = Literal["timing", "undecided", "decided", "training"]
+Phase = Literal["timing", "undecided", "decided", "training", "closing"]
 """Where a round is: the rank times its first steps, before the first decision; how many steps the round has is not
-decided yet; that is decided; and so is how many of them this rank makes."""
+decided yet; that is decided; and so is how many of them this rank makes; or another mode was decided, so that the ranks
+are to be one again before the next step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +29,7 @@ class RoundState:
         shares: what each rank does of a round: step times and samples.
         refusals: what this rank knows of means that were not finite.
         outer: optimizer of the anchors.
-        inner: optimizer of the rank's own weights.
+        inner: optimizers of the rank's own weights.
         phase: where the present round is.
         ended: number of rounds whose last fragment has left.
         steps: number of steps that this rank made.
@@ -44,7 +45,7 @@ class RoundState:
     shares: Shares
     refusals: Refusals
     outer: torch.optim.Optimizer
-    inner: torch.optim.Optimizer
+    inner: Sequence[torch.optim.Optimizer]
     phase: Phase = "timing"
     ended: int = 0
     steps: int = 0
@@ -68,6 +69,10 @@ class RoundState:
         """This rank makes so many steps of the present round."""
         self.phase, self.own_steps = "training", own_steps
 
+    def end_apart(self) -> None:
+        """Another mode was decided."""
+        self.phase = "closing"
+
     def end_round(self) -> None:
         """The round's last fragment left."""
         self.ended += 1
@@ -87,7 +92,7 @@ class RoundState:
             "fragments": [fragment.state_dict() for fragment in self.fragments],
             "buffers": self.buffers.state_dict(),
             "optimizer": self.outer.state_dict(),
-            "inner": self.inner.state_dict(),
+            "inner": [optimizer.state_dict() for optimizer in self.inner],
             "refusals": self.refusals.state_dict(),
         }
 

@@ -84,7 +84,7 @@ class Rounds:
         Raises:
             ExchangeError: a rank did not answer.
             NotFiniteError: the means of some rounds on end were not finite.
-            ValueError: what is to leave does not fit; see ``OuterOptimizer.step``.
+            ValueError: what is to leave does not fit what ranks exchange.
         """
         state = self._state
         self.begun = True
@@ -95,7 +95,7 @@ class Rounds:
             self._take_up_due()
         if state.phase in ("timing", "undecided"):
             self._decide()
-        if self._whole and state.under_way:
+        if state.phase == "closing" or (self._whole and state.under_way):
             return
         if state.phase == "decided":
             state.train(state.shares.steps_of_round(state.every))
@@ -111,12 +111,13 @@ class Rounds:
         if self._whole and not self._state.under_way:
             self._check(self._state.ended - 1)
 
-    def leave_now(self, learning_rate: float, end_round: bool = False) -> None:
+    def leave_now(self, learning_rate: float, end_round: bool = False, dense: bool = False) -> None:
         """End the round: exchange all fragments that have not left.
 
         Args:
             learning_rate: learning rate of the inner optimizer.
             end_round: whether also a round is ended that no fragment has left in.
+            dense: whether that is exchanged dense, if no fragment has left in the round, so that it leaves no residual.
 
         Raises:
             RuntimeError: ranks make other numbers of steps, and this one is within a round.
@@ -128,7 +129,7 @@ class Rounds:
                 "synchronize on all ranks when the same round has ended, as told by .rounds"
             )
         if self._journeys or (end_round and state.in_round):
-            self._leave(state.in_round, state.in_round, learning_rate)
+            self._leave(state.in_round, state.in_round, learning_rate, dense)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -202,10 +203,12 @@ class Rounds:
             candidate = self._engine.candidate
         else:
             candidate = None if self._decision is None else self._decision.result()
-        if candidate is not None:
+        if candidate is not None and candidate.mode != "outer":
+            self._state.end_apart()
+        elif candidate is not None:
             self._state.decide(candidate.every, candidate.delay)
 
-    def _leave(self, steps: int, every: int, learning_rate: float) -> None:
+    def _leave(self, steps: int, every: int, learning_rate: float, dense: bool = False) -> None:
         """Exchange the fragments whose turn it is, in a round of ``steps`` on this rank and ``every`` on average."""
         state = self._state
         number = len(state.fragments)
@@ -223,7 +226,7 @@ class Rounds:
             if at == 0:
                 self._check(state.ended - (1 if number == 1 else 2))
                 state.shares.ask()
-                self._decision = self._engine.begin(StepInputs(learning_rate=learning_rate, mode="outer", steps=every))
+                self._decision = self._engine.begin(StepInputs(learning_rate=learning_rate, mode="outer", steps=every, dense=dense))
                 self._read(state.ended - BEHIND)  # which the executor has caught up with
             journey = fragment.leave(state.steps + behind, state.shares.weight, state.ended, mixing)
             self._journeys.append(journey)

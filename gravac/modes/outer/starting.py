@@ -1,30 +1,16 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What outer steps begin with: parameters to train, weights that all ranks share, settings that must be alike."""
+"""What outer steps begin with: parameters to train, settings that must be alike."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from gravac.engine.engine import refuse_complex
 from gravac.exchange.alike import described
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import canonical
 from gravac.texts import text_of, texts_of
-
-
-def refuse_wrapped(module: torch.nn.Module) -> None:
-    """Refuse a module whose gradients are averaged already.
-
-    Raises:
-        TypeError: the module is wrapped in DistributedDataParallel.
-    """
-    if isinstance(module, DistributedDataParallel):
-        raise TypeError(
-            "module: it is wrapped in DistributedDataParallel, which averages gradients in every step; give the module "
-            "itself, ddp.module, and train that, or use AdaptiveCompressor with the wrapped one"
-        )
 
 
 def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
@@ -48,14 +34,14 @@ class Watch:
 
     Args:
         module: trained on this rank.
-        inner: optimizer that trains it.
+        inner: optimizers that train it.
         parameters: what is exchanged, by name.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
-        inner: torch.optim.Optimizer,
+        inner: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, torch.nn.Parameter],
     ) -> None:
         self._module, self._inner = module, inner
@@ -74,20 +60,20 @@ class Watch:
                 if form != then:
                     raise ValueError(
                         f"module: parameter {canonical(name)} is {_words(form)}, and was {_words(then)} when this "
-                        "OuterOptimizer was made; move the module before"
+                        "compressor was attached; move the module before"
                     )
             elif parameter.requires_grad:
                 raise ValueError(
                     f"module: parameter {canonical(name)} requires a gradient, and did not, or was another tensor, "
-                    "when this OuterOptimizer was made, so that ranks would train it apart; close() this one and make "
+                    "when this compressor was attached, so that ranks would train it apart; close() this one and make "
                     "a new one, or have all that will ever be trained require gradients at the start: a parameter may "
                     "be frozen later"
                 )
-        for group in self._inner.param_groups:
+        for group in [group for optimizer in self._inner for group in optimizer.param_groups]:
             for parameter in group["params"]:
                 if parameter.requires_grad and id(parameter) not in self._exchanged:
                     raise ValueError(
-                        f"inner: it trains a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
+                        f"optimizer: it trains a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
                         "module, so that ranks would train it apart; give a module that has all that the optimizer "
                         "trains, such as torch.nn.ModuleList([...])"
                     )
