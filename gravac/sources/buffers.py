@@ -12,31 +12,34 @@ from gravac.sources.ddp import canonical
 class Buffers:
     """A module's buffers, and which of them rank 0 sends.
 
+    Those of normalization layers are sent in each step. A change of another one is noticed, on any rank, and sent with
+    the step after.
+
     Args:
-        module: has them; ``None``: there are none.
+        module: has the buffers, of any shapes; ``None``: there are none.
 
     Attributes:
-        names: of all buffers.
-        sent: names of those that are sent, the same on all ranks.
-        changed: of each buffer, whether it is not sent, and has changed since ``look`` was called the time before.
+        watched: names of the buffers whose changes are noticed.
+        changed: whether each of these has changed on this rank between the last two calls of ``look``.
+        sent: names of the buffers that are sent in the next step, the same on all ranks.
     """
 
     def __init__(self, module: torch.nn.Module | None = None) -> None:
-        named = {} if module is None else {canonical(name): buffer for name, buffer in module.named_buffers()}
-        owners = dict(module.named_modules()) if module is not None else {}
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
-        normalizing: set[str] = set()
-        for path, owner in owners.items():
-            for key, buffer in owner._buffers.items():
-                name = canonical(f"{path}.{key}" if path else key)
-                if buffer is not None and name in named:
-                    self._owners[name] = owner, key
-                    if isinstance(owner, torch.nn.modules.batchnorm._NormBase):
-                        normalizing.add(name)
-        self.names = list(self._owners)
-        self.sent = [name for name in self.names if name in normalizing]
-        self.changed = [False] * len(self.names)
-        self._seen = {name: (buffer, _version(buffer)) for name, buffer in self.present.items()}
+        self._normalizing: list[str] = []
+        if module is not None:
+            first = {id(buffer): canonical(name) for name, buffer in module.named_buffers()}
+            for owner in module.modules():
+                for key, buffer in owner._buffers.items():
+                    name = None if buffer is None else first.pop(id(buffer), None)
+                    if name is not None:
+                        self._owners[name] = owner, key
+                        if isinstance(owner, torch.nn.modules.batchnorm._NormBase):
+                            self._normalizing.append(name)
+        self.watched = [name for name in self._owners if name not in self._normalizing]
+        self.changed = [False] * len(self.watched)
+        self.sent = [*self._normalizing]
+        self._seen = self._versions
 
     @property
     def present(self) -> dict[str, torch.Tensor]:
@@ -45,24 +48,30 @@ class Buffers:
         return {name: buffer for name, buffer in held.items() if buffer is not None}
 
     def look(self) -> None:
-        """Note which buffers have changed."""
-        seen = {name: (buffer, _version(buffer)) for name, buffer in self.present.items()}
-        sent = set(self.sent)
-        self.changed = [name not in sent and not _same(self._seen.get(name), seen.get(name)) for name in self.names]
-        self._seen = seen
+        """Note which buffers have changed since the last call."""
+        before, self._seen = self._seen, self._versions
+        self.changed = [not _same(before.get(name), self._seen.get(name)) for name in self.watched]
 
-    def add(self, counts: Iterable[int]) -> None:
-        """Send from now on those that have changed on any rank."""
-        new = {name for name, count in zip(self.names, counts, strict=True) if count}
-        self.sent = [name for name in self.names if name in self.sent or name in new]
+    def learn(self, counts: Iterable[int]) -> None:
+        """Choose what is sent in the next step.
+
+        Args:
+            counts: number of ranks on which each watched buffer has changed.
+        """
+        self.sent = [*self._normalizing, *(name for name, n in zip(self.watched, counts, strict=True) if n)]
 
     def flat(self, device: torch.device) -> torch.Tensor:
-        """Return those that are sent as bytes, ``[bytes]``, on a device."""
+        """Return the buffers that are sent, one after the other, as bytes, ``[bytes]``, on a device."""
         present = self.present
         return torch.cat([_bytes(present[name]).to(device) for name in self.sent])
 
     def put(self, names: Sequence[str], flat: torch.Tensor) -> None:
-        """Overwrite buffers by bytes, ``[bytes]``; a graph that holds them for another backward stays valid."""
+        """Overwrite buffers. A graph that holds them for another backward stays valid, and no change is noticed.
+
+        Args:
+            names: names of the buffers.
+            flat: what ``flat`` returned on rank 0, ``[bytes]``.
+        """
         present, offset = self.present, 0
         for name in names:
             buffer = present[name].data
@@ -70,6 +79,11 @@ class Buffers:
             part = flat[offset : offset + size].clone()  # aligned
             buffer.copy_(part.view(buffer.dtype).view(buffer.shape))
             offset += size
+
+    @property
+    def _versions(self) -> dict[str, tuple[torch.Tensor, int]]:
+        present = self.present
+        return {name: (present[name], _version(present[name])) for name in self.watched if name in present}
 
 
 def _version(tensor: torch.Tensor) -> int:

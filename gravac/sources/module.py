@@ -117,15 +117,15 @@ class ModuleSource:
       Over NCCL the host of a rank without a gradient waits for that message.
     - *Buffers.* Running statistics must be the same on all ranks when they evaluate. DDP sends rank 0's in each
       forward, which waits for them. Here rank 0's leave when backward begins, beside the gradients, and are in place
-      when ``backward()`` returns: after a step all ranks have the same buffers. Sent are those of normalization layers.
-      Others are sent from the step on that follows one in which they changed on any rank. Constants, such as masks,
-      cost nothing.
+      when ``backward()`` returns: after a step all ranks have the same buffers. Buffers of normalization layers are sent
+      in each step. Another one that changes on any rank is sent with the step after. So constants, such as masks, cost
+      nothing.
     - *Activation checkpointing.* In its reentrant form autograd may accumulate a parameter's gradient several times in
       one backward. The first step, and each after one in which that happened, exchanges nothing before backward has
       ended. If it happens to a gradient that has left already, that step fails on all ranks.
-    - *Failures* surface from ``backward()``. A backward may end with an exception in the middle of a step. Then this
-      rank's next forward or backward completes that step with zeros, so that ranks keep count of each other. The other
-      ranks' ``backward()`` raises, where the host looks at data (not over NCCL).
+    - *Failures* surface from ``backward()``. A backward may end with an exception after it reached the module's
+      outputs. Then this rank's next forward or backward completes that step with zeros, so that ranks keep count of
+      each other. The other ranks' ``backward()`` raises, where the host looks at data (not over NCCL).
     - *Parameters* are found by ``bind``. A parameter that is replaced later is not exchanged.
 
     Args:
@@ -162,7 +162,7 @@ class ModuleSource:
         self._backward: _Backward | None = None
         self._step: _Step | None = None
         self._ended: _Step | None = None
-        self._unread: _Step | None = None  # its marks, where the host does not look within a step
+        self._unread: torch.Tensor | None = None  # marks of the last step, which nobody has read
         self._inputs: Mark | None = None
         self._optimized: Mark | None = None
 
@@ -207,7 +207,18 @@ class ModuleSource:
         Args:
             module: the module, compiled or not.
             optimizer: tells when it has made its step, and its learning rate.
+
+        Raises:
+            RuntimeError: something else takes a parameter's gradient as soon as it is accumulated, such as an optimizer
+                that makes its steps within backward; nothing was changed.
         """
+        for name, parameter in self._parameters.items():
+            if getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise RuntimeError(
+                    f"module: parameter {name} has a hook after accumulation already, which would see this rank's "
+                    "gradient and not the mean: that of an optimizer that makes its steps within backward, or of "
+                    "another compressor; remove it first"
+                )
         self._module = weakref.ref(module)
         disable: Any = torch.compiler.disable  # in a module that is compiled in place, hooks would be compiled with it
         starts, ended = LeftBehind(disable(self._forward_starts)), LeftBehind(disable(self._forward_ended))
@@ -269,7 +280,7 @@ class ModuleSource:
             handle.wait()
         if self.runs is not None and self.runs.done() and (failure := self.runs.exception()) is not None:
             raise failure
-        self._unread = step
+        self._unread = step.marks
         counts = self._read() if self._engine.schedule.looks or step.lacking else None
         with torch.no_grad():
             for gradient, copy in step.copies:
@@ -357,15 +368,21 @@ class ModuleSource:
                 self.wait()
 
     def _complete(self, waits: bool) -> None:
-        """Complete a step whose backward ended with an exception, so that no other rank waits for this one."""
-        step = self._step
-        if step is None or self._running is not None:
+        """Complete the step of a backward that ended with an exception, so that no other rank waits for this one.
+
+        If that backward had reached no parameter yet, the step begins here.
+        """
+        backward = self._backward
+        if backward is None or self._running is not None:
             return
         self._backward = None
+        if not backward.synced:
+            return
+        step = self._step or self._begin()
         step.failure = RuntimeError("gravac: the last backward ended with an exception")
         self._end(step)
         if waits:
-            self._ended, self._unread = None, step
+            self._ended, self._unread = None, step.marks
             for handle in step.handles:
                 handle.wait()  # gradients may have been zeroed since: the means change none
 
@@ -374,7 +391,8 @@ class ModuleSource:
     def _begin(self) -> _Step:
         engine = self._engine
         engine.open()
-        self._read()
+        if self._buffers.watched:
+            self._read()
         inputs = StepInputs(
             loss_scale=self.loss_scale() if self.loss_scale is not None else None,
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
@@ -469,13 +487,13 @@ class ModuleSource:
 
     def _read(self) -> "_Counts | None":
         """Read what the ranks told of the last step, if nobody has."""
-        step, self._unread = self._unread, None
-        if step is None or step.marks is None:
+        marks, self._unread = self._unread, None
+        if marks is None:
             return None
-        number = 1 + len(self._parameters) + len(self._buffers.names)
-        failed, *counts = unpack(step.marks.tolist(), number, self._engine.state.world)
+        number = 1 + len(self._parameters) + len(self._buffers.watched)
+        failed, *counts = unpack(marks.tolist(), number, self._engine.state.world)
         gradients = dict(zip(self._parameters, counts, strict=False))
-        self._buffers.add(counts[len(self._parameters) :])
+        self._buffers.learn(counts[len(self._parameters) :])
         return _Counts(failed, gradients)
 
 
