@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
-from collections.abc import Mapping, Sequence
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import version
 from gravac.building import build
+from gravac.candidate import Mode
 from gravac.checkpoint.state import check_kept, check_place, pack, unpack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
@@ -26,10 +30,16 @@ from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.opening import Opened, open_executor
 from gravac.live import Live
-from gravac.policy import Policy, RunSettings, beside, load_policy
+from gravac.modes.outer.apart import OuterSteps
+from gravac.modes.outer.candidates import check_chosen
+from gravac.modes.outer.round_state import RoundState
+from gravac.modes.outer.starting import same_on_all_ranks
+from gravac.modes.switch import ModeChange, Source, Switch, innermost
+from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
 from gravac.sources.ddp import DDPAdapter, failed, refuse_unfit
-from gravac.sources.ddp_private import register, scale_of
+from gravac.sources.ddp_private import Reducer, refuse_apart, register, scale_of
+from gravac.sources.ddp_steering import SteeredDDP
 from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
 from gravac.telemetry.sinks import Sinks
@@ -41,13 +51,18 @@ SHARED_RUN_SETTINGS = ("samples_per_step", "steps_per_epoch", "executor", "histo
 NONE_MORE: Mapping[str, str] = MappingProxyType({})
 """No settings to compare besides a compressor's own."""
 
+OFF = "GRAVAC"
+"""Name of the environment's variable that leaves everything native if it is ``off``."""
+
 CLOSING_SECONDS = 20.0
 """Longest time that ``close`` waits for what is under way: another rank may never answer."""
 
 
 class AdaptiveCompressor(Live):
-    """Compresses a DDP model's gradient exchange, and decides while training how much, and whether at all.
+    """Decides while training how much ranks exchange, how often, and whether compressed at all.
 
+    A step is run in one of three ways: natively (DDP exchanges by itself), with compressed gradients by DDP's
+    communication hook, or apart (ranks train by themselves for ``every`` steps, then exchange how far they came).
     Neither the process group nor the model need exist yet. Every rank makes one, with the same settings.
 
     Args:
@@ -72,6 +87,10 @@ class AdaptiveCompressor(Live):
             float16 gradients and with a GradScaler.
         dense_below: tensors with fewer elements, and all with one dimension, are sent dense.
         seed: seed of compressors that draw random numbers.
+        every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
+            apart for ten steps; ``(1, 100)`` has the controller decide how often, between these bounds.
+        native: whether steps may be left to DDP itself, without a hook; ``False`` keeps the hook installed.
+        outer: settings of outer steps, in which ranks train apart; ``None``: the defaults.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at
@@ -111,6 +130,9 @@ class AdaptiveCompressor(Live):
         overflow_safety: bool | None = None,
         dense_below: int = 1024,
         seed: int = 0,
+        every: int | tuple[int, int] = 1,
+        native: bool = True,
+        outer: OuterSettings | Mapping[str, Any] | None = None,
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
         log_dir: str | Path | None = None,
@@ -132,6 +154,9 @@ class AdaptiveCompressor(Live):
             overflow_safety=overflow_safety,
             dense_below=dense_below,
             seed=seed,
+            every=every,
+            native=native,
+            outer=OuterSettings() if outer is None else outer,
         )
         settings = RunSettings(
             policy=policy,
@@ -199,58 +224,167 @@ class AdaptiveCompressor(Live):
         self._sinks = Sinks(sinks, settings.log_dir)
         built = build(settings, self._sinks, self._open)
         self._engine, self._admission = built.engine, built.admission
+        check_chosen(self.policy.controller, *self.policy.every)
         self._adapter = DDPAdapter(self._engine)
-        self._attached = self._closed = False
+        self._switch: Switch | None = None
+        self._source: Source | None = None
+        self._attached = self._closed = self._idle = False
         self._restored: dict[str, Any] | None = None
+        self._restored_outer: Mapping[str, Any] | None = None
 
     def attach(
         self,
-        ddp: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer | None = None,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Register the communication hook on a DDP module. Called on every rank, before the first backward.
+        """Take over what a model's ranks exchange. Called on every rank, before the first backward.
+
+        In one process, without a process group, and with ``GRAVAC=off`` in the environment, training stays as it is
+        without gravac, and a warning says so.
 
         Args:
-            ddp: the wrapped model.
-            optimizer: lets the time it takes be told from waiting for input; gives ``Accordion`` the learning rate; a
-                base that does momentum itself checks that it has none.
+            module: the model, wrapped in DistributedDataParallel, or not wrapped: then all start from rank 0's weights.
+            optimizer: what trains it, all of them if there are several. Its steps are timed apart from waiting for
+                input, ``Accordion`` learns the learning rate, and its state is shared when ranks that trained apart are
+                one again. With ``every`` other than 1 it is needed; ``()`` says that weights are changed by hand.
             grad_scaler: residuals follow its scale, and overflow safety is on.
 
         Raises:
-            SettingsError: a setting differs between ranks, with its name, values and whose they are in the message; or
-                what was loaded is of another model.
-            TypeError: ``ddp`` is not a DistributedDataParallel module, or a parameter is complex.
-            RuntimeError: this compressor is attached already, or ``ddp`` has a hook.
-            ValueError: base and optimizer both do momentum.
+            SettingsError: a setting differs between ranks, with its name, values and whose they are in the message;
+                what was loaded is of another model; or the model, an optimizer or this torch cannot train apart.
+            TypeError: ``module`` is no module, or a parameter is complex.
+            RuntimeError: this compressor is attached already, or ``module`` has a hook.
+            ValueError: base and optimizer both do momentum; or what the optimizer trains is not in the module.
         """
         self._check_free()
-        refuse_unfit(ddp, self.policy.base, optimizer)
+        optimizers = optimizers_of(optimizer, self.policy.every)
+        ddp = innermost(module) if isinstance(module, torch.nn.Module) else module
+        if self._stays_idle(ddp):
+            self._attached = self._idle = True
+            return
+        for trains in optimizers or (None,):
+            refuse_unfit(ddp, self.policy.base, trains)
+        assert isinstance(ddp, DistributedDataParallel)
+        switches = self.policy.native or self.policy.every != (1, 1)
+        if self.policy.every != (1, 1):
+            refuse_apart(ddp, optimizers)
+        if switches:
+            Reducer(ddp)
         group = self._given_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
         self._adapter.bind(ddp)
         scaled = grad_scaler is not None and grad_scaler.is_enabled()
-        self._open({"grad_scaler": "enabled" if scaled else "none"})
+        self._foresee(ddp, optimizers, scaled)
+        self._open({"grad_scaler": "enabled" if scaled else "none", **self._same_apart(ddp.module)})
         self._attached = True
-        self._adapter.watch(ddp, optimizer)
+        self._adapter.follow(ddp, optimizers[0] if optimizers else None)
         if grad_scaler is not None and scaled:
             self._adapter.loss_scale = scale_of(grad_scaler, device=not self._engine.schedule.looks)
             self._engine.averager.feedback.guard()
         register(ddp, self.hook)
+        if not switches:
+            self._adapter.watch()
+            return
+        source = SteeredDDP(self._adapter, ddp, self.hook)
+        self._switch = Switch(self._engine, source, self.policy, optimizers, grad_scaler if scaled else None)
+        self._take_up_outer()
+        self._switch.listen()
+
+    def _stays_idle(self, module: object) -> bool:
+        """Tell whether training is to stay as it is without gravac, and say why."""
+        setting = os.environ.get(OFF, "on").lower()
+        if setting not in ("on", "off"):
+            raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
+        alone = not dist.is_initialized() or dist.get_world_size(self._given_group) == 1
+        if setting == "off":
+            why = f"{OFF}=off in the environment"
+        elif alone and self.policy.native:
+            why = "there is one process, which exchanges nothing"
+        else:
+            return False
+        warnings.warn(f"gravac: {why}: training goes on as without gravac", stacklevel=3)
+        return True
+
+    def _foresee(self, ddp: DistributedDataParallel, optimizers: Sequence[torch.optim.Optimizer], scaled: bool) -> None:
+        """Tell what admits candidates of native steps, and of what coming together again takes."""
+        formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
+        float16 = formats == {torch.float32} and not scaled
+        self._admission.native = ((1.0, 2.0) if float16 else (1.0,)) if self.policy.native else ()
+        moments = max((moments_of(optimizer) for optimizer in optimizers), default=0)
+        elements = sum(parameter.numel() for parameter in ddp.parameters() if parameter.requires_grad)
+        self._admission.leaving_bytes = 4 * elements * (1 + moments)
+
+    def _same_apart(self, module: torch.nn.Module) -> dict[str, str]:
+        """Return what must be the same on all ranks so that they may train apart, as text, by name."""
+        outer = self.policy.outer
+        return {} if self.policy.every == (1, 1) else same_on_all_ranks(innermost(module), outer)
+
+    def _take_up_outer(self) -> None:
+        """Go on from a dumped state of ranks that train apart, if one was loaded before the module was known."""
+        plain, restored = self._restored_outer, self._restored
+        self._restored_outer = None
+        if plain is None or restored is None or self._switch is None:
+            return
+        outer = self._switch.make_outer()
+        outer.check(plain, restored["world"])
+        with outer.restoring(plain, of_other_ranks=restored["world"] is None):
+            self._switch.adopt(outer)
 
     def detach(self) -> None:
         """Undo ``attach``: the module trains as a fresh DistributedDataParallel does, in torch's own code.
 
         Called on every rank between the same two steps. What is known stays, for ``state_dict`` and another ``attach``.
+        Ranks that trained apart are made one again.
 
         Raises:
             RuntimeError: not attached, a backward is running or pending, or this torch cannot; nothing was changed.
         """
+        if self._idle:
+            self._attached = self._idle = False
+            return
         self._engine.drain()
+        if self._switch is not None:
+            self._switch.come_together()
         self._adapter.detach()
+        if self._switch is not None:
+            self._switch.unlisten()
+            self._switch = None
         self._attached = False
+
+    @contextmanager
+    def synced(self) -> Iterator[None]:
+        """Have the module hold what all ranks share, to evaluate or save it: bit for bit the same on every rank.
+
+        Only ranks that train apart hold anything else. Forwards without gradients and ``state_dict`` need no such
+        context; ``torch.save(model)``, ``copy.deepcopy`` and averages over ``parameters()`` do. No collective is
+        started: one rank may do it alone.
+        """
+        if self._switch is None:
+            yield
+            return
+        with self._switch.synced():
+            yield
+
+    def synchronize(self) -> None:
+        """End the round of ranks that train apart: exchange what it has. Called on every rank, after the last step.
+
+        Does nothing where gradients are averaged in each step.
+        """
+        if self._switch is not None and self._switch.outer is not None:
+            self._switch.outer.synchronize()
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Return a context in which backwards accumulate gradients on this rank and exchange nothing.
+
+        Raises:
+            RuntimeError: nothing is attached.
+        """
+        if self._adapter.ddp is None:
+            raise RuntimeError("accumulate: attach a module first")
+        return self._adapter.ddp.no_sync()
 
     def bind(self, module: torch.nn.Module) -> None:
         """Learn parameter names, where a framework takes only ``hook``; ``attach`` does it by itself.
@@ -258,6 +392,8 @@ class AdaptiveCompressor(Live):
         Without names, parameters are numbered as they come, and a checkpoint fits only the same model and layout.
         """
         self._check_free()
+        if self.policy.every != (1, 1):
+            raise SettingsError(f"every: {self.policy.every}, and a hook alone averages in each step; use attach()")
         self._adapter.bind(module)
         self._check_kept()
         self._attached = True
@@ -329,6 +465,29 @@ class AdaptiveCompressor(Live):
         return self._engine.decision.candidate.cf if self._engine.decision else self.policy.dense_format.cf
 
     @property
+    def mode(self) -> Mode:
+        """Who exchanges in the present step: ``"native"``, ``"hook"`` or ``"outer"``."""
+        if self._idle:
+            return "native"
+        return "hook" if self._switch is None or self._switch.mode is None else self._switch.mode
+
+    @property
+    def every(self) -> int:
+        """Number of steps from one exchange to the next, as decided last; waits for nothing."""
+        candidate = self._engine.candidate
+        return self.policy.every[0] if candidate is None else candidate.every
+
+    @property
+    def changes(self) -> list[ModeChange]:
+        """Changes of mode so far, with what each took on this rank."""
+        return [] if self._switch is None else list(self._switch.changes)
+
+    @property
+    def outer(self) -> RoundState | None:
+        """Where this rank is in outer steps: rounds, what is under way, late or skipped; ``None`` in other modes."""
+        return None if self._switch is None or self._switch.outer is None else self._switch.outer.state
+
+    @property
     def gain(self) -> float | None:
         """Gain of the last step all ranks agreed on; ``None`` before, or when it was not finite."""
         return self._engine.settled.gain
@@ -364,8 +523,12 @@ class AdaptiveCompressor(Live):
 
         ``gravac.checkpoint`` saves those of all ranks. Loads with ``torch.load(weights_only=True)``.
         """
+        outer = None if self._switch is None else self._switch.outer
+        if outer is not None:
+            outer.prepare_to_save()
         self._engine.drain()
-        return pack(self.policy, self._engine, self._group)
+        packed = pack(self.policy, self._engine, self._group)
+        return packed if outer is None else {**packed, "outer": outer.with_own_weights(packed["outer"])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where ``state_dict`` was taken, bit for bit; called before the first backward.
@@ -384,9 +547,33 @@ class AdaptiveCompressor(Live):
                 f"load_state_dict: this compressor has made {self._engine.state.step} steps, and goes on from them; "
                 "load into a new AdaptiveCompressor, before its first backward"
             )
-        unpack(state, self.policy, self._engine)
+        outer = self._outer_of(state)
+        world = state.get("world")
+        with nullcontext() if outer is None else outer.restoring(state["outer"], of_other_ranks=world is None):
+            unpack(state, self.policy, self._engine)
         self._adapter.layout = ExchangeLayout(self._engine.state.layout)
         self._restored = {key: state[key] for key in ("rank", "world")}
+        if outer is not None and self._switch is not None:
+            self._switch.adopt(outer)
+        else:
+            self._restored_outer = state["outer"]
+
+    def _outer_of(self, state: Mapping[str, Any]) -> OuterSteps | None:
+        """Return outer steps that a rank's state fits, to be restored; ``None`` if it has none, or no module is known.
+
+        Raises:
+            SettingsError: the state does not fit.
+        """
+        plain = state.get("outer") if isinstance(state, Mapping) else None
+        if plain is None:
+            return None
+        if self.policy.every == (1, 1):
+            raise SettingsError("outer: the state is of ranks that train apart, which every=1 excludes; set every")
+        if self._switch is None:
+            return None
+        outer = self._switch.make_outer()
+        outer.check(plain, state.get("world"))
+        return outer
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again.
@@ -397,6 +584,8 @@ class AdaptiveCompressor(Live):
         if self._closed:
             return
         self._closed = True
+        if self._switch is not None and self._switch.outer is not None:
+            self._switch.outer.hold()
         failure: Exception | None = None
         try:
             try:
@@ -421,7 +610,8 @@ class AdaptiveCompressor(Live):
         """
         run = {name: text_of(getattr(self.settings, name)) for name in SHARED_RUN_SETTINGS}
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
-        return {**versions, **texts_of(self.policy), **run}
+        settings = {name: text for name, text in texts_of(self.policy).items() if name != "outer.samples"}
+        return {**versions, **settings, **run}
 
     # behind the scenes
 
@@ -457,3 +647,32 @@ class AdaptiveCompressor(Live):
         if self._agree_group is not None:
             check_alike(texts, self._engine.device, self._agree_group)
         check_alike({**texts, **self._engine.described}, self._engine.device, self._group)
+
+
+def optimizers_of(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None, every: tuple[int, int]
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Return the optimizers given, those within a framework's wrapper.
+
+    Raises:
+        SettingsError: none was given, and ranks may train apart; or what was given is none.
+    """
+    if optimizer is None and every != (1, 1):
+        raise SettingsError(
+            f"optimizer: ranks that train apart (every={every}) must share its state; give attach(module, optimizer), "
+            "or optimizer=() if weights are changed by hand"
+        )
+    given = () if optimizer is None else optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    inner = tuple(getattr(one, "optimizer", one) for one in given)
+    for one in inner:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise SettingsError(f"optimizer: {shown(one)} is no torch.optim.Optimizer")
+    return inner
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> int:
+    """Return the number of model sizes that an optimizer's state has, as far as its settings tell."""
+    group = optimizer.param_groups[0]
+    if "betas" in group:
+        return 3 if group.get("amsgrad") else 2
+    return 1 if group.get("momentum") else 0

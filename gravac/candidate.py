@@ -4,15 +4,15 @@
 
 import bisect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 DENSE = "dense"
 """Name of the compressor of a candidate that compresses nothing, except by its number format."""
 
 Mode = Literal["native", "hook", "outer"]
-"""Who exchanges: DDP without a hook (``"native"``), gravac in each step (``"hook"``, ``AdaptiveCompressor``), or gravac
-in rounds, between which ranks train apart (``"outer"``, ``OuterOptimizer``)."""
+"""Who exchanges: DDP without a hook of gravac's (``"native"``), gravac in each step (``"hook"``), or gravac in rounds,
+between which ranks train apart (``"outer"``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Candidate:
     Example:
         >>> str(Candidate("outer", "topk", 10.0, every=50, delay=25))
         'topk 10x every 50 steps behind 25'
+        >>> str(Candidate("native", "dense", 1.0)), str(Candidate("native", "dense", 2.0))
+        ('native float32', 'native float16')
     """
 
     mode: Mode
@@ -45,7 +47,14 @@ class Candidate:
         """True if nothing is compressed, except by the number format."""
         return self.compressor == DENSE
 
+    @property
+    def in_hook(self) -> "Candidate":
+        """The same compressor and CF, exchanged by gravac's hook in each step."""
+        return replace(self, mode="hook", every=1, delay=0)
+
     def __str__(self) -> str:
+        if self.mode == "native":
+            return f"native float{32 / self.cf:.0f}"
         often = f" every {self.every} steps" if self.every > 1 else ""
         return f"{self.compressor} {self.cf:g}x{often}" + (f" behind {self.delay}" if self.delay else "")
 
@@ -74,6 +83,10 @@ class Forecast:
             many steps apart; empty: 1 at any number of steps.
         method: name of the compressor with its own setting, for people: ``"low rank 16"``, ``"1 bit"``; empty if not
             known.
+        doubted: factor in ``efficiency`` that stands for a doubt of the belief behind it: less than 1 of outer steps
+            that must win even if one of theirs makes less progress than is believed.
+        leaving_s: seconds that it takes the ranks to be one again when they leave it, of outer steps; ``None``: not
+            known, or nothing.
 
     Example:
         >>> forecast = Forecast(Candidate("hook", "topk", 10.0), wire_ratio=6.4, efficiency=0.9)
@@ -93,6 +106,8 @@ class Forecast:
     behind: float | None = None
     apart: tuple[tuple[float, float], ...] = ()
     method: str = ""
+    doubted: float = 1.0
+    leaving_s: float | None = None
 
     def efficiency_at(self, gain: float) -> float:
         """Return the statistical efficiency of a step of a measured gain, interpolated between points of ``by_gain``.

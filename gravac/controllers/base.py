@@ -96,6 +96,14 @@ class Summary:
     t_compression: float | None
 
 
+WATCH = 8
+"""Number of training steps of a native stretch after which the ranks look at each other's times, unless a controller
+says otherwise (``Decision.watch``)."""
+
+LATENCY = 2
+"""Steps from a measurement to the decision that it leads to, where nothing else is said."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A candidate to run from ``latency`` steps after the one observed, and what to evaluate beside it.
@@ -109,6 +117,9 @@ class Decision:
         sums: what becomes of each tensor's gradients of this rank, as they are before error feedback: ``"add"`` adds
             them up, at the cost of a copy of the model; ``"report"`` does, and tells the sums' norms; ``"none"``
             forgets the sums.
+        watch: number of training steps after which the ranks next tell each other what a native step takes: the length
+            of the next native stretch, and nothing else. ``WATCH`` after each decision that changes anything, or that
+            waits to see a change once more; longer and longer while nothing changes.
     """
 
     candidate: Candidate
@@ -117,6 +128,7 @@ class Decision:
     summary: Summary | None = None
     tensors: tuple[tuple[str, Candidate], ...] = ()
     sums: Sums = "none"
+    watch: int = WATCH
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
@@ -126,9 +138,6 @@ class Decision:
 
 StateT = TypeVar("StateT")
 
-LATENCY = 2
-"""Steps from a measurement to the decision that it leads to, where nothing else is said."""
-
 
 class Controller(Protocol[StateT]):
     """Decides which candidate runs. See the module's text for when each method is called.
@@ -137,7 +146,8 @@ class Controller(Protocol[StateT]):
     is called once, before ``propose``, where the user says how long an epoch is.
 
     One that also chooses between candidates that differ in ``every`` and ``delay`` alone says so by a true
-    ``chooses_every``.
+    ``chooses_every``. One that may choose candidates of mode ``native``, of which only times are known, says so by a
+    true ``native``; beside such a candidate it may also decide for the same of mode ``hook``.
 
     One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
     many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.

@@ -26,7 +26,8 @@ GAP = 5.0
 class Window:
     """Steps of one candidate; steps of another, and steps with a non-finite gradient, do not count.
 
-    A round of outer steps counts as the steps it has, and gives one time: that of a step in it.
+    A round of outer steps, or a stretch of native ones, counts as the steps it has, and gives one time: that of a step
+    in it.
 
     Attributes:
         candidate: the candidate whose steps count.
@@ -63,12 +64,12 @@ class Window:
                 before = shadow.get(cf, (0.0, 0.0))
                 shadow[cf] = (before[0] + error, before[1] + measured.energy)
         timed = (measured.seconds,) if math.isfinite(measured.seconds) and measured.seconds > 0 else ()
-        settled = self.settling < measured.candidate.every
+        settled = self.settling < measured.steps
         clean = settled and not measured.shadow
         times = (measured.waited, measured.coded, measured.exchanged)
         return replace(
             self,
-            settling=max(0, self.settling - measured.candidate.every),
+            settling=max(0, self.settling - measured.steps),
             seconds=(*self.seconds, *timed) if clean else self.seconds,
             rough=self.rough if clean else (*self.rough, *timed),
             saved=(*self.saved, times) if clean and math.isfinite(sum(times)) else self.saved,
@@ -76,7 +77,7 @@ class Window:
             gains=(*self.gains, pair) if settled else self.gains,
             early=self.early if settled else (*self.early, pair),
             shadow=tuple((cf, error, energy) for cf, (error, energy) in sorted(shadow.items())),
-            steps=self.steps + measured.candidate.every,
+            steps=self.steps + measured.steps,
         )
 
     def following(self, candidate: Candidate) -> "Window":

@@ -35,10 +35,12 @@ class Admission(NamedTuple):
     Attributes:
         forecasts: forecasts of the candidates that may be chosen, ascending by wire ratio; dense first, then 16 bit.
         dropped: candidates that may not be chosen, in the order in which they were dropped.
+        waits: whether more candidates are admitted once it is known what a step's compute takes.
     """
 
     forecasts: tuple[Forecast, ...]
     dropped: tuple[Dropped, ...] = ()
+    waits: bool = False
 
 
 def averager_of(policy: Policy) -> Averager:

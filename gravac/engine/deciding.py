@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's controller at work: its candidates, its decision in force, and the records of decisions."""
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,16 +11,21 @@ from typing import Any
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
+from gravac.controllers.window import SETTLING
 from gravac.engine.admission import Admission
 from gravac.engine.agreement import gain
-from gravac.engine.records import decided, step_record
+from gravac.engine.records import compute_of, decided, holds_from, step_record
 from gravac.engine.run_state import RunState
 from gravac.measurement import LocalMeasurement
 from gravac.settings import SettingsError
-from gravac.telemetry.records import Record, RunRecord
+from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 
 Admit = Callable[[RunState, Sequence[Form]], Admission]
 """Admits candidates once the model and the ranks are known: of a run's state, and the gradients' shapes and dtypes."""
+
+
+ENOUGH = 8
+"""Number of training steps, after the first ``SETTLING``, of which the median tells what a step's compute takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,9 @@ class Deciding:
         self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
         self._latency = 0
+        self._forms: Sequence[Form] = ()
+        self._waits = False  # for what a step's compute takes, by which more candidates are admitted
+        self._computes: list[float] = []
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -95,14 +105,15 @@ class Deciding:
 
     def decide_first(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
-        self.forecasts, dropped = self._admit(state, forms)
+        self._forms, self._computes = forms, []
+        self.forecasts, dropped, self._waits = self._admit(state, forms)
         if self.restored is not None:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
             state.controller, self.decision = self._controller.start(self.forecasts)
         self._emit(RunRecord(dict(self._reporting.settings), world, self.forecasts, dropped, self._timed))
         if self.restored is not None and self.decision.reason:
-            self._record(state, state.step, state.candidate != self.decision.candidate)
+            self._record(state, state.trained, state.candidate != self.decision.candidate)
         return self.decision
 
     def _restored_state(self, plain: dict[str, Any]) -> tuple[Any, Decision]:
@@ -134,10 +145,27 @@ class Deciding:
         before = self.decision.runs
         state.controller, self.decision = self._controller.observe(state.controller, measured)
         changed = self.decision.runs != before
-        if self.decision.summary is None and not changed:
+        if self.decision.summary is not None or changed:
+            self._record(state, holds_from(measured, self._latency), changed)
+        if self._waits:
+            self._look_at_compute(state, measured)
+
+    def _look_at_compute(self, state: RunState, measured: Measurement) -> None:
+        """Admit candidates once more when it is known what a step takes without exchange."""
+        compute = compute_of(measured)
+        if measured.first < SETTLING or not 0 < compute < math.inf:
             return
-        # a decision holds from the first step that has not begun
-        self._record(state, measured.step + self._latency, changed)
+        self._computes += [compute] * measured.steps
+        if len(self._computes) < ENOUGH:
+            return
+        state.compute_s, self._computes = statistics.median(self._computes), []
+        before = self.forecasts
+        self.forecasts, dropped, self._waits = self._admit(state, self._forms)
+        if self.forecasts == before:
+            return
+        ends = measured.first + measured.steps
+        self._emit(ForecastsRecord(ends, self.forecasts, dropped))
+        state.controller, self.decision = self._restored_state(self._controller.dump(state.controller))
 
     def _record(self, state: RunState, first: int, changed: bool) -> None:
         """Emit the record of the decision in force, which holds from a step on, and add it to the state's history."""

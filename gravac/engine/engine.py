@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -43,14 +43,16 @@ from gravac.engine.agreement import (
 from gravac.engine.coalescing import ReadyGroup, Waiting, cut, exchanged
 from gravac.engine.deciding import Deciding
 from gravac.engine.factors import Factors
-from gravac.engine.handle import Handle, RankSums, Then, fail
+from gravac.engine.handle import Handle, JobResult, RankSums, Then, fail
 from gravac.engine.run_state import RunState
 from gravac.exchange.alike import described
-from gravac.exchange.executor import Executor, Mark, Number, Verdict, both
+from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
 from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement
 
 INPUTS_LEFT = "the number of ranks with inputs left"
+
+T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
 """Adds to a step's numbers those that only the source knows: moments, verdicts, how far ranks moved apart."""
@@ -213,17 +215,40 @@ class Engine:
         executor.call(decide, functools.partial(fail, decided))
         return decided
 
-    def change_mode(self, to_outer: bool) -> None:
-        """Drop all that is fed back, which is in the units of one mode; called between two steps, on every rank.
+    def decide_first(self) -> "Future[Candidate]":
+        """Make the first decision, if none was made; return a future of the candidate in force.
 
-        Args:
-            to_outer: whether the steps that follow are rounds, in which each group of tensors is refused by itself.
+        Called on every rank, between two steps.
+        """
+        self.open()
+        decided: Future[Candidate] = Future()
+
+        def decide() -> None:
+            decision = self.decision or self._first_decision(self.forms)
+            decided.set_result(decision.candidate)
+
+        self.executor.call(decide, functools.partial(fail, decided))
+        return decided
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """Return copies of what was not sent, flat, by name, in the gradients' units; nothing is under way."""
+        feedback, scale = self.averager.feedback, self.state.loss_scale or 1.0
+        names = [*feedback.residual, *(name for name in feedback.held if name not in feedback.residual)]
+        parts = {name: [part[name] for part in (feedback.residual, feedback.held) if name in part] for name in names}
+        return {name: torch.stack([part.float() for part in those]).sum(0) / scale for name, those in parts.items()}
+
+    def change_mode(self, mode: Mode) -> None:
+        """Steps of another mode follow: drop all that is fed back, which is in the units of the mode before.
+
+        Called between two steps, on every rank. In rounds each group of tensors is refused by itself if its mean is not
+        finite.
         """
 
         def change() -> None:
             self.averager.forget()
-            self.averager.feedback.refuse_by_group(to_outer)
+            self.averager.feedback.refuse_by_group(mode == "outer")
             self.state.factors = Factors()
+            self._ended = None
 
         self.executor.call(change, lambda failure: None)
 
@@ -356,6 +381,13 @@ class Engine:
         return None if self.decision is None else self.decision.candidate
 
     @property
+    def settled_candidate(self) -> Candidate:
+        """The candidate decided last, by all steps that have ended; waits for their exchange."""
+        self.drain()
+        assert self.decision is not None
+        return self.decision.candidate
+
+    @property
     def settled(self) -> RunState:
         """The state after all steps that have ended; waits for their exchange."""
         self.drain()
@@ -374,6 +406,15 @@ class Engine:
             numbers: this rank's, as many on every rank.
         """
         return RankSums(self.executor, what, numbers)
+
+    def run_between_steps(self, what: str, job: Returning[T]) -> JobResult[T]:
+        """Run a job of its own collectives. Called on every rank, between ``end`` and ``begin``.
+
+        Args:
+            what: what the job exchanges, for errors.
+            job: asks for the same collectives on every rank; it may look at data.
+        """
+        return JobResult(self.executor, what, job, self.device)
 
     # the executor
 

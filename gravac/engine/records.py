@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of a run's decisions and steps, and a summary: how many steps each kind of candidate ran."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from gravac.candidate import Candidate
@@ -20,7 +20,7 @@ def decided(
     """The record of a decision.
 
     Args:
-        step: first step that the decision holds for.
+        step: first training step that the decision holds for.
         decision: the decision.
         changed: whether something else runs than before.
         gain: gain of the last step agreed on, told where no window ended; ``None``: not finite.
@@ -36,43 +36,64 @@ def decided(
         reason=decision.reason + (f" (epoch {step / steps_per_epoch:.2f})" if steps_per_epoch else ""),
         every=decision.candidate.every,
         delay=decision.candidate.delay,
+        mode=decision.candidate.mode,
         **asdict(summary),
     )
 
 
+def holds_from(measured: Measurement, latency: int) -> int:
+    """Return the first training step that the decision by a measurement holds for.
+
+    After a native stretch the ranks decide at once; otherwise when ``latency`` steps of the engine have ended, which
+    are taken to be as long as the one that was measured.
+    """
+    ahead = 1 if measured.candidate.mode == "native" else latency
+    return measured.first + ahead * measured.steps
+
+
+def compute_of(measured: Measurement) -> float:
+    """Return the seconds of a training step without exchange: at most so many; nan if not known."""
+    if measured.candidate.mode == "native":
+        return measured.seconds
+    return measured.seconds - measured.waited - measured.coded
+
+
 def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
     """Return the record of a step: what all ranks agreed on, and what the step cost on this rank."""
-    kept = gain(measured.error, measured.energy)
+    share = gain(measured.error, measured.energy)
     t_system = measured.samples / measured.seconds if measured.seconds > 0 else float("nan")
+    timed = local.steps if local.watched is None else 1  # a native stretch tells seconds of one step, not of all
     return StepRecord(
-        step=measured.step,
+        step=measured.first,
         compressor=measured.candidate.compressor,
         cf=measured.candidate.cf,
         achieved_cf=local.achieved_cf,
-        gain=kept,
+        gain=share,
         wire_ratio=local.wire_ratio,
         payload_bytes=local.payload_bytes,
         wire_bytes=local.wire_bytes,
         dense_wire_bytes=local.dense_wire_bytes,
-        seconds=local.seconds,
-        compute_seconds=local.compute,
-        compress_seconds=local.coded,
-        exchange_seconds=local.in_flight,
-        input_wait_seconds=local.input_wait,
+        seconds=local.seconds / timed,
+        compute_seconds=local.compute / timed,
+        compress_seconds=local.coded / timed,
+        exchange_seconds=local.in_flight / timed,
+        input_wait_seconds=local.input_wait / timed,
         t_system=t_system,
-        t_compression=None if kept is None else t_system * max(kept, 0.0),
+        t_compression=None if share is None else t_system * max(share, 0.0),
         shadow=tuple((cf, gain(error, measured.energy) or 0.0) for cf, error in measured.shadow),
         energy=measured.energy,
         every=measured.candidate.every,
         delay=measured.candidate.delay,
         steps_of_ranks=local.steps_of_ranks,
+        steps=measured.steps,
+        mode=measured.candidate.mode,
         **{recorded: getattr(measured, slot) for slot, recorded in LAST.items()},
     )
 
 
 def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """What a run's steps come to; its candidates are dense ones first, then ascending."""
-    sums = {"steps": float(state.step), "wire_bytes": float(state.totals.wire_bytes)}
+    """What a run's training steps come to; its candidates are dense ones first, then ascending."""
+    sums = {"steps": float(state.trained), "wire_bytes": float(state.totals.wire_bytes)}
     sums["wire_ratio"] = wire_ratio(state.totals.dense_wire_bytes, state.totals.wire_bytes)
     if state.gain is not None:
         sums["gain"] = state.gain
@@ -80,20 +101,27 @@ def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]
 
 
 def shares(steps_at: Mapping[Candidate, int], candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Shares of a run's steps that ran dense, at the lowest CF, and at higher ones.
+    """Shares of a run's training steps by what they ran.
 
     Args:
-        steps_at: number of steps that each candidate ran.
+        steps_at: number of training steps that each candidate ran.
         candidates: candidates of the run, dense ones first, then ascending.
+
+    Returns:
+        Shares of steps that ran dense, at the lowest CF, and at higher ones; and of those in which DDP exchanged by
+        itself, and in which ranks trained apart.
     """
     made = max(1, sum(steps_at.values()))
-    lowest = sum(candidate.dense for candidate in candidates)
+    compressed = [candidate for candidate in candidates if not candidate.dense]
+    lowest = compressed[0] if compressed else None
 
-    def share(part: Sequence[Candidate]) -> float:
-        return sum(steps_at.get(candidate, 0) for candidate in part) / made
+    def share(among: Callable[[Candidate], bool]) -> float:
+        return sum(steps for candidate, steps in steps_at.items() if among(candidate)) / made
 
     return {
-        "share_dense": share(candidates[:lowest]),
-        "share_lowest_cf": share(candidates[lowest : lowest + 1]),
-        "share_higher_cf": share(candidates[lowest + 1 :]),
+        "share_dense": share(lambda candidate: candidate.dense),
+        "share_lowest_cf": share(lambda candidate: candidate == lowest),
+        "share_higher_cf": share(lambda candidate: not candidate.dense and candidate != lowest),
+        "share_native": share(lambda candidate: candidate.mode == "native"),
+        "share_outer": share(lambda candidate: candidate.mode == "outer"),
     }

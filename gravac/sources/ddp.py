@@ -84,9 +84,19 @@ class DDPAdapter:
 
     Args:
         engine: takes the gradients in.
+
+    Attributes:
+        decided: candidate that was decided when the last step began; ``None`` before the first.
+        send_whole: whether the next step sends all residuals, dense, whatever was decided.
+        layout: exchange groups.
+        names: parameters' names, by ``id``.
+        loss_scale: tells the present loss scale; ``None`` without a scaler.
+        optimizer: optimizer whose learning rate is told; ``None``: it is not.
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.decided: Future[Candidate] | None = None
+        self.send_whole = False
         self.layout = ExchangeLayout()
         self.names: dict[int, str] = {}
         self.loss_scale: Callable[[], Number] | None = None
@@ -110,13 +120,16 @@ class DDPAdapter:
         self._engine.know({canonical(name): p for name, p in named.items() if p.requires_grad})
         self.names = {id(parameter): canonical(name) for name, parameter in named.items()}
 
-    def watch(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
-        """Take the times at which forward starts and the optimizer's step ends, and its learning rate."""
-        self._ddp = weakref.ref(ddp)
-        self._watched = [ddp.register_forward_pre_hook(LeftBehind(self._forward_starts))]
-        self.optimizer = optimizer
-        if optimizer is not None:
-            self._watched.append(optimizer.register_step_post_hook(self._step_ended))
+    def follow(self, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer | None) -> None:
+        """Know the module whose gradients come, and the optimizer's learning rate."""
+        self._ddp, self.optimizer = weakref.ref(ddp), optimizer
+
+    def watch(self) -> None:
+        """Take the times at which forward starts and the optimizer's step ends, where nothing else tells them."""
+        assert self.ddp is not None
+        self._watched = [self.ddp.register_forward_pre_hook(LeftBehind(self._sees_forward))]
+        if self.optimizer is not None:
+            self._watched.append(self.optimizer.register_step_post_hook(self.step_ended))
 
     def detach(self) -> None:
         """Give the watched module a reducer without the hook. Names and groups stay: residuals are kept by them.
@@ -137,19 +150,30 @@ class DDPAdapter:
         self.optimizer = None
         self.loss_scale = None
         self._ddp = None
-        self._inputs = self._optimized = None
-        self._cuts.clear()
+        self.decided = None
+        self.rest()
 
     @property
     def ddp(self) -> DistributedDataParallel | None:
         """The module being watched, as long as it lives."""
         return self._ddp() if self._ddp is not None else None
 
-    def _forward_starts(self, *_: object) -> None:
-        if self._inputs is None and torch.is_grad_enabled():
+    def rest(self) -> None:
+        """Forget what is known of the step under way: no gradients will come for some steps."""
+        self._inputs = self._optimized = None
+        self._cuts.clear()
+
+    def _sees_forward(self, *_: object) -> None:
+        if torch.is_grad_enabled():
+            self.forward_starts()
+
+    def forward_starts(self) -> None:
+        """A forward with gradients begins."""
+        if self._inputs is None:
             self._inputs = self._engine.mark()
 
-    def _step_ended(self, *_: object) -> None:
+    def step_ended(self, *_: object) -> None:
+        """The optimizer's step has ended."""
         self._optimized = self._engine.mark()
 
     def hook(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -214,8 +238,11 @@ class DDPAdapter:
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
             takes_part=self._task != NONE_RUNS if counted else None,
             forms=forms,
+            dense=self.send_whole,
         )
-        self._engine.begin(inputs).add_done_callback(bucket.fails_with)
+        self.send_whole = False
+        self.decided = self._engine.begin(inputs)
+        self.decided.add_done_callback(bucket.fails_with)
 
     def _end(self) -> None:
         """Backward is over, all hooks have run, and DDP has not yet waited for their futures."""

@@ -14,15 +14,21 @@ from typing import Any, Literal, TypeVar
 
 from gravac.settings import SettingsError
 from gravac.telemetry.quiet import Quiet
-from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, EndRecord, ForecastsRecord, Record, RunRecord, StepRecord
 
-KINDS: dict[str, type[Record]] = {"run": RunRecord, "step": StepRecord, "decision": DecisionRecord, "end": EndRecord}
+KINDS: dict[str, type[Record]] = {
+    "run": RunRecord,
+    "forecasts": ForecastsRecord,
+    "step": StepRecord,
+    "decision": DecisionRecord,
+    "end": EndRecord,
+}
 """The value of ``"kind"`` in a line, and the record it stands for."""
 
 Made = TypeVar("Made")
 """A record, or a dataclass that stands in one."""
 
-RUN_VERSION = 3
+RUN_VERSION = 4
 """Value of ``"version"`` in the line of a run; lines of runs with another are refused."""
 
 Check = Callable[[Record], None]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gravac.candidate import Dropped, Forecast
+from gravac.candidate import Dropped, Forecast, Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,29 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastsRecord:
+    """Candidates that were admitted anew while training, once more was known: they take the place of the run's.
+
+    Attributes:
+        step: number of training steps that were made and measured before.
+        forecasts: what is expected of each candidate that may be chosen from now on, dense first.
+        dropped: what may not be chosen, each with the cause.
+    """
+
+    step: int
+    forecasts: tuple[Forecast, ...]
+    dropped: tuple[Dropped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step, as this rank saw it; ``gain`` is agreed over the ranks.
 
+    It may stand for several training steps: a round of outer steps, or a stretch of native ones. Seconds are then those
+    of one of them, and bytes those of all.
+
     Attributes:
-        step: number of the step, counted from 0.
+        step: number of the training step, counted from 0; of the first one, if the record stands for several.
         compressor: name of what ran.
         cf: compression factor asked for (1 is dense float32, 2 is 16 bit).
         achieved_cf: dense elements / sent elements of the compressed tensors; 1 when none was compressed.
@@ -60,9 +78,11 @@ class StepRecord:
         learning_rate: highest learning rate of the optimizer's parameter groups, mean over ranks; nan when no optimizer
             was given.
         drift: ``Measurement``'s, where there are outer steps; nan when not known.
-        every: number of the model's own steps that this one stands for: 1, but for a round of outer steps.
-        delay: number of the model's own steps behind which its exchange travels; 0: training waits for it.
+        every: number of training steps from one exchange to the next: 1, but for a round of outer steps.
+        delay: number of training steps behind which its exchange travels; 0: training waits for it.
         steps_of_ranks: number of steps that each rank made in a round of outer steps; none in any other step.
+        steps: number of training steps that it stands for.
+        mode: who exchanged, see ``gravac.candidate.Mode``; of native steps only the times are known.
     """
 
     step: int
@@ -91,6 +111,8 @@ class StepRecord:
     every: int = 1
     delay: int = 0
     steps_of_ranks: tuple[int, ...] = ()
+    steps: int = 1
+    mode: Mode = "hook"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +122,7 @@ class DecisionRecord:
     The same on every rank.
 
     Attributes:
-        step: the first step the decision holds for.
+        step: the first training step that the decision holds for.
         compressor: name of what will run.
         cf: compression factor that will run.
         changed: whether that differs from before.
@@ -111,8 +133,9 @@ class DecisionRecord:
         t_compression: ``t_system * max(gain, 0)``.
         phase: the controller's state while the window was measured.
         reason: why it was decided, in words.
-        every: number of the model's own steps from one exchange to the next, as decided.
+        every: number of training steps from one exchange to the next, as decided.
         delay: number of these behind which the exchange travels, as decided.
+        mode: who will exchange, see ``gravac.candidate.Mode``.
     """
 
     step: int
@@ -128,6 +151,7 @@ class DecisionRecord:
     reason: str
     every: int = 1
     delay: int = 0
+    mode: Mode = "hook"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +161,16 @@ class EndRecord:
     Attributes:
         steps: number of steps made.
         metrics: totals and final values by name (``steps``, ``wire_bytes``, ``wire_ratio``, ``gain``, ``cf``,
-            ``share_dense``, 16 bit included, ``share_lowest_cf``, ``share_higher_cf``: of all steps; ``norm_bytes``:
-            payload of what ranks told each other of single tensors, which ``wire_bytes``, like the agreement's, leaves
-            out).
+            ``share_dense``, 16 bit included, ``share_lowest_cf``, ``share_higher_cf``, ``share_native``,
+            ``share_outer``: of all training steps; ``norm_bytes``: payload of what ranks told each other of single
+            tensors, which ``wire_bytes``, like the agreement's, leaves out).
     """
 
     steps: int
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-Record = RunRecord | StepRecord | DecisionRecord | EndRecord
+Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | EndRecord
 """Whatever a run tells the outside."""
 
 Sink = Callable[[Record], None]

@@ -9,7 +9,7 @@ In a test suite, after ``from gravac.testing import controller_laws``::
         law(MyController())
 
 Each law raises ``AssertionError`` with what it saw. Controllers are driven as in training: the decision made from step
-t holds from step t+2.
+t holds from step t+2; that from a native stretch, at once.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gravac.candidate import DENSE, Candidate, Forecast, Span
+from gravac.candidate import DENSE, Candidate, Forecast, Mode, Span
 from gravac.controllers.base import LATENCY, SHADOWS, Controller, Decision, Measurement
 
 STEPS = 400
@@ -32,7 +32,7 @@ TENSORS = ("blocks.0.weight", "blocks.1.weight", "head.weight")
 
 Law = Callable[[Controller[Any]], None]
 Measure = Callable[[int, Decision], Measurement]
-"""A made-up measurement of a step, given the step's number and the decision that holds in it."""
+"""A made-up measurement of a step, given the number of training steps before it and the decision that holds in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def drive(
         controller: controller to drive.
         forecasts: forecasts of the candidates that may be chosen; the first is of dense.
         measure: makes up the measurement of a step.
-        steps: number of steps.
+        steps: number of the engine's steps: each is a training step, a native stretch, or a round of outer steps.
         reload: whether to dump and restore the state, through JSON, after every step.
 
     Yields:
@@ -80,13 +80,24 @@ def drive(
         ['any 10x', 'any 10x', 'any 10x']
     """
     state, decision = controller.start(forecasts)
-    coming = deque([decision] * getattr(controller, "latency", LATENCY))
+    latency, trained = getattr(controller, "latency", LATENCY), 0
+    coming = deque([decision] * latency)
+    mode, previous = decision.candidate.mode, decision.candidate
     for step in range(steps):
         holds = coming.popleft()
-        measured = measure(step, holds)
+        if holds.candidate.mode != mode:  # the ranks learn of it as this step begins, and change when the step has ended
+            mode, holds = holds.candidate.mode, Decision(previous)
+        previous = holds.candidate
+        measured = replace(measure(trained, holds), step=step, first=trained, steps=_steps_of(holds))
+        if previous.mode == "native":
+            nothing = {"waited": math.nan, "coded": math.nan, "exchanged": math.nan, "shadow": (), "norms": ()}
+            measured = replace(measured, error=0.0, energy=0.0, **nothing)
+        trained += measured.steps
         state, decision = controller.observe(state, measured)
         yield Step(holds, measured, state, decision)
         coming.append(decision)
+        if previous.mode == "native":
+            coming, mode = deque([decision] * latency), decision.candidate.mode
         if reload:
             state, again = controller.restore(json.loads(json.dumps(controller.dump(state))), forecasts)
             assert replace(again, reason="", summary=None) == replace(decision, reason="", summary=None), (
@@ -94,14 +105,19 @@ def drive(
             )
 
 
-def forecast_of(compressor: str, cf: float) -> Forecast:
+def _steps_of(holds: Decision) -> int:
+    """Return the number of training steps of the engine's step in which a decision holds."""
+    return holds.watch if holds.candidate.mode == "native" else holds.candidate.every
+
+
+def forecast_of(compressor: str, cf: float, mode: Mode = "hook") -> Forecast:
     """Return a made-up forecast of a compressor at a CF: it sends ``cf`` times fewer bytes than dense float32.
 
     Example:
         >>> forecast_of("any", 10.0).wire_ratio
         10.0
     """
-    return Forecast(Candidate("hook", compressor, cf), wire_ratio=cf)
+    return Forecast(Candidate(mode, compressor, cf), wire_ratio=cf, family=mode if mode == "native" else "")
 
 
 def forecasts_of(controller: Controller[Any], cf_range: tuple[float, float] = (10.0, 1000.0)) -> tuple[Forecast, ...]:

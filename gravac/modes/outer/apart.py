@@ -164,6 +164,13 @@ class OuterSteps:
         """What all ranks share, by name: the anchors of parameters and of buffers."""
         return {name: anchor.detach() for name, anchor in self._anchors.items()} | self.state.buffers.anchors
 
+    def shared_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Return what all ranks share, by the names that a state dict of the module has, in the module's formats."""
+        anchors = {id(self._parameters[name]): anchor.detach() for name, anchor in self._anchors.items()}
+        named = dict(module.named_parameters(remove_duplicate=False)).items()
+        shared = {name: anchors[id(p)].to(p) for name, p in named if id(p) in anchors}
+        return {**shared, **self.state.buffers.anchors}
+
     def hold(self) -> None:
         """Have the module hold the anchors. No collective is started: a rank may do it alone."""
         if self.held:
@@ -261,16 +268,18 @@ class OuterSteps:
         """
         check_outer(plain, self.state, world)
 
-    def restore(self, plain: Mapping[str, Any], of_other_ranks: bool) -> None:
-        """Go on from a dumped state that fits; the module holds the anchors until the next step.
+    @contextmanager
+    def restoring(self, plain: Mapping[str, Any], of_other_ranks: bool) -> Iterator[None]:
+        """Go on from a dumped state that fits, when all else is restored; the module then holds the anchors.
 
         Raises:
-            SettingsError: an optimizer refuses its state; nothing was changed.
+            SettingsError: an optimizer refuses its state. Then, and if anything raises within, nothing is changed.
         """
         with loaded_or_as_before(self.outer, *self.state.inner) as load:
             load("outer/optimizer", self.outer, plain["optimizer"])  # brings what it keeps to the anchors' format
             for at, (optimizer, state) in enumerate(zip(self.state.inner, plain["inner"], strict=True)):
                 load(f"outer/inner/{at}", optimizer, state)
+            yield
         self.state.restore(plain, of_other_ranks)
         self.hold()
 
