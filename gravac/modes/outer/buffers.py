@@ -13,7 +13,7 @@ import torch
 
 from gravac.averaging.plan import Piece
 from gravac.exchange.executor import Verdict, choose
-from gravac.modes.outer.starting import refuse_overlap
+from gravac.sources.weights import refuse_overlap
 
 PREFIX = "buffer:"
 """Beginning of the names that buffers travel by, so that none is taken for a parameter."""
