@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.exchange.executor import Number
@@ -59,7 +60,7 @@ class LeftBehind:
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
 
-    @torch._disable_dynamo  # a compiled module must not compile the hook, nor cut its own graph for it
+    @_disable_dynamo  # a compiled module must not compile the hook; torch.compiler.disable would import dynamo here
     def __call__(self, *given: object) -> None:
         """Call the function, and return nothing."""
         self._function(*given)
