@@ -575,9 +575,9 @@ class AdaptiveCompressor(Live):
 
         ``gravac.checkpoint`` saves those of all ranks. Loads with ``torch.load(weights_only=True)``.
         """
+        if self._switch is not None:
+            self._switch.prepare_to_save()
         outer = None if self._switch is None else self._switch.outer
-        if outer is not None:
-            outer.prepare_to_save()
         self._engine.drain()
         packed = pack(self.policy, self._engine, self._group)
         return packed if outer is None else {**packed, "outer": outer.with_own_weights(packed["outer"])}

@@ -85,7 +85,9 @@ def drive(
     mode, previous = decision.candidate.mode, decision.candidate
     for step in range(steps):
         holds = coming.popleft()
-        if holds.candidate.mode != mode:  # the ranks learn of it as this step begins, and change when the step has ended
+        if (
+            holds.candidate.mode != mode
+        ):  # the ranks learn of it as this step begins, and change when the step has ended
             mode, holds = holds.candidate.mode, Decision(previous)
         previous = holds.candidate
         measured = replace(measure(trained, holds), step=step, first=trained, steps=_steps_of(holds))
