@@ -9,6 +9,8 @@ PREFIX = "gravac/"
 
 CF = PREFIX + "cf"
 """Tag of the compression factor that runs: 1 is dense."""
+OUTER_WIRE_RATIO = PREFIX + "wire_ratio_of_outer_steps"
+"""Tag of how many times fewer bytes outer steps send than dense float32 in each step: in place of a CF."""
 CF_LOG10 = PREFIX + "cf_log10"
 """Tag of the compression factor's decimal logarithm: 0 is dense."""
 GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
@@ -72,7 +74,9 @@ def _lines(*tags: str) -> list[Any]:
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "gravac: compression factor and gain": {
         "Wire ratio: how many times fewer bytes than dense float32": _lines(STEPS["wire_ratio"]),
-        "Compression factor, each method's own measure (1 is dense; names: see Text)": _lines(CF),
+        "Compression factor, each method's own measure (1 is dense; names: see Text); of outer steps, the wire ratio": _lines(
+            CF, OUTER_WIRE_RATIO
+        ),
         "Compression factor, log10 (0 is dense)": _lines(CF_LOG10),
         "Gain (window, band)": ["Margin", list(GAIN)],
     },
