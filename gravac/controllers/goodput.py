@@ -332,6 +332,11 @@ class Goodput(Settings):
         if better:
             harmless = [one for one in better if state.efficiency(one[1]) >= HARMLESS]
             promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
+            if state.forecasts[at].candidate.mode == "native":  # float32 before float16, which must be better than that
+                promise, at = min(
+                    (one for one in better if state.forecasts[one[1]].candidate.mode == "native"),
+                    key=lambda one: state.forecasts[one[1]].candidate.cf,
+                )
             state = replace(state, phase=SEARCH, position=at)
             times = f"which may be up to {promise / goodput:.2f} times as good"
             return state, f"{reason}; try {state.running}, {times}{_even_if(state)}"

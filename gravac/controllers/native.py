@@ -8,7 +8,7 @@ LARGEST = 65504 / 128
 """Bound on the norm of all ranks' gradients under which they are sent by torch's float16 hook: a 128th of the largest
 number in float16, as gradients may grow while nobody sees them."""
 
-LONGEST, LOOK_S = 400, 2.0
+LONGEST, LOOK_S = 400, 1.0
 """Steps, and seconds, that a native stretch lasts at most: a link that breaks down is noticed no sooner."""
 
 
@@ -37,6 +37,6 @@ def longer(watch: int, seconds: float, least: int) -> int:
 
     Example:
         >>> longer(8, 0.07, least=8), longer(16, 0.07, least=8), longer(400, 0.001, least=8)
-        (16, 29, 400)
+        (16, 15, 400)
     """
     return max(least, min(LONGEST, 2 * watch, math.ceil(LOOK_S / seconds)))
