@@ -5,7 +5,7 @@
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,7 @@ from gravac.exchange.executor import Executor
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.opening import Opened, open_executor
 from gravac.live import Live
+from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import same_on_all_ranks
@@ -289,7 +290,7 @@ class AdaptiveCompressor(Live):
             return
         source = SteeredDDP(self._adapter, ddp, self.hook)
         self._switch = Switch(self._engine, source, self.policy, optimizers, grad_scaler if scaled else None)
-        self._take_up_outer(self._restored_outer)
+        self._take_up_outer()
         self._switch.listen()
 
     def _stays_idle(self, module: object) -> bool:
@@ -307,9 +308,7 @@ class AdaptiveCompressor(Live):
         warnings.warn(f"gravac: {why}: training goes on as without gravac", stacklevel=3)
         return True
 
-    def _foresee(
-        self, ddp: DistributedDataParallel, optimizers: Sequence[torch.optim.Optimizer], scaled: bool
-    ) -> None:
+    def _foresee(self, ddp: DistributedDataParallel, optimizers: Sequence[torch.optim.Optimizer], scaled: bool) -> None:
         """Tell what admits candidates of native steps, and of what coming together again takes."""
         formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
         float16 = formats == {torch.float32} and not scaled
@@ -323,16 +322,16 @@ class AdaptiveCompressor(Live):
         outer = self.policy.outer
         return {} if self.policy.every == (1, 1) else same_on_all_ranks(innermost(module), outer)
 
-    def _take_up_outer(self, plain: Mapping[str, Any] | None) -> None:
-        """Go on from a dumped state of ranks that train apart, if there is one."""
+    def _take_up_outer(self) -> None:
+        """Go on from a dumped state of ranks that train apart, if one was loaded before the module was known."""
+        plain, restored = self._restored_outer, self._restored
         self._restored_outer = None
-        if plain is None or self._switch is None or self._restored is None:
+        if plain is None or restored is None or self._switch is None:
             return
         outer = self._switch.make_outer()
-        world = self._restored["world"]
-        outer.check(plain, world)
-        outer.restore(plain, of_other_ranks=world is None)
-        self._switch.adopt(outer)
+        outer.check(plain, restored["world"])
+        with outer.restoring(plain, of_other_ranks=restored["world"] is None):
+            self._switch.adopt(outer)
 
     def detach(self) -> None:
         """Undo ``attach``: the module trains as a fresh DistributedDataParallel does, in torch's own code.
@@ -548,12 +547,33 @@ class AdaptiveCompressor(Live):
                 f"load_state_dict: this compressor has made {self._engine.state.step} steps, and goes on from them; "
                 "load into a new AdaptiveCompressor, before its first backward"
             )
-        unpack(state, self.policy, self._engine)
+        outer = self._outer_of(state)
+        world = state.get("world")
+        with nullcontext() if outer is None else outer.restoring(state["outer"], of_other_ranks=world is None):
+            unpack(state, self.policy, self._engine)
         self._adapter.layout = ExchangeLayout(self._engine.state.layout)
         self._restored = {key: state[key] for key in ("rank", "world")}
-        self._restored_outer = state["outer"]
-        if self._switch is not None:
-            self._take_up_outer(self._restored_outer)
+        if outer is not None and self._switch is not None:
+            self._switch.adopt(outer)
+        else:
+            self._restored_outer = state["outer"]
+
+    def _outer_of(self, state: Mapping[str, Any]) -> OuterSteps | None:
+        """Return outer steps that a rank's state fits, to be restored; ``None`` if it has none, or no module is known.
+
+        Raises:
+            SettingsError: the state does not fit.
+        """
+        plain = state.get("outer") if isinstance(state, Mapping) else None
+        if plain is None:
+            return None
+        if self.policy.every == (1, 1):
+            raise SettingsError("outer: the state is of ranks that train apart, which every=1 excludes; set every")
+        if self._switch is None:
+            return None
+        outer = self._switch.make_outer()
+        outer.check(plain, state.get("world"))
+        return outer
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again.

@@ -20,7 +20,6 @@ from gravac.compressors.dtypes import SIXTEEN_BIT
 from gravac.controllers import CONTROLLERS, Goodput
 from gravac.settings import Settings, SettingsError, is_number
 
-
 MIXING = 0.5
 """Share of its own weights that a rank keeps where it takes up what travelled behind steps: Streaming DiLoCo's."""
 

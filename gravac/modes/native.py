@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable
 
 from gravac.candidate import Candidate
+from gravac.controllers.base import WATCH
 from gravac.engine.engine import Engine, StepInputs
 from gravac.measurement import LocalMeasurement
 
 SETTLING = 3
 """Number of steps after a change that are not timed: DDP lays its buckets anew."""
-
-SHORTEST, LONGEST = 8, 400
-"""Number of steps of the first stretch, and of the longest; each is twice as long as the one before."""
 
 ANSWER = 2
 """Number of steps for which the ranks' sums travel: no rank makes the second before all have made the first, so that
@@ -48,7 +46,7 @@ class NativeWatch:
         self._seconds: list[float] = []
         self._since: float | None = None
         self._travels = False
-        self._length = SHORTEST
+        self._length = self._to_watch()
 
     def pause(self) -> None:
         """The present step is not timed: the model is evaluated, or saved."""
@@ -99,5 +97,10 @@ class NativeWatch:
         """Decide by what the ranks agreed on."""
         candidate = self._engine.concluded().result()
         self._travels = False
-        self._length = min(LONGEST, 2 * self._length)
+        self._length = self._to_watch()
         return candidate
+
+    def _to_watch(self) -> int:
+        """Return the number of steps of the stretch that begins, as decided."""
+        decision = self._engine.decision
+        return WATCH if decision is None else decision.watch

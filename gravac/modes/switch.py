@@ -142,11 +142,10 @@ class Switch:
     def listen(self) -> None:
         """Register the hooks."""
         outside, inside = self._source.outside, self._source.inside
-        quiet = torch.compiler.disable
         self._handles = [
-            inside.register_forward_pre_hook(LeftBehind(quiet(self._module_starts))),
-            outside.register_forward_pre_hook(LeftBehind(quiet(self._forward_starts))),
-            outside.register_forward_hook(LeftBehind(quiet(self._forward_ended)), always_call=True),
+            inside.register_forward_pre_hook(LeftBehind(self._module_starts)),
+            outside.register_forward_pre_hook(LeftBehind(self._forward_starts)),
+            outside.register_forward_hook(LeftBehind(self._forward_ended), always_call=True),
             innermost(inside).register_state_dict_post_hook(LeftBehind(self._saved)),
             innermost(inside).register_load_state_dict_post_hook(LeftBehind(self._loaded)),
         ]
@@ -407,5 +406,3 @@ def tensors_in(output: object) -> list[torch.Tensor]:
     if is_dataclass(output):
         return [tensor for field in fields(output) for tensor in tensors_in(getattr(output, field.name))]
     return []
-
-

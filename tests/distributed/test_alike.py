@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gravac import AdaptiveCompressor, OuterOptimizer, SettingsError, Static, quantize, topk, version
+from gravac import AdaptiveCompressor, SettingsError, Static, quantize, topk, version
 from tests.distributed.training import network, parallel, sgd, train, weights
+from tests.outer.by_hand import OuterByHand
 from tests.ranks import processes
 
 SAME: dict[str, Any] = {"base": quantize(2, rotate=True), "controller": Static(cf=16), "cf_range": (2, 100)}
@@ -56,7 +57,7 @@ def outer(make: Callable[[], torch.nn.Module] = network, **settings: Any) -> str
     module = make()
     inner = torch.optim.SGD(module.parameters(), lr=0.05)
     plain: dict[str, Any] = {**SAME, "every": 4}
-    return heard(lambda: OuterOptimizer(module, inner, **{**plain, **settings}).close())
+    return heard(lambda: OuterByHand(module, inner, **{**plain, **settings}).close())
 
 
 def frozen() -> torch.nn.Module:

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 import gravac.adaptive
-from gravac import AdaptiveCompressor, OuterOptimizer, Static, topk
+from gravac import AdaptiveCompressor, Static, topk
 from gravac.compressors import Context, Rounds, TopK
 from gravac.exchange import fifo
 from gravac.exchange.group import own_group
 from tests.distributed.training import batch, network, parallel
+from tests.outer.by_hand import OuterByHand
 from tests.ranks import processes
 
 FAILS_AT = 3
@@ -64,7 +65,7 @@ def in_outer_steps(rank: int) -> tuple[str, str]:
     module = network()
     inner = torch.optim.SGD(module.parameters(), lr=0.01)
     given: dict[str, Any] = {"every": 2, "delay": 0, "dense_below": 0}
-    with OuterOptimizer(module, inner, base=Breaks(), controller=Static(cf=10), **given) as outer:
+    with OuterByHand(module, inner, base=Breaks(), controller=Static(cf=10), **given) as outer:
 
         def training() -> None:
             for step in range(2 * FAILS_AT + 4):

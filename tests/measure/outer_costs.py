@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gravac import OuterOptimizer, Static
+from gravac import Static
 from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
@@ -29,6 +29,7 @@ from gravac.modes.outer.sgd import OuterSGD
 from tests.measure import outer_efficiency
 from tests.measure.outer_efficiency import SENT, SETUPS, at_share, crossing, most_steps, rate_of_record
 from tests.measure.results import keep, read, todays
+from tests.outer.by_hand import OuterByHand
 
 EVERY = 10
 """Number of steps from one exchange to the next, of a rank on average."""
@@ -77,7 +78,7 @@ def train(work: tuple[Case, float]) -> dict[str, Any]:
     inner = [task.optimizer(model) for model in models]
     lockstep = Lockstep(case.ranks)
     outer = [
-        OuterOptimizer(
+        OuterByHand(
             model,
             optimizer,
             base=compressor(case.label),

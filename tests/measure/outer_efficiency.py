@@ -5,7 +5,7 @@
 Ranks are stepped in one process, with the outer steps as they run over a network. The target is the metric that dense
 gradient averaging has after 80 % of the task's budget; efficiency is its steps over those needed, both read off between
 evaluations. The outer optimizer is tuned with dense exchanges on charlm and lstm (momentum at H = 10, and the rate
-there and further apart); denoise is held out. All else runs with what ``OuterOptimizer`` has, but for the outer rate:
+there and further apart); denoise is held out. All else runs with what ``OuterByHand`` has, but for the outer rate:
 that is ``rate_of_record``'s unless ``--rate`` gives another. An interrupted run goes on where it was.
 
     python -m tests.measure.outer_efficiency [--json FILE] [--minutes N] [--seeds N] [--tasks ...] [--sent ...]
@@ -26,12 +26,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gravac import OuterOptimizer, Static
+from gravac import Static
 from gravac.exchange.lockstep import Lockstep
 from gravac.lab import tasks
 from gravac.lab.training.expression import compressor
 from gravac.modes.outer.sgd import OuterSGD
 from tests.measure.results import keep, read, todays
+from tests.outer.by_hand import OuterByHand
 
 SETUPS = {"charlm": (0.4, 200), "lstm": (1.0, 200), "denoise": (1.0, 300)}
 """Scale and budget in steps of each task, as in ``make measure-tta``."""
@@ -121,7 +122,7 @@ def trained(case: Case, steps: int, between: int = 10, target: float | None = No
     lockstep = Lockstep(case.ranks)
     sends: dict[str, Any] = {"base": compressor(case.label), "cf_range": (1, 1000), "controller": Static(cf=case.cf)}
     outer = [
-        OuterOptimizer(
+        OuterByHand(
             model,
             optimizer,
             every=max(case.every, 1),

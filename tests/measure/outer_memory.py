@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from gravac import OuterOptimizer, Static, dense
+from gravac import Static, dense
 from tests.device.counting import DEVICE, counting
 from tests.device.steps import Counted
 from tests.device.storages import Storages
 from tests.measure.results import write
+from tests.outer.by_hand import OuterByHand
 
 FRAGMENTS = (1, 8)
 
@@ -38,7 +39,7 @@ def needs(weights: torch.dtype, momentum: float, size: int = SIZE, **settings: A
         weights: number format of the model.
         momentum: the outer optimizer's.
         size: elements of each matrix.
-        settings: of ``OuterOptimizer``.
+        settings: of ``OuterByHand``.
     """
     there, here = Storages("npy"), Storages("cpu")
     with ExitStack() as within:
@@ -47,7 +48,7 @@ def needs(weights: torch.dtype, momentum: float, size: int = SIZE, **settings: A
         within.enter_context(here)
         matrices = [torch.empty(256, size // 256, dtype=weights, device=DEVICE) for _ in range(MATRICES)]
         module = torch.nn.ParameterList(matrices)
-        outer = OuterOptimizer(
+        outer = OuterByHand(
             module,
             torch.optim.SGD(module.parameters()),
             base=dense,

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from gravac import Compressor, OuterOptimizer, Static, dense, quantize, topk
+from gravac import Compressor, Static, dense, quantize, topk
 from gravac.exchange.lockstep import Lockstep
 from tests.measure.results import write
+from tests.outer.by_hand import OuterByHand
 
 CASES: tuple[tuple[str, Compressor, float], ...] = (
     ("dense", dense, 1.0),
@@ -44,7 +45,7 @@ def bytes_of_steps(base: Compressor, cf: float, fragments: int) -> list[int]:
     start = [torch.randn(SIZE, SIZE) for _ in range(MATRICES)]
     modules = [torch.nn.ParameterList(one.clone() for one in start) for _ in range(RANKS)]
     outer = [
-        OuterOptimizer(
+        OuterByHand(
             module,
             torch.optim.SGD(module.parameters()),
             base=base,

@@ -177,7 +177,7 @@ def _between(values: Sequence[float]) -> str:
 
 
 ADAPTIVE = "outer:ladder@2-1000"
-"""``OuterOptimizer()`` as a method of the lab."""
+"""``OuterByHand()`` as a method of the lab."""
 
 AGAINST = (
     ("the best fixed (H, CF) of each cell, in hindsight", "outer(every=", None),

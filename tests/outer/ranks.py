@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from gravac import OuterOptimizer, Static, dense
+from gravac import Static, dense
 from gravac.exchange.lockstep import Lockstep
+from tests.outer.by_hand import OuterByHand
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 
@@ -78,7 +79,7 @@ class Ranks:
         }
         plain["outer"] = partial(torch.optim.SGD, lr=1.0)  # the anchor goes to the mean of the ranks' weights
         self.outer = [
-            OuterOptimizer(module, optimizer, executor=executor, **{**plain, **settings})
+            OuterByHand(module, optimizer, executor=executor, **{**plain, **settings})
             for module, optimizer, executor in zip(self.modules, self.inner, self.lockstep.executors, strict=True)
         ]
         self.made = 0
@@ -144,13 +145,13 @@ class Ranks:
         return found
 
 
-def at_speed(outer: OuterOptimizer, seconds: float) -> None:
+def at_speed(outer: OuterByHand, seconds: float) -> None:
     """Have a rank's clock say that a step takes so long."""
     shares = outer._state.shares
     shares.clock, shares._since = itertools.count(0.0, seconds).__next__, None
 
 
-def _left(outer: OuterOptimizer) -> int:
+def _left(outer: OuterByHand) -> int:
     """Number of fragments that left so far."""
     return outer.rounds * len(outer._fragments) + len(outer._rounds._journeys)
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import OuterOptimizer, Static, dense
+from gravac import Static, dense
 from gravac.modes.outer.starting import share
+from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
 from tests.outer.test_outer import saved
 from tests.ranks import processes
@@ -280,7 +281,7 @@ def trained_with_guard(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     module = Odd(slice_of_guarded, add)
     module.odd.add_(rank)
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(module, inner, every=3, outer=MEAN, **PLAIN)
+    outer = OuterByHand(module, inner, every=3, outer=MEAN, **PLAIN)
     first = module.odd.clone()
     for step in range(7):
         inner_step(module, inner, step, rank)

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gravac import OuterOptimizer, SettingsError, Static, checkpoint, quantize
+from gravac import SettingsError, Static, checkpoint, quantize
 from gravac.modes.outer.sgd import OuterSGD
 from tests.checkpoint.mutations import same, spoilt
+from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, network
 
 FOUR_BITS: dict[str, Any] = {"base": quantize(bits=4), "cf_range": (8, 8), "controller": Static(cf=8)}
@@ -48,7 +49,7 @@ def trained(kind: str) -> dict[str, Any]:
     return copy.deepcopy(KINDS[kind]().train(8).outer[0].state_dict())
 
 
-def whole(outer: OuterOptimizer) -> dict[str, Any]:
+def whole(outer: OuterByHand) -> dict[str, Any]:
     """Everything that a load may change."""
     return copy.deepcopy(outer.state_dict())
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import OuterOptimizer, Static, checkpoint, quantize, topk
+from gravac import Static, checkpoint, quantize, topk
 from gravac.modes.outer.refusing import NotFiniteError
 from tests.device.idle import streams
+from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import equal, flat, network
 from tests.outer.test_not_finite import finite
 from tests.ranks import processes
@@ -53,7 +54,7 @@ def loss_of(module: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
 def train(rank: int, inner: str, steps: int, hurt: bool, **settings: Any) -> tuple[Any, torch.nn.Module, list[float]]:
     module = network()
     optimizer = INNER[inner](module.parameters())
-    outer = OuterOptimizer(module, optimizer, **settings)
+    outer = OuterByHand(module, optimizer, **settings)
     losses = []
     rounds = steps // 5 if settings.get("by_speed") else math.inf
     while outer.rounds < rounds and (len(losses) < steps or rounds < math.inf):
@@ -122,7 +123,7 @@ def diverging(rank: int, world: int, folder: Path) -> tuple[str, int, list[torch
     """Train with a learning rate that no rank survives; the anchor is saved when training has ended."""
     module = network()
     optimizer = torch.optim.SGD(module.parameters(), lr=1e30)
-    outer = OuterOptimizer(module, optimizer, every=2, delay=0, base=topk, controller=Static(cf=10), cf_range=(10, 10))
+    outer = OuterByHand(module, optimizer, every=2, delay=0, base=topk, controller=Static(cf=10), cf_range=(10, 10))
     with outer.synced():
         start = flat(module)
     said = ""
@@ -143,7 +144,7 @@ def diverging(rank: int, world: int, folder: Path) -> tuple[str, int, list[torch
     rounds = outer.rounds
     outer.close()
     fresh = network()
-    again = OuterOptimizer(
+    again = OuterByHand(
         fresh, torch.optim.SGD(fresh.parameters(), lr=0.1), every=2, delay=0,
         base=topk, controller=Static(cf=10), cf_range=(10, 10),
     )  # fmt: skip

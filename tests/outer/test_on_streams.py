@@ -9,22 +9,23 @@ from unittest import mock
 import pytest
 import torch
 
-from gravac import Compressor, OuterOptimizer, Static, dense, quantize, topk
+from gravac import Compressor, Static, dense, quantize, topk
 from gravac.exchange.streams import StreamExecutor
 from gravac.modes.outer.rounds import Rounds
 from tests.device.counting import DEVICE, counting
 from tests.device.steps import Counted
+from tests.outer.by_hand import OuterByHand
 from tests.streams.sanitized import HOST, Alike, FakeDevice, _places
 
 EVERY = 4
 BASES: list[tuple[Compressor, float]] = [(dense, 1.0), (quantize(bits=4), 8.0), (topk, 10.0)]
 
 
-def outer_of(module: torch.nn.Module, base: Compressor, cf: float, **settings: Any) -> OuterOptimizer:
+def outer_of(module: torch.nn.Module, base: Compressor, cf: float, **settings: Any) -> OuterByHand:
     plain: dict[str, Any] = {"every": EVERY, "delay": 0, "dense_below": 0, "cf_range": (1, 100)}
     plain["outer"] = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
     inner = torch.optim.SGD(module.parameters())
-    return OuterOptimizer(module, inner, base=base, controller=Static(cf=cf), **{**plain, **settings})
+    return OuterByHand(module, inner, base=base, controller=Static(cf=cf), **{**plain, **settings})
 
 
 @pytest.mark.parametrize(("base", "cf"), BASES, ids=lambda one: getattr(one, "name", ""))

@@ -16,7 +16,6 @@ from gravac import (
     AdaptiveCompressor,
     Goodput,
     GraVAC,
-    OuterOptimizer,
     SettingsError,
     Static,
     merge_states,
@@ -30,6 +29,7 @@ from gravac.modes.outer.sgd import OuterSGD
 from tests.measure.outer_efficiency import best, points, rate_of_record, tuned
 from tests.measure.outer_traffic import bytes_of_steps
 from tests.measure.published import rows
+from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, averaged, equal, flat, inner_step, network
 
 FOUR_BITS: dict[str, Any] = {"base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100)}
@@ -258,9 +258,9 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
         Ranks(1, unknown_setting=1)
     module = network()
     with pytest.raises(RuntimeError, match="no process group: call"):
-        OuterOptimizer(module, SGD(module.parameters()), every=10)
+        OuterByHand(module, SGD(module.parameters()), every=10)
     with pytest.raises(TypeError, match="module: it is wrapped in DistributedDataParallel"):
-        OuterOptimizer(DistributedDataParallel.__new__(DistributedDataParallel), SGD(module.parameters()))
+        OuterByHand(DistributedDataParallel.__new__(DistributedDataParallel), SGD(module.parameters()))
 
 
 def test_a_state_of_something_else_is_refused() -> None:

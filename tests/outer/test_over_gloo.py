@@ -13,9 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gravac import Goodput, OuterOptimizer, Static, checkpoint, quantize
+from gravac import Goodput, Static, checkpoint, quantize
 from gravac.exchange.group import ExchangeError
 from gravac.modes.outer.sgd import OuterSGD
+from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, equal, flat, inner_step, network
 from tests.ranks import processes
 
@@ -28,7 +29,7 @@ def train(rank: int, steps: int, delays: int = 0, first: int = 0, **settings: An
     with torch.no_grad():
         next(module.parameters()).add_(rank)
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(module, inner, dense_below=0, **{"delay": 0, **settings})
+    outer = OuterByHand(module, inner, dense_below=0, **{"delay": 0, **settings})
     pauses = torch.Generator().manual_seed(rank)
     for step in range(first, first + steps):
         inner_step(module, inner, step, rank)
@@ -93,7 +94,7 @@ def resumed(rank: int, world: int, folder: Path) -> tuple[torch.Tensor, torch.Te
     later.append(flat(module))
     outer.close()
     module = network()
-    again = OuterOptimizer(module, SGD(module.parameters()), dense_below=0, **{"delay": 0, **settings})
+    again = OuterByHand(module, SGD(module.parameters()), dense_below=0, **{"delay": 0, **settings})
     checkpoint.load(folder, again)
     assert torch.equal(flat(module), later[0])
     for step in range(6, 13):
@@ -114,9 +115,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
     group = dist.new_group(timeout=timedelta(seconds=5))
     module = network()
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(
-        module, inner, every=3, delay=0, by_speed=True, dense_below=0, process_group=group, **FOUR_BITS
-    )
+    outer = OuterByHand(module, inner, every=3, delay=0, by_speed=True, dense_below=0, process_group=group, **FOUR_BITS)
     while outer.rounds < 4:
         inner_step(module, inner, outer.rounds, rank)
         outer.step()
@@ -137,7 +136,7 @@ def killed(rank: int, world: int, folder: Path) -> None:
 def fewer(rank: int, world: int, folder: Path) -> list[torch.Tensor]:
     module = network()
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(module, inner, every=3, delay=0, by_speed=True, dense_below=0, **FOUR_BITS)
+    outer = OuterByHand(module, inner, every=3, delay=0, by_speed=True, dense_below=0, **FOUR_BITS)
     checkpoint.load(folder, outer)
     found = [flat(module)]
     while outer.rounds < 7:
@@ -163,7 +162,7 @@ def left_alone(rank: int, world: int, folder: Path) -> str:
     group = dist.new_group(timeout=timedelta(seconds=3))
     module = network()
     inner = SGD(module.parameters())
-    outer = OuterOptimizer(module, inner, every=3, delay=0, dense_below=0, process_group=group, **FOUR_BITS)
+    outer = OuterByHand(module, inner, every=3, delay=0, dense_below=0, process_group=group, **FOUR_BITS)
     said = ""
     if rank == 0:
         with pytest.raises(ExchangeError) as failure:

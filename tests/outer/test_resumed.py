@@ -11,12 +11,13 @@ from unittest import mock
 
 import pytest
 
-from gravac import Goodput, OuterOptimizer, checkpoint, merge_states, quantize
+from gravac import Goodput, checkpoint, merge_states, quantize
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.goodput_state import GoodputState
 from gravac.engine.deciding import Deciding
 from gravac.engine.run_state import RunState
 from gravac.telemetry.records import DecisionRecord
+from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
 from tests.outer.test_outer import saved
 from tests.ranks import processes
@@ -34,7 +35,7 @@ def offering(steps: int) -> Any:
     return mock.patch("gravac.modes.outer.candidates.delays", delays)
 
 
-def decisions(outer: OuterOptimizer) -> GoodputState:
+def decisions(outer: OuterByHand) -> GoodputState:
     state: GoodputState = outer._engine.settled.controller
     return state
 
@@ -165,17 +166,17 @@ SLOW: dict[str, Any] = {
 PAUSE = 0.02
 
 
-def paused(outer: OuterOptimizer, module: Any, rank: int, first: int, steps: int) -> None:
+def paused(outer: OuterByHand, module: Any, rank: int, first: int, steps: int) -> None:
     for step in range(first, first + steps):
         inner_step(module, outer.inner, step, rank)
         time.sleep(PAUSE)
         outer.step()
 
 
-def made(settings: dict[str, Any]) -> tuple[OuterOptimizer, Any]:
+def made(settings: dict[str, Any]) -> tuple[OuterByHand, Any]:
     module = network()
     controller = Goodput(window=400)  # what is held once is held for longer than this test takes
-    return OuterOptimizer(module, SGD(module.parameters()), controller=controller, **settings), module
+    return OuterByHand(module, SGD(module.parameters()), controller=controller, **settings), module
 
 
 def holds(rank: int, world: int, folder: Path) -> tuple[Any, Any, Any]:

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gravac import OuterOptimizer, SettingsError, Static, merge_states, quantize
+from gravac import SettingsError, Static, merge_states, quantize
 from gravac.modes.outer.shares import EQUAL, steps_of, weights_of
 from gravac.telemetry import page
 from gravac.telemetry.records import Record, StepRecord
 from gravac.telemetry.tensorboard import TensorBoardSink
+from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, at_speed, equal, flat, inner_step, network
 from tests.outer.test_outer import FOUR_BITS, MOMENTUM, saved, with_statistics
 from tests.ranks import processes
@@ -169,7 +170,7 @@ def over_network(rank: int, world: int, seconds: list[float]) -> tuple[torch.Ten
     module = network()
     inner = SGD(module.parameters())
     settings: dict[str, Any] = {"base": quantize(bits=4), "controller": Static(cf=8), "cf_range": (2, 100)}
-    outer = OuterOptimizer(module, inner, every=6, fragments=2, delay=2, by_speed=True, dense_below=0, **settings)
+    outer = OuterByHand(module, inner, every=6, fragments=2, delay=2, by_speed=True, dense_below=0, **settings)
     at_speed(outer, seconds[rank])
     step = 0
     while outer.rounds < 5:
@@ -196,7 +197,7 @@ def test_ranks_make_their_shares_over_a_network_whatever_is_late() -> None:
 def forgetful(rank: int, world: int, folder: Path) -> str:
     module = network()
     with pytest.raises(SettingsError) as failure:
-        OuterOptimizer(module, SGD(module.parameters()), every=3, samples=16 if rank else None)
+        OuterByHand(module, SGD(module.parameters()), every=3, samples=16 if rank else None)
     dist.barrier()
     return str(failure.value)
 

@@ -268,16 +268,18 @@ class OuterSteps:
         """
         check_outer(plain, self.state, world)
 
-    def restore(self, plain: Mapping[str, Any], of_other_ranks: bool) -> None:
-        """Go on from a dumped state that fits; the module holds the anchors until the next step.
+    @contextmanager
+    def restoring(self, plain: Mapping[str, Any], of_other_ranks: bool) -> Iterator[None]:
+        """Go on from a dumped state that fits, when all else is restored; the module then holds the anchors.
 
         Raises:
-            SettingsError: an optimizer refuses its state; nothing was changed.
+            SettingsError: an optimizer refuses its state. Then, and if anything raises within, nothing is changed.
         """
         with loaded_or_as_before(self.outer, *self.state.inner) as load:
             load("outer/optimizer", self.outer, plain["optimizer"])  # brings what it keeps to the anchors' format
             for at, (optimizer, state) in enumerate(zip(self.state.inner, plain["inner"], strict=True)):
                 load(f"outer/inner/{at}", optimizer, state)
+            yield
         self.state.restore(plain, of_other_ranks)
         self.hold()
 

@@ -226,7 +226,9 @@ class Rounds:
             if at == 0:
                 self._check(state.ended - (1 if number == 1 else 2))
                 state.shares.ask()
-                self._decision = self._engine.begin(StepInputs(learning_rate=learning_rate, mode="outer", steps=every, dense=dense))
+                self._decision = self._engine.begin(
+                    StepInputs(learning_rate=learning_rate, mode="outer", steps=every, dense=dense)
+                )
                 self._read(state.ended - BEHIND)  # which the executor has caught up with
             journey = fragment.leave(state.steps + behind, state.shares.weight, state.ended, mixing)
             self._journeys.append(journey)

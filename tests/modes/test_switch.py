@@ -1,0 +1,130 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that change their mode, over gloo: all ranks at the same step, the same bits whenever they are one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac import AdaptiveCompressor, topk
+from tests.distributed.training import batch, network, parallel
+from tests.modes.scripted import APART, HALF, HOOK, NATIVE, Scripted, same, same_moments, script
+from tests.ranks import processes
+
+TOUR = script((0, HOOK), (8, APART), (25, HOOK), (32, NATIVE), (45, APART), (62, NATIVE), (75, HALF))
+"""All ways over."""
+
+STEPS = 120
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+}
+
+
+def compressor_of(entries: Any, **settings: Any) -> AdaptiveCompressor:
+    return AdaptiveCompressor(
+        topk, (10, 10), controller=Scripted(script=entries), every=(1, 5), dense_below=0, **settings
+    )
+
+
+def seen_on_tour(rank: int, world: int, optimizer: str, options: dict[str, Any], accumulate: int = 1) -> dict[str, Any]:
+    ddp = parallel(**options)
+    trains = OPTIMIZERS[optimizer](ddp.parameters())
+    compressor = compressor_of(TOUR)
+    compressor.attach(ddp, trains)
+    modes, equal = [], []
+    for step in range(STEPS):
+        trains.zero_grad()
+        for part in range(accumulate):
+            ddp.require_backward_grad_sync = part == accumulate - 1
+            x, y = batch(rank, accumulate * step + part)
+            torch.nn.functional.cross_entropy(ddp(x), y).backward()
+        modes.append(compressor.mode)
+        trains.step()
+        if step + 1 == STEPS or compressor.mode != "outer":
+            equal.append((step, same(ddp) and same_moments(trains)))
+    changes = [(change.before, change.after) for change in compressor.changes]
+    compressor.close()
+    return {"modes": modes, "equal": equal, "changes": changes}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "options", [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}], ids=str
+)
+def test_ranks_change_at_the_same_step_and_are_the_same_whenever_they_are_one(
+    optimizer: str, options: dict[str, Any]
+) -> None:
+    first, second = processes(seen_on_tour, 2, optimizer, options)
+    assert first["modes"] == second["modes"] and first["changes"] == second["changes"]
+    assert first["changes"] == [
+        ("hook", "outer"),
+        ("outer", "hook"),
+        ("hook", "native"),
+        ("native", "outer"),
+        ("outer", "native"),
+        ("native", "native"),
+    ]
+    # the step that sees a change of mode follows the last one apart
+    assert all(equal for _, equal in first["equal"]), first["equal"]
+
+
+def test_accumulation_by_the_flag_is_one_step() -> None:
+    first, second, third = processes(seen_on_tour, 3, "adamw", {}, 3)
+    assert first["modes"] == second["modes"] == third["modes"]
+    assert all(equal for _, equal in first["equal"])
+
+
+def trained_as_native(rank: int, world: int) -> bool:
+    """Native steps with gravac attached have the bits of DDP without it."""
+
+    def run(attached: bool) -> torch.Tensor:
+        ddp = parallel(network())
+        trains = OPTIMIZERS["sgd"](ddp.parameters())
+        compressor = compressor_of(script((0, NATIVE))) if attached else None
+        if compressor is not None:
+            compressor.attach(ddp, trains)
+        for step in range(20):
+            trains.zero_grad()
+            x, y = batch(rank, step)
+            torch.nn.functional.cross_entropy(ddp(x), y).backward()
+            trains.step()
+        if compressor is not None:
+            assert compressor.mode == "native"
+            compressor.close()
+        return torch.cat([p.detach().flatten() for p in ddp.parameters()])
+
+    return torch.equal(run(True), run(False))
+
+
+def test_native_steps_are_ddps_own() -> None:
+    assert processes(trained_as_native, 2) == [True, True]
+
+
+def detached_while_apart(rank: int, world: int) -> bool:
+    ddp = parallel()
+    trains = OPTIMIZERS["adamw"](ddp.parameters())
+    compressor = compressor_of(script((0, APART)))
+    compressor.attach(ddp, trains)
+    for step in range(8):
+        _step(ddp, trains, rank, step)
+    assert compressor.mode == "outer"
+    compressor.detach()
+    equal = same(ddp)
+    for step in range(8, 20):
+        _step(ddp, trains, rank, step)
+    return equal and same(ddp)
+
+
+def _step(ddp: DistributedDataParallel, trains: torch.optim.Optimizer, rank: int, step: int) -> None:
+    trains.zero_grad()
+    x, y = batch(rank, step)
+    torch.nn.functional.cross_entropy(ddp(x), y).backward()
+    trains.step()
+
+
+def test_detach_makes_ranks_one_again() -> None:
+    assert processes(detached_while_apart, 2) == [True, True]

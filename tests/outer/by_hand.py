@@ -1,0 +1,196 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Outer steps of a loop that tells itself when a step was made: ranks in memory need that, which take turns.
+
+A user's loop says nothing: ``AdaptiveCompressor.attach`` sees steps by itself (``gravac.modes.switch``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gravac import AdaptiveCompressor
+from gravac.candidate import Candidate
+from gravac.checkpoint.state import check_place
+from gravac.collectives import Ledger
+from gravac.exchange.alike import check_alike
+from gravac.exchange.executor import Executor
+from gravac.live import Live
+from gravac.modes.outer.apart import OuterSteps
+from gravac.modes.outer.starting import check_memory, described_optimizer, device_of, same_on_all_ranks, share
+from gravac.policy import OuterSettings
+from gravac.settings import SettingsError
+from gravac.telemetry.records import DecisionRecord
+
+OUTER = tuple(OuterSettings.model_fields)
+"""Names of the settings that stand in ``outer``."""
+
+
+class OuterByHand(Live):
+    """Ranks that train apart from their first step on.
+
+    Args:
+        module: trained on this rank; all ranks start from rank 0's weights.
+        inner: trains it.
+        outer: makes the optimizer of the anchors.
+        executor: of ranks in memory; ``None``: the process group's.
+        settings: those of ``AdaptiveCompressor`` and of ``OuterSettings``.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        *,
+        outer: Any = None,
+        executor: Executor | None = None,
+        **settings: Any,
+    ) -> None:
+        apart = {name: settings.pop(name) for name in OUTER if name in settings}
+        given = OuterSettings(**apart, optimizer=outer)
+        self.compressor = AdaptiveCompressor(outer=given, **{"every": (1, 100), **settings})
+        policy = self.compressor.policy
+        group = self.compressor.process_group
+        if executor is None:
+            texts = {**self.compressor.shared_settings(), **same_on_all_ranks(module, given)}
+            check_alike(texts, device_of(module), group)
+        check_memory(module)
+        if executor is None:
+            share(module, group)
+        engine = self.compressor._engine
+        self.inner = inner
+        self.steps = OuterSteps(engine, module, [inner], given, policy.every, policy.seed)
+        same = {"outer": described_optimizer(self.steps.outer)}
+        self._engine = self.compressor.door(self.steps.travelling, executor=executor, same=same)
+        self._engine.change_mode("outer")
+        self._state = self._engine.state.outer = self.steps.state
+        self._rounds = self.steps._rounds
+        self._fragments = self.steps.state.fragments
+        self.outer = self.steps.outer
+        self._closed = False
+
+    def step(self) -> None:
+        """A step was made."""
+        self.leave()
+        self.arrive()
+
+    def leave(self) -> None:
+        """The first half of ``step``."""
+        if self._closed:
+            raise RuntimeError("this is closed; make a new one")
+        self.steps.leave()
+
+    def arrive(self) -> None:
+        """The other half."""
+        self.steps.arrive()
+
+    def synchronize(self) -> None:
+        """End the round."""
+        self.steps.synchronize()
+
+    @contextmanager
+    def synced(self, wait: bool = True) -> Iterator[None]:
+        """Have the module hold the anchors."""
+        with self.steps.synced(wait):
+            yield
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is under way, or not taken up yet."""
+        return self._state.under_way
+
+    def _decided(self) -> Candidate | None:
+        if not self.under_way:
+            self._engine.drain()
+        return self._engine.candidate
+
+    def _known_state(self) -> Any:
+        return self._engine.state if self.under_way else self._engine.settled
+
+    @property
+    def every(self) -> int:
+        """Number of steps from one exchange to the next, as decided last."""
+        candidate = self._decided()
+        return self.compressor.policy.every[0] if candidate is None else candidate.every
+
+    @property
+    def cf(self) -> float:
+        """Compression factor as decided last."""
+        candidate = self._decided()
+        return self.compressor.policy.dense_format.cf if candidate is None else candidate.cf
+
+    @property
+    def gain(self) -> float | None:
+        """Gain of the last round that all ranks agreed on."""
+        gain: float | None = self._known_state().gain
+        return gain
+
+    @property
+    def wire_ratio(self) -> float | None:
+        """Wire ratio of the last round that all ranks agreed on."""
+        ratio: float | None = self._known_state().wire_ratio
+        return ratio
+
+    @property
+    def history(self) -> list[DecisionRecord]:
+        """Records of decisions."""
+        return list(self._known_state().history)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What this rank handed to collectives."""
+        return self.compressor.ledger
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds so far."""
+        return self._state.ended
+
+    @property
+    def steps_of_ranks(self) -> tuple[int, ...]:
+        """Number of steps that each rank makes in the present round."""
+        return self._state.shares.steps
+
+    @property
+    def late(self) -> int:
+        """Number of fragments that came late."""
+        return self._state.late
+
+    @property
+    def skipped(self) -> int:
+        """Number of exchanges whose mean was not applied."""
+        return self._state.refusals.skipped
+
+    @property
+    def process_group(self) -> Any:
+        """The ranks that exchange."""
+        return self.compressor.process_group
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state."""
+        self.steps.prepare_to_save()
+        packed = self.compressor.state_dict()
+        return {**packed, "outer": self.steps.with_own_weights(packed["outer"])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        if self._rounds.begun:
+            raise RuntimeError("load_state_dict: this has made steps already; load into a new one")
+        plain = state.get("outer")
+        if plain is None:
+            raise SettingsError("outer: the state is of ranks that do not train apart")
+        self.steps.check(plain, state.get("world"))
+        if state.get("world") is not None:
+            check_place(state, self._engine.state.rank, self._engine.state.world)
+        with self.steps.restoring(plain, of_other_ranks=state["world"] is None):
+            self.compressor.load_state_dict({**state, "outer": None})
+        self.steps.release()
+
+    def close(self) -> None:
+        """End."""
+        self._closed = True
+        self.compressor.close()
