@@ -16,12 +16,12 @@ is tried for a few steps, and given up early when it is clearly slower. When no 
 its exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is
 old, or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's
 time, besides the first few; where a step waits little for bytes, less in proportion, and where it hardly waits, nothing
-that sends less is tried at all.
+that sends less is tried at all. Efficiency is corrected by the gain that is measured, for compressors where gain tells
+(``Forecast.efficiency_at``).
 
 Of native steps only times are known: they are taken to wait for as long as their exchange was forecast to take, by how
 quick the link turned out. They are measured in stretches, of which each is twice as long as the one before while
-nothing changes. Outer steps have a price: the ranks must become one again afterwards (``Forecast.leaving_s``). Efficiency is corrected by the gain that is measured, for compressors where gain tells
-(``Forecast.efficiency_at``).
+nothing changes. Outer steps have a price: the ranks must become one again afterwards (``Forecast.leaving_s``).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ UNSURE = 0.1
 differs more from task to task (``docs/outer.md``), and a round is one measurement of many steps."""
 
 EXPOSED = 0.03
-"""Share of a step in which it waits for bytes, under which nothing that sends less is tried: that could save no more."""
+"""Share of a step in which it waits for bytes, under which nothing that sends less is tried: it could save no more."""
 
 HALF = 0.5
 """Share of a step that another candidate can save at most, from which on trials may cost all that they may ever: less

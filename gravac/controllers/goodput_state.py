@@ -178,7 +178,7 @@ class GoodputState:
         return next((entry for entry in self.entries if self.forecasts[entry.position].candidate == ran), None)
 
     def allowed(self, position: int) -> bool:
-        """True if a candidate may run: by torch's float16 hook only while gradients are known to be far from too large."""
+        """True if a candidate may run: by torch's float16 only while gradients are known to be far from too large."""
         candidate = self.forecasts[position].candidate
         return candidate.mode != "native" or candidate.cf == 1 or fits_float16(self.energy)
 

@@ -74,9 +74,7 @@ def _lines(*tags: str) -> list[Any]:
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "gravac: compression factor and gain": {
         "Wire ratio: how many times fewer bytes than dense float32": _lines(STEPS["wire_ratio"]),
-        "Compression factor, each method's own measure (1 is dense; names: see Text); of outer steps, the wire ratio": _lines(
-            CF, OUTER_WIRE_RATIO
-        ),
+        "Compression factor, each method's own measure (1 is dense; names: see Text)": _lines(CF),
         "Compression factor, log10 (0 is dense)": _lines(CF_LOG10),
         "Gain (window, band)": ["Margin", list(GAIN)],
     },
@@ -98,6 +96,7 @@ Two categories, because TensorBoard shows a category's band charts after its lin
 def layout(outer: bool) -> dict[str, dict[str, list[Any]]]:
     """Return the layout of a run; where ranks exchange every so many steps, with charts of that."""
     rounds = {
+        "Wire ratio of outer steps, which have no compression factor of a step": _lines(OUTER_WIRE_RATIO),
         "Steps from one exchange to the next, and behind which it travels": _lines(EVERY, DELAY),
         "Steps of each rank in a round": _lines(STEPS_OF_RANKS + r"\d+"),
         "Drift (1: ranks go the same way)": _lines(DRIFT),
