@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -43,14 +43,16 @@ from gravac.engine.agreement import (
 from gravac.engine.coalescing import ReadyGroup, Waiting, cut, exchanged
 from gravac.engine.deciding import Deciding
 from gravac.engine.factors import Factors
-from gravac.engine.handle import Handle, RankSums, Then, fail
+from gravac.engine.handle import Handle, JobResult, RankSums, Then, fail
 from gravac.engine.run_state import RunState
 from gravac.exchange.alike import described
-from gravac.exchange.executor import Executor, Mark, Number, Verdict, both
+from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
 from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement
 
 INPUTS_LEFT = "the number of ranks with inputs left"
+
+T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
 """Adds to a step's numbers those that only the source knows: moments, verdicts, how far ranks moved apart."""
@@ -404,6 +406,15 @@ class Engine:
             numbers: this rank's, as many on every rank.
         """
         return RankSums(self.executor, what, numbers)
+
+    def run_between_steps(self, what: str, job: Returning[T]) -> JobResult[T]:
+        """Run a job of its own collectives. Called on every rank, between ``end`` and ``begin``.
+
+        Args:
+            what: what the job exchanges, for errors.
+            job: asks for the same collectives on every rank; it may look at data.
+        """
+        return JobResult(self.executor, what, job, self.device)
 
     # the executor
 

@@ -1,15 +1,20 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a source waits for: tensors in flight, and sums over the ranks. Both rest on ``concurrent.futures.Future``."""
+"""What a source waits for: tensors in flight, sums over the ranks, what a job returns. All rest on ``Future``."""
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from gravac.exchange.executor import Executor
+import torch
+
+from gravac.exchange.executor import Executor, Job, Returning
 from gravac.exchange.failures import ExchangeError
 from gravac.guarded import Guarded
+
+T = TypeVar("T")
 
 Then = Callable[[BaseException | None], None]
 """Takes ``None`` when the tensors hold the mean, or what went wrong."""
@@ -127,3 +132,40 @@ class RankSums:
 
     def _fail(self, failure: BaseException) -> None:
         fail(self._sums, failure)
+
+
+class JobResult(Generic[T]):
+    """What a job between two steps returns: the job is handed over when this is made, then its result is waited for.
+
+    Args:
+        executor: runs the job.
+        what: what the job exchanges, for errors.
+        job: asks for the same collectives on every rank; it may look at data.
+        device: device of its tensors.
+    """
+
+    def __init__(self, executor: Executor, what: str, job: Returning[T], device: torch.device) -> None:
+        self._executor, self._what, self._device = executor, what, device
+        self._returned: Future[T] = Future()
+        executor.exchange(self._run(job), functools.partial(fail, self._returned), device, lambda: False)
+
+    def result(self) -> T:
+        """Return what the job returned, once it has ended. Called alike on all ranks, if at all.
+
+        Raises:
+            ExchangeError: a rank did not answer.
+            RuntimeError: of ranks in memory, not all have handed the job over.
+        """
+        self._executor.order()
+        if not self._returned.done():
+            raise RuntimeError(f"not every rank in memory has handed over {self._what}")
+        return self._returned.result()
+
+    def _run(self, job: Returning[T]) -> Job:
+        try:
+            returned = yield from job
+        except ExchangeError as failure:
+            raise ExchangeError(f"gravac: {self._what}: {failure}") from failure.__cause__
+        if self._device.type == "cuda" and self._executor.host_looks:
+            torch.cuda.current_stream(self._device).synchronize()  # a thread's own, which no other stream waits for
+        self._returned.set_result(returned)

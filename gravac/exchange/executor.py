@@ -8,7 +8,7 @@ streams, ``exchange.lockstep`` for N ranks in memory.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -16,6 +16,11 @@ from gravac.collectives import Collective, Ledger
 
 Job = Generator[list[Collective], list[Any], None]
 """Yields lists of collectives, is resumed with their results, or with what went wrong."""
+
+T = TypeVar("T")
+
+Returning = Generator[list[Collective], list[Any], T]
+"""A job that returns something, and does not catch what went wrong."""
 
 Fail = Callable[[BaseException], None]
 """Takes the exception that ended a job, or one before it."""

@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What a step is, in programs that make that hard to tell: ranks never lose count of each other."""
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac import SettingsError
+from tests.distributed.training import batch, network, parallel
+from tests.modes.scripted import APART, HOOK, NATIVE, same, script
+from tests.modes.test_switch import OPTIMIZERS, compressor_of
+from tests.ranks import processes
+
+PLAN = script((0, HOOK), (6, APART), (26, NATIVE), (40, APART), (56, HOOK))
+STEPS = 80
+
+
+def loss_of(ddp: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
+    x, y = batch(rank, step)
+    return torch.nn.functional.cross_entropy(ddp(x), y)
+
+
+def by_scaler(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
+    """The loss is infinite on one rank in some steps while ranks train apart, where only that rank skips."""
+    trains.zero_grad()
+    loss = loss_of(ddp, rank, step)
+    if rank == 1 and step in (12, 19, 45):
+        loss = loss * float("inf")
+    scaler.scale(loss).backward()
+    scaler.step(trains)
+    scaler.update()
+
+
+def with_closure(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
+    def closure() -> torch.Tensor:
+        trains.zero_grad()
+        loss = loss_of(ddp, rank, step)
+        loss.backward()
+        return loss
+
+    trains.step(closure)
+
+
+def by_hand(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
+    ddp.zero_grad()
+    loss_of(ddp, rank, step).backward()
+    with torch.no_grad():
+        for parameter in ddp.parameters():
+            parameter.add_(parameter.grad, alpha=-0.01)
+
+
+def failing_once(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
+    """Something fails between forward and backward on one rank, and is caught, in each mode."""
+    trains.zero_grad()
+    if rank == 1 and step in (3, 14, 33, 48, 70):
+        loss_of(ddp, rank, 1000 + step)  # its backward never comes
+    loss_of(ddp, rank, step).backward()
+    trains.step()
+
+
+def in_turns(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
+    """Two optimizers of halves of the model, of which the second steps every other time."""
+    first, second = trains
+    first.zero_grad()
+    second.zero_grad()
+    loss_of(ddp, rank, step).backward()
+    first.step()
+    if step % 2:
+        second.step()
+
+
+def dicts(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
+    trains.zero_grad()
+    x, y = batch(rank, step)
+    torch.nn.functional.cross_entropy(ddp(x)["logits"], y).backward()
+    trains.step()
+
+
+class TellsDict(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network(2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.net(x)}
+
+
+PROGRAMS: dict[str, Any] = {
+    "scaler": by_scaler,
+    "fused and a scaler": by_scaler,
+    "closure": with_closure,
+    "by hand": by_hand,
+    "failing once": failing_once,
+    "in turns": in_turns,
+    "dicts": dicts,
+}
+
+
+def counted(rank: int, world: int, name: str) -> dict[str, Any]:
+    model = TellsDict() if name == "dicts" else network(2)
+    ddp: Any = parallel(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if "scaler" in name else None
+    trains: Any = OPTIMIZERS["adamw"](ddp.parameters())
+    if name == "fused and a scaler":
+        trains = torch.optim.AdamW(ddp.parameters(), lr=1e-3, fused=True)
+    optimizers: Any = trains
+    if name == "by hand":
+        optimizers = ()
+    if name == "in turns":
+        halves = list(ddp.parameters())
+        optimizers = trains = [OPTIMIZERS["adamw"](halves[:3]), OPTIMIZERS["sgd"](halves[3:])]
+    compressor = compressor_of(PLAN)
+    compressor.attach(ddp, optimizers, scaler)
+    pauses = random.Random(rank)
+    modes, equal = [], []
+    for step in range(STEPS):
+        time.sleep(0.003 * pauses.random())
+        PROGRAMS[name](ddp, trains, scaler, rank, step)
+        modes.append(compressor.mode)
+        if compressor.mode != "outer":
+            equal.append(same(ddp))
+    changes = [(change.before, change.after) for change in compressor.changes]
+    scale = None if scaler is None else scaler.get_scale()
+    compressor.close()
+    return {"modes": modes, "equal": all(equal), "changes": changes, "scale": scale}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_ranks_never_lose_count_of_each_other(name: str) -> None:
+    first, second = processes(counted, 2, name)
+    assert first["changes"] == second["changes"]
+    assert first["changes"] == [("hook", "outer"), ("outer", "native"), ("native", "outer"), ("outer", "hook")]
+    assert first["modes"] == second["modes"] or name == "failing once"
+    assert first["equal"] and second["equal"] and first["scale"] == second["scale"]
+
+
+def refused(rank: int, world: int) -> list[str]:
+    def cases() -> Iterator[tuple[torch.nn.Module, Any]]:
+        net = network(2)
+        yield net, torch.optim.LBFGS(net.parameters())
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        net = network(2)
+        yield net, ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+        yield network(2), None
+
+    said = []
+    for module, optimizer in cases():
+        with pytest.raises(SettingsError) as told:
+            compressor_of(PLAN).attach(DistributedDataParallel(module), optimizer)
+        said.append(str(told.value))
+    return said
+
+
+def test_what_cannot_train_apart_is_refused_by_name() -> None:
+    first, second = processes(refused, 2)
+    assert first == second
+    for name, text in zip(("LBFGS", "ZeroRedundancyOptimizer", "optimizer"), first, strict=True):
+        assert name in text

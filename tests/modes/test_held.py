@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation, saving and loading while ranks train apart: all see what the ranks share, and training goes on unharmed."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.distributed.training import batch, network, parallel
+from tests.modes.scripted import APART, script
+from tests.modes.test_switch import OPTIMIZERS, compressor_of
+from tests.ranks import processes
+
+
+def tensors_are_shared(state: dict[str, Any]) -> bool:
+    """Tell whether all ranks have the same tensors. Called on every rank."""
+    mine = torch.cat([value.detach().flatten().float() for _, value in sorted(state.items())])
+    all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_ranks, mine)
+    return all(torch.equal(all_ranks[0], other) for other in all_ranks)
+
+
+def with_norm() -> torch.nn.Module:
+    first, *others = network(2)
+    return torch.nn.Sequential(first, torch.nn.BatchNorm1d(96), *others)
+
+
+def step(module: torch.nn.Module, trains: torch.optim.Optimizer, rank: int, number: int) -> None:
+    trains.zero_grad()
+    x, y = batch(rank, number)
+    torch.nn.functional.cross_entropy(module(x), y).backward()
+    trains.step()
+
+
+def looked_at(rank: int, world: int, how: str) -> tuple[list[bool], torch.Tensor]:
+    """Train apart; look at the model between some steps, in some way."""
+    # dynamo wants a first bucket that is no larger than the others
+    ddp = DistributedDataParallel(with_norm()) if how == "compiled state_dict" else parallel(with_norm())
+    called: torch.nn.Module = ddp
+    if how == "compiled state_dict":
+        called = torch.compile(ddp, backend="eager")
+    trains = OPTIMIZERS["adamw"](ddp.parameters())
+    compressor = compressor_of(script((0, APART)))
+    compressor.attach(called, trains)
+    shared = []
+    for number in range(14):
+        step(called, trains, rank, number)
+        if number % 3 != 2:
+            continue
+        if how == "evaluate":
+            x, _ = batch(7, 7)
+            module = ddp if number % 2 else ddp.module  # Trainer evaluates the model itself
+            with torch.no_grad():
+                shared.append(tensors_are_shared({"output": module(x)}))
+        elif how == "evaluate on one rank" and rank == 0:
+            ddp.eval()
+            with torch.inference_mode():
+                ddp.module(batch(7, 7)[0])
+            ddp.train()
+        elif how == "state_dict":
+            shared.append(tensors_are_shared(ddp.state_dict() if number % 2 else ddp.module.state_dict()))
+        elif how == "compiled state_dict":
+            shared.append(tensors_are_shared(called.state_dict()))
+        elif how == "distributed checkpoint":
+            shared.append(tensors_are_shared(get_model_state_dict(ddp)))
+        elif how == "synced":
+            with compressor.synced():
+                shared.append(tensors_are_shared(dict(copy.deepcopy(ddp.module).named_parameters())))
+    own = torch.cat([p.detach().flatten() for p in ddp.parameters()])
+    compressor.close()
+    return shared, own
+
+
+WAYS = "evaluate", "evaluate on one rank", "state_dict", "compiled state_dict", "distributed checkpoint", "synced"
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_what_ranks_share_is_seen_and_training_goes_on_as_if_nobody_had_looked(how: str) -> None:
+    plain = processes(looked_at, 2, "not at all")
+    looked = processes(looked_at, 2, how)
+    for (_, undisturbed), (shared, weights) in zip(plain, looked, strict=True):
+        assert torch.equal(undisturbed, weights)
+        assert how == "evaluate on one rank" or (shared and all(shared))
+    assert not torch.equal(plain[0][1], plain[1][1])  # there is something to hide
+
+
+def loaded(rank: int, world: int, evaluated: bool) -> tuple[bool, bool, bool]:
+    """Load other weights in the middle of a round."""
+    ddp = parallel(with_norm())
+    trains = OPTIMIZERS["adamw"](ddp.parameters())
+    compressor = compressor_of(script((0, APART)))
+    compressor.attach(ddp, trains)
+    for number in range(8):
+        step(ddp, trains, rank, number)
+    torch.manual_seed(5)
+    best = {
+        name: torch.randn_like(value) if value.is_floating_point() else value
+        for name, value in ddp.module.state_dict().items()
+    }
+    if evaluated:
+        with torch.no_grad():
+            ddp(batch(7, 7)[0])
+    ddp.module.load_state_dict(best)
+    with torch.no_grad():
+        ddp(batch(7, 7)[0])
+    kept = all(
+        torch.equal(value, best[name]) for name, value in ddp.module.state_dict().items() if "running" not in name
+    )
+    for number in range(8, 13):
+        step(ddp, trains, rank, number)
+    far = max(float((p.detach() - best[name]).abs().max()) for name, p in ddp.module.named_parameters())
+    shared = tensors_are_shared(ddp.state_dict())
+    compressor.close()
+    return kept, far < 0.1, shared
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_loading_begins_a_round_at_what_was_loaded(evaluated: bool) -> None:
+    assert processes(loaded, 2, evaluated) == [(True, True, True)] * 2
+
+
+def closed_while_apart(rank: int, world: int, way: str) -> bool:
+    ddp = parallel()
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    compressor = compressor_of(script((0, APART)))
+    compressor.attach(ddp, trains)
+    for number in range(8):
+        step(ddp, trains, rank, number)
+    if way == "synchronize":
+        compressor.synchronize()
+    compressor.close()
+    return tensors_are_shared(dict(ddp.named_parameters()))
+
+
+@pytest.mark.parametrize("way", ["synchronize", "close"])
+def test_in_the_end_the_module_holds_what_ranks_share(way: str) -> None:
+    assert processes(closed_while_apart, 2, way) == [True, True]
