@@ -346,7 +346,7 @@ class AdaptiveCompressor(Live):
             self._attached = self._idle = False
             return
         self._engine.drain()
-        if self._switch is not None:
+        if self._switch is not None and not self._closed:
             self._switch.come_together()
         self._adapter.detach()
         if self._switch is not None:
@@ -584,8 +584,10 @@ class AdaptiveCompressor(Live):
         if self._closed:
             return
         self._closed = True
-        if self._switch is not None and self._switch.outer is not None:
-            self._switch.outer.hold()
+        if self._switch is not None:
+            if self._switch.outer is not None:
+                self._switch.outer.hold()
+            self._switch.unlisten()  # nobody is to put anchors into a module that others train from here on
         failure: Exception | None = None
         try:
             try:
