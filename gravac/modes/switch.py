@@ -332,12 +332,10 @@ class Switch:
             return
         self.outer.close_rounds()
         self.rounds_before += self.outer.state.ended
-        parameters = {name: p for part in self.outer.state.fragments for name, p in part.parameters.items()}
+        tensors = self.outer.tensors
         self.outer = self._engine.state.outer = None
-        together.average_states(self._engine, self._optimizers)
-        if self._scaler is not None:
-            together.share_scaler(self._engine, self._scaler)
-        differing = together.differing_ranks(self._engine, parameters, self._optimizers)
+        job = together.come_together(tensors, self._optimizers, self._scaler, self._engine.device)
+        differing = self._engine.run_between_steps("what ranks share again after they trained apart", job).result()
         if differing:
             warnings.warn(
                 f"gravac: ranks {differing} differed from rank 0 when ranks that had trained apart came together, and "
@@ -345,7 +343,6 @@ class Switch:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            together.copy_from_first(self._engine, parameters, self._optimizers)
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
         """Add what was not sent before the ranks parted to this rank's own gradients, once."""
