@@ -390,7 +390,7 @@ class AdaptiveCompressor(Live):
             self._attached = self._idle = False
             return
         self._engine.drain()
-        if self._switch is not None:
+        if self._switch is not None and not self._closed:
             self._switch.come_together()
         if self._module_source is not None:
             self._module_source.detach()
@@ -636,8 +636,10 @@ class AdaptiveCompressor(Live):
         if self._closed:
             return
         self._closed = True
-        if self._switch is not None and self._switch.outer is not None:
-            self._switch.outer.hold()
+        if self._switch is not None:
+            if self._switch.outer is not None:
+                self._switch.outer.hold()
+            self._switch.unlisten()  # nobody is to put anchors into a module that others train from here on
         if self._module_source is not None:
             self._module_source.quiet = True
         failure: Exception | None = None
@@ -651,7 +653,7 @@ class AdaptiveCompressor(Live):
                 failure = error
             state = self._engine.state
             self._sinks(
-                EndRecord(state.step, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
+                EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
             )
             self._sinks.close()
         finally:

@@ -182,7 +182,7 @@ class Switch:
             return
         self._watch.pause()
         if self.outer is not None:
-            self.outer.hold()
+            self.outer.evaluate()
 
     def _forward_starts(self, *_: object) -> None:
         if not torch.is_grad_enabled():
