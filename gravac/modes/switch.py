@@ -42,14 +42,32 @@ class Source(Protocol):
     Attributes:
         outside: module that the training loop calls; its forwards begin steps.
         inside: module without wrappers, whose weights are trained.
-        decided: candidate that was decided when the last step by the hook began; ``None`` before the first.
-        send_whole: whether the next step by the hook sends all residuals, dense.
     """
 
     outside: torch.nn.Module
     inside: torch.nn.Module
-    decided: "Future[Candidate] | None"
-    send_whole: bool
+
+    @property
+    def decided(self) -> "Future[Candidate] | None":
+        """Candidate that was decided when the last step by the hook began; ``None`` before the first."""
+
+    @decided.setter
+    def decided(self, decided: "Future[Candidate] | None") -> None: ...
+
+    @property
+    def send_whole(self) -> bool:
+        """Whether the next step by the hook sends all residuals, dense."""
+
+    @send_whole.setter
+    def send_whole(self, send_whole: bool) -> None: ...
+
+    @property
+    def in_join(self) -> bool:
+        """Whether ranks may run out of inputs, and then answer no round."""
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether all ranks take rank 0's buffers as they train."""
 
     @property
     def synced(self) -> bool:
@@ -106,7 +124,6 @@ class Switch:
         policy: settings of the run.
         optimizers: all that train the module.
         scaler: scales the loss, if there is one.
-        seed: the run's seed.
 
     Attributes:
         mode: who exchanges in the present step; ``None`` before the first forward with gradients.
@@ -134,7 +151,6 @@ class Switch:
         self._within = 0
         self._stepped: set[int] = set()
         self._residuals: dict[str, torch.Tensor] = {}
-        self._loading = False
         self._handles: list[Any] = []
 
     # what is seen of training
@@ -142,12 +158,13 @@ class Switch:
     def listen(self) -> None:
         """Register the hooks."""
         outside, inside = self._source.outside, self._source.inside
+        model: Any = innermost(inside)
         self._handles = [
             inside.register_forward_pre_hook(LeftBehind(self._module_starts)),
             outside.register_forward_pre_hook(LeftBehind(self._forward_starts)),
             outside.register_forward_hook(LeftBehind(self._forward_ended), always_call=True),
-            innermost(inside).register_state_dict_post_hook(LeftBehind(self._saved)),
-            innermost(inside).register_load_state_dict_post_hook(LeftBehind(self._loaded)),
+            model.register_state_dict_post_hook(LeftBehind(self._saved)),
+            model.register_load_state_dict_post_hook(LeftBehind(self._loaded)),
         ]
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._step_starts))
@@ -181,6 +198,11 @@ class Switch:
 
     def _begin(self) -> None:
         """Begin as decided, before the first step."""
+        if self._source.in_join:
+            raise RuntimeError(
+                "gravac: under join() ranks run out of inputs, and then answer no round, nor count native steps; make "
+                "AdaptiveCompressor(every=1, native=False), which keeps the hook"
+            )
         if self.outer is not None:  # a checkpoint brought it
             self._set_mode("outer")
             self._source.part()
@@ -224,7 +246,8 @@ class Switch:
             return
         self._source.restore()
         if self._opened:
-            for tensor in tensors_in(output):
+            found: list[Any] = tensors_in(output)
+            for tensor in found:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_began)
 
@@ -281,7 +304,7 @@ class Switch:
             self._source.use_native(candidate.cf)
             self._native_cf = candidate.cf
             self._source.averaged()
-            self._watch.start()
+            self._watch.start(taken_up=before is None)
             self._set_mode("native")
         else:
             if before is not None:
@@ -314,9 +337,15 @@ class Switch:
 
     def make_outer(self) -> OuterSteps:
         """Return what ranks do that train apart, from the weights that they all have now."""
-        policy = self._policy
-        inside = innermost(self._source.inside)
-        return OuterSteps(self._engine, inside, self._optimizers, policy.outer, policy.every, policy.seed)
+        policy, inside = self._policy, innermost(self._source.inside)
+        buffers = {name: buffer for name, buffer in inside.named_buffers() if torch.is_floating_point(buffer)}
+        settings = policy.outer
+        if not self._source.shares_buffers:
+            settings = settings(local_buffers=tuple(dict(inside.named_buffers())))
+        elif buffers:  # rank 0's, as the next forward of DDP would have them
+            job = together.copy_from_first(list(buffers.values()), (), self._engine.device)
+            self._engine.run_between_steps("the buffers that ranks part with", job).result()
+        return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
 
     def adopt(self, outer: OuterSteps) -> None:
         """Go on from outer steps that a checkpoint brought; called before the first forward with gradients."""
@@ -332,12 +361,10 @@ class Switch:
             return
         self.outer.close_rounds()
         self.rounds_before += self.outer.state.ended
-        parameters = {name: p for part in self.outer.state.fragments for name, p in part.parameters.items()}
+        tensors = self.outer.tensors
         self.outer = self._engine.state.outer = None
-        together.average_states(self._engine, self._optimizers)
-        if self._scaler is not None:
-            together.share_scaler(self._engine, self._scaler)
-        differing = together.differing_ranks(self._engine, parameters, self._optimizers)
+        job = together.come_together(tensors, self._optimizers, self._scaler, self._engine.device)
+        differing = self._engine.run_between_steps("what ranks share again after they trained apart", job).result()
         if differing:
             warnings.warn(
                 f"gravac: ranks {differing} differed from rank 0 when ranks that had trained apart came together, and "
@@ -345,7 +372,6 @@ class Switch:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            together.copy_from_first(self._engine, parameters, self._optimizers)
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
         """Add what was not sent before the ranks parted to this rank's own gradients, once."""

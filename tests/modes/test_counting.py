@@ -26,23 +26,6 @@ def loss_of(ddp: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(ddp(x), y)
 
 
-class Manual(torch.nn.Module):
-    """Lightning's manual optimization: backward and the optimizer's step within forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network(2)
-        self.trains: Any = None
-        self.scaler: Any = None
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.trains.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self.net(x), y)
-        loss.backward()
-        self.trains.step()
-        return loss.detach()
-
-
 def by_scaler(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
     """The loss is infinite on one rank in some steps while ranks train apart, where only that rank skips."""
     trains.zero_grad()
@@ -116,12 +99,11 @@ PROGRAMS: dict[str, Any] = {
     "failing once": failing_once,
     "in turns": in_turns,
     "dicts": dicts,
-    "manual": None,
 }
 
 
 def counted(rank: int, world: int, name: str) -> dict[str, Any]:
-    model: Any = Manual() if name == "manual" else TellsDict() if name == "dicts" else network(2)
+    model = TellsDict() if name == "dicts" else network(2)
     ddp: Any = parallel(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if "scaler" in name else None
     trains: Any = OPTIMIZERS["adamw"](ddp.parameters())
@@ -135,16 +117,11 @@ def counted(rank: int, world: int, name: str) -> dict[str, Any]:
         optimizers = trains = [OPTIMIZERS["adamw"](halves[:3]), OPTIMIZERS["sgd"](halves[3:])]
     compressor = compressor_of(PLAN)
     compressor.attach(ddp, optimizers, scaler)
-    if name == "manual":
-        model.trains = trains
     pauses = random.Random(rank)
     modes, equal = [], []
     for step in range(STEPS):
         time.sleep(0.003 * pauses.random())
-        if name == "manual":
-            ddp(*batch(rank, step))
-        else:
-            PROGRAMS[name](ddp, trains, scaler, rank, step)
+        PROGRAMS[name](ddp, trains, scaler, rank, step)
         modes.append(compressor.mode)
         if compressor.mode != "outer":
             equal.append(same(ddp))
@@ -167,8 +144,6 @@ def refused(rank: int, world: int) -> list[str]:
     def cases() -> Iterator[tuple[torch.nn.Module, Any]]:
         net = network(2)
         yield net, torch.optim.LBFGS(net.parameters())
-        norm = torch.nn.Sequential(torch.nn.SyncBatchNorm(96), *network(2))
-        yield norm, torch.optim.SGD(norm.parameters(), lr=0.1)
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         net = network(2)
@@ -186,5 +161,5 @@ def refused(rank: int, world: int) -> list[str]:
 def test_what_cannot_train_apart_is_refused_by_name() -> None:
     first, second = processes(refused, 2)
     assert first == second
-    for name, text in zip(("LBFGS", "SyncBatchNorm", "ZeroRedundancyOptimizer", "optimizer"), first, strict=True):
+    for name, text in zip(("LBFGS", "ZeroRedundancyOptimizer", "optimizer"), first, strict=True):
         assert name in text

@@ -164,6 +164,11 @@ class OuterSteps:
         """What all ranks share, by name: the anchors of parameters and of buffers."""
         return {name: anchor.detach() for name, anchor in self._anchors.items()} | self.state.buffers.anchors
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The module's parameters and buffers that the ranks have the same of when they are one."""
+        return [*(p.detach() for p in self._parameters.values()), *self.state.buffers.live]
+
     def shared_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return what all ranks share, by the names that a state dict of the module has, in the module's formats."""
         anchors = {id(self._parameters[name]): anchor.detach() for name, anchor in self._anchors.items()}
