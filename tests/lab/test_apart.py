@@ -62,7 +62,6 @@ def test_what_is_shared_is_of_the_last_exchange_and_the_end_exchanges_the_rest(t
         optimizer.zero_grad()
         exchange.module(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
-        exchange.stepped()
         exchange.settle()
         seen.append(model.weight.detach().clone())
         with exchange.shared():

@@ -103,6 +103,7 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
             "cf": turn.cf,
             "every": turn.every,
             "delay": turn.delay,
+            "mode": turn.mode,
             "changed": turn.changed,
             "gain": turn.gain if math.isfinite(turn.gain) else None,
             "t_system": turn.t_system,
