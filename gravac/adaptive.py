@@ -33,7 +33,7 @@ from gravac.live import Live
 from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
-from gravac.modes.outer.starting import same_on_all_ranks
+from gravac.modes.outer.starting import device_of, same_on_all_ranks
 from gravac.modes.switch import ModeChange, Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
@@ -357,6 +357,8 @@ class AdaptiveCompressor(Live):
         if setting not in ("on", "off"):
             raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
         alone = not dist.is_initialized() or dist.get_world_size(self._given_group) == 1
+        if not alone and isinstance(module, torch.nn.Module):
+            check_alike({OFF: setting}, device_of(module), self._given_group)
         if setting == "off":
             why = f"{OFF}=off in the environment"
         elif alone and self.policy.native:
