@@ -83,6 +83,8 @@ def dicts(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
 
 
 class TellsDict(torch.nn.Module):
+    """Returns its output in a dict."""
+
     def __init__(self) -> None:
         super().__init__()
         self.net = network(2)

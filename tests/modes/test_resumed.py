@@ -66,7 +66,7 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path, at: int) -> None:
     assert processes(resumed, 2, at, str(tmp_path), False, True) == [True, True]
 
 
-@pytest.mark.parametrize("before_attach,others_first", [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("before_attach", "others_first"), [(True, True), (True, False), (False, False)])
 def test_the_order_of_loading_and_attaching_does_not_matter(
     tmp_path: Path, before_attach: bool, others_first: bool
 ) -> None:
