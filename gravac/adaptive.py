@@ -602,8 +602,7 @@ class AdaptiveCompressor(Live):
                 "load into a new AdaptiveCompressor, before its first backward"
             )
         outer = self._outer_of(state)
-        world = state.get("world")
-        with nullcontext() if outer is None else outer.restoring(state["outer"], of_other_ranks=world is None):
+        with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):
             unpack(state, self.policy, self._engine)
         self._adapter.layout = ExchangeLayout(self._engine.state.layout)
         self._restored = {key: state[key] for key in ("rank", "world")}
