@@ -140,43 +140,33 @@ def saved(
     as_torchrun_says(rank, world)
     pl, module, callback = parts(package)
     gravac = callback(**apart.settings(5))
-    exception = end if isinstance(end, BaseException) else None
-    trains = module(rank, end=exception)
+    trains = module(rank, end=end if isinstance(end, BaseException) else None)
 
-    class Last(pl.callbacks.ModelCheckpoint):  # type: ignore[misc]
-        """Saves in ``on_train_end``, as ``save_last`` does where nothing was saved before."""
+    class Terminate(pl.Callback):  # type: ignore[misc]
+        """Tells the Trainer of each rank to end, as a cluster does."""
 
-    def saves(name: str, kind: type[Any] = pl.callbacks.ModelCheckpoint, **when: Any) -> Any:
-        return kind(dirpath=folder, filename=name + "-{step}", auto_insert_metric_name=False, **when)
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, position: int) -> None:
+            if position == apart.SAVED_AT + 1:
+                signal.raise_signal(signal.SIGTERM)
 
-    last = saves("never", Last, save_last=True, every_n_train_steps=10**6)
-    last.CHECKPOINT_NAME_LAST = "last"
+    def saves(name: str, **when: Any) -> Any:
+        filename = name + "-{step}"
+        return pl.callbacks.ModelCheckpoint(folder, filename, auto_insert_metric_name=False, **when)
+
     callbacks = [
         saves("validated", monitor="validation_loss", save_top_k=-1),
         saves("stepped", every_n_train_steps=4, save_top_k=-1),
         saves("epoch", every_n_epochs=1, save_on_train_epoch_end=True),
         saves("exception", every_n_train_steps=10**6, save_on_exception=True),
-        last,
+        saves("never", save_last=True, every_n_train_steps=10**7),  # and so in on_train_end
+        *([Terminate()] if end is signal.SIGTERM else []),
     ]
-    if isinstance(end, int):
-        _terminate(pl, callbacks, rank)
     try:
         fit(package, trains, gravac, folder, callbacks, batches=18, val_check_interval=3)
-    except BaseException as raised:
-        if end is None or (exception is not None and repr(raised) != repr(exception)):
+    except SystemExit:
+        if end is None:
             raise
     torch.distributed.barrier()
     return trains.validated, flat(trains.model.parameters())
-
-
-def _terminate(pl: Any, callbacks: list[Any], rank: int) -> None:
-    class Terminate(pl.Callback):  # type: ignore[misc]
-        """Tells rank 0's Trainer to end, as a cluster does."""
-
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, position: int) -> None:
-            if position == apart.SAVED_AT + 1 and rank == 0:
-                signal.raise_signal(signal.SIGTERM)
-
-    callbacks.append(Terminate())
 
 
