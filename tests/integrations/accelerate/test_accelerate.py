@@ -30,9 +30,7 @@ def test_a_killed_run_goes_on_bit_for_bit_with_every_ranks_own_residuals(tmp_pat
 
 
 @pytest.mark.parametrize(("every", "accumulate"), apart.ONE_CELL)
-def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(
-    every: apart.Every, accumulate: int, tmp_path: Path
-) -> None:
+def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
     runs = ranks(program.went_on, tmp_path, every, accumulate)
     apart.assert_trained_apart(runs)
     for each in runs:
@@ -40,9 +38,7 @@ def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(
 
 
 @pytest.mark.parametrize(("every", "accumulate"), apart.OTHER_CELLS)
-def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(
-    every: apart.Every, accumulate: int, tmp_path: Path
-) -> None:
+def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
     for each in ranks(program.went_on, tmp_path, every, accumulate):
         apart.assert_went_on(each, accumulate)
 

@@ -168,5 +168,3 @@ def saved(
             raise
     torch.distributed.barrier()
     return trains.validated, flat(trains.model.parameters())
-
-

@@ -88,9 +88,7 @@ def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(
 
 
 @pytest.mark.parametrize(("every", "accumulate"), apart.OTHER_CELLS)
-def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(
-    every: apart.Every, accumulate: int, tmp_path: Path
-) -> None:
+def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     for each in ranks(apart_program.went_on, "lightning.pytorch", tmp_path, every, accumulate):
         apart.assert_went_on(each, accumulate)

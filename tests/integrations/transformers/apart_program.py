@@ -33,9 +33,7 @@ class Samples(Dataset[dict[str, torch.Tensor]]):
         return {"x": self.x[at], "labels": self.y[at]}
 
 
-def make(
-    folder: Path, every: apart.Every, accumulate: int = 1, **arguments: Any
-) -> tuple[Trainer, GravacCallback]:
+def make(folder: Path, every: apart.Every, accumulate: int = 1, **arguments: Any) -> tuple[Trainer, GravacCallback]:
     """Return a Trainer of ``apart.STEPS`` steps, in epochs of 14."""
     module = Classifier()
     trainer = Trainer(
@@ -79,7 +77,14 @@ def saved(rank: int, world: int, folder: Path, best: bool) -> dict[str, Any]:
     """Evaluate and save every four steps; what was logged, what files hold, and what the module does in the end."""
     as_torchrun_says(rank, world)
     trainer, gravac = make(
-        folder, 5, eval_strategy="steps", eval_steps=4, save_steps=4, load_best_model_at_end=best, metric_for_best_model="seen", greater_is_better=False
+        folder,
+        5,
+        eval_strategy="steps",
+        eval_steps=4,
+        save_steps=4,
+        load_best_model_at_end=best,
+        metric_for_best_model="seen",
+        greater_is_better=False,
     )
     seen: dict[int, float] = {}
 

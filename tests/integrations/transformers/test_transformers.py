@@ -68,9 +68,7 @@ def test_the_trainer_may_find_a_smaller_batch_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "accumulate"), apart.ONE_CELL)
-def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(
-    every: apart.Every, accumulate: int, tmp_path: Path
-) -> None:
+def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
     runs = ranks(apart_program.went_on, tmp_path, every, accumulate)
     apart.assert_trained_apart(runs)
     for each in runs:
@@ -78,9 +76,7 @@ def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(
 
 
 @pytest.mark.parametrize(("every", "accumulate"), apart.OTHER_CELLS)
-def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(
-    every: apart.Every, accumulate: int, tmp_path: Path
-) -> None:
+def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
     for each in ranks(apart_program.went_on, tmp_path, every, accumulate):
         apart.assert_went_on(each, accumulate)
 
