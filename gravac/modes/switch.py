@@ -267,10 +267,20 @@ class Switch:
     def _backward_began(self, gradient: torch.Tensor) -> None:
         self._owed = True
 
-    def _step_starts(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Add residuals to the gradients: now, or when they are there if the step gets them of a closure."""
         self._within += 1
-        if self._residuals:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
             self._add_residuals(optimizer)
+            return None
+
+        def closure_and_residuals() -> Any:
+            loss = closure()  # whose forward may be the one in which the ranks part
+            self._add_residuals(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": closure_and_residuals}
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._within -= 1
@@ -387,8 +397,9 @@ class Switch:
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add what was not sent before the ranks parted to this rank's own gradients, once."""
-        assert self.outer is not None
+        """Add what was not sent before the ranks parted to this rank's own gradients, once, if there is any."""
+        if not self._residuals or self.outer is None:
+            return
         names = {id(p): name for part in self.outer.state.fragments for name, p in part.parameters.items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
