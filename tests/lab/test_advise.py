@@ -103,7 +103,7 @@ def test_the_ten_best_by_time_to_accuracy_are_shown_and_all_when_asked(
     modes = Counter(line.split()[1] for line in best)
     assert modes["native"] == 2, "what is compared with is always there"
     assert modes["hook"] > 0, "and so is the best that compresses in each step"
-    progress = [float(line.split()[3]) for line in whole]
+    progress = [float(line.split()[4]) for line in whole]
     assert progress == sorted(progress, reverse=True)
 
 

@@ -50,7 +50,7 @@ class Option:
 
     @property
     def mode(self) -> Mode:
-        """Who exchanges: DDP itself what is dense, gravac's hook what is compressed in each step, or gravac in rounds."""
+        """Who exchanges: in each step DDP what is dense and gravac's hook what is compressed, or gravac in rounds."""
         if self.every > 1:
             return "outer"
         return "native" if self.compressor == DENSE else "hook"
