@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What to take, in words: the best in each step, the best with outer steps, and the mode that gravac is expected to run."""
+"""What to take, in words: the best in each step, the best with outer steps, and the mode that gravac should come to."""
 
 from __future__ import annotations
 
