@@ -33,7 +33,7 @@ from gravac.live import Live
 from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
-from gravac.modes.outer.starting import same_on_all_ranks
+from gravac.modes.outer.starting import device_of, same_on_all_ranks
 from gravac.modes.switch import ModeChange, Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
@@ -357,6 +357,8 @@ class AdaptiveCompressor(Live):
         if setting not in ("on", "off"):
             raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
         alone = not dist.is_initialized() or dist.get_world_size(self._given_group) == 1
+        if not alone and isinstance(module, torch.nn.Module):
+            check_alike({OFF: setting}, device_of(module), self._given_group)
         if setting == "off":
             why = f"{OFF}=off in the environment"
         elif alone and self.policy.native:
@@ -390,7 +392,7 @@ class AdaptiveCompressor(Live):
             self._attached = self._idle = False
             return
         self._engine.drain()
-        if self._switch is not None:
+        if self._switch is not None and not self._closed:
             self._switch.come_together()
         if self._module_source is not None:
             self._module_source.detach()
@@ -575,9 +577,9 @@ class AdaptiveCompressor(Live):
 
         ``gravac.checkpoint`` saves those of all ranks. Loads with ``torch.load(weights_only=True)``.
         """
+        if self._switch is not None:
+            self._switch.prepare_to_save()
         outer = None if self._switch is None else self._switch.outer
-        if outer is not None:
-            outer.prepare_to_save()
         self._engine.drain()
         packed = pack(self.policy, self._engine, self._group)
         return packed if outer is None else {**packed, "outer": outer.with_own_weights(packed["outer"])}
@@ -636,8 +638,10 @@ class AdaptiveCompressor(Live):
         if self._closed:
             return
         self._closed = True
-        if self._switch is not None and self._switch.outer is not None:
-            self._switch.outer.hold()
+        if self._switch is not None:
+            if self._switch.outer is not None:
+                self._switch.outer.hold()
+            self._switch.unlisten()  # nobody is to put anchors into a module that others train from here on
         if self._module_source is not None:
             self._module_source.quiet = True
         failure: Exception | None = None
@@ -651,7 +655,7 @@ class AdaptiveCompressor(Live):
                 failure = error
             state = self._engine.state
             self._sinks(
-                EndRecord(state.step, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
+                EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
             )
             self._sinks.close()
         finally:

@@ -152,6 +152,7 @@ class NativeFields(Fields):
 
     made: Count
     travels: bool
+    uncounted: bool
 
 
 class RankState(Fields):

@@ -21,7 +21,9 @@ from gravac.settings import SettingsError
 from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 
 Admit = Callable[[RunState, Sequence[Form]], Admission]
-"""Admits candidates once the model and the ranks are known: of a run's state, and the gradients' shapes and dtypes."""
+"""Admits candidates once the model and the ranks are known: of a run's state, and the gradients' shapes and dtypes.
+
+If its attribute ``waits`` is true afterwards, it is called once more when the state has ``compute_s``."""
 
 
 ENOUGH = 8
@@ -106,7 +108,8 @@ class Deciding:
     def decide_first(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
         self._forms, self._computes = forms, []
-        self.forecasts, dropped, self._waits = self._admit(state, forms)
+        self.forecasts, dropped = self._admit(state, forms)
+        self._waits = bool(getattr(self._admit, "waits", False))
         if self.restored is not None:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
@@ -160,7 +163,8 @@ class Deciding:
             return
         state.compute_s, self._computes = statistics.median(self._computes), []
         before = self.forecasts
-        self.forecasts, dropped, self._waits = self._admit(state, self._forms)
+        self.forecasts, dropped = self._admit(state, self._forms)
+        self._waits = False
         if self.forecasts == before:
             return
         ends = measured.first + measured.steps

@@ -329,9 +329,9 @@ class Engine:
         self.executor.call(lambda: self._end(fill), lambda failure: None)
 
     def conclude(self) -> None:
-        """Have the ranks start to agree on all steps that have ended. Called on every rank, between ``end`` and ``begin``.
+        """Have the ranks start to agree on all steps that have ended.
 
-        ``concluded`` follows before the next ``begin``.
+        Called on every rank between ``end`` and ``begin``; ``concluded`` follows before the next ``begin``.
         """
         self.executor.call(self._conclude, lambda failure: None)
 

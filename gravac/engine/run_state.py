@@ -58,10 +58,12 @@ class NativeState:
     Attributes:
         made: number of steps made of the present stretch.
         travels: whether the ranks have not decided by the stretch before yet.
+        uncounted: whether a step was made that is not in ``made`` yet.
     """
 
     made: int = 0
     travels: bool = False
+    uncounted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -163,5 +165,6 @@ class RunState:
         self.totals = RunTotals(**plain["totals"])
         self.history = [DecisionRecord(**record) for record in plain["history"]]
         self.compute_s = plain["compute_s"]
-        self.native.made, self.native.travels = plain["native"]["made"], plain["native"]["travels"]
+        for name, of_native in plain["native"].items():
+            setattr(self.native, name, of_native)
         self.candidates = [[*identity] for identity in plain["candidates"]]

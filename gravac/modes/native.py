@@ -53,7 +53,7 @@ class NativeWatch:
         self._settling, self._seconds, self._since = SETTLING, [], None
         self._length = self._to_watch()
         if not taken_up:
-            self._state.made, self._state.travels = 0, False
+            self._state.made, self._state.travels, self._state.uncounted = 0, False, False
         elif self._state.travels:
             self._engine.conclude()
 

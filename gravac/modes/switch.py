@@ -182,7 +182,7 @@ class Switch:
             return
         self._watch.pause()
         if self.outer is not None:
-            self.outer.hold()
+            self.outer.evaluate()
 
     def _forward_starts(self, *_: object) -> None:
         if not torch.is_grad_enabled():
@@ -214,9 +214,22 @@ class Switch:
     def _native_starts(self) -> None:
         if not self._source.synced:
             return
-        candidate = self._watch.forward_starts(self._source.averaged())
+        candidate = self._watch.forward_starts(self._has_averaged())
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
             self._change_to(candidate)
+
+    def _has_averaged(self) -> bool:
+        """Tell whether DDP has averaged since the last call, or had when a checkpoint was saved."""
+        native = self._engine.state.native
+        averaged, native.uncounted = self._source.averaged() or native.uncounted, False
+        return averaged
+
+    def prepare_to_save(self) -> None:
+        """Have the state tell all that was done, at a point between two steps. Called on every rank."""
+        if self.mode == "native":
+            self._engine.state.native.uncounted = self._has_averaged()
+        if self.outer is not None:
+            self.outer.prepare_to_save()
 
     def _hook_starts(self) -> None:
         decided = self._source.decided
