@@ -6,15 +6,8 @@ from dataclasses import dataclass
 
 from gravac.candidate import DENSE, Mode
 from gravac.compressors import COMPRESSORS
+from gravac.modes.outer.efficiency import doubt
 from gravac.telemetry.words import bytes_words
-
-DOUBT, SHORT_DOUBT, SHORT = 0.6, 0.7, 5
-"""Factors in the efficiency of outer steps that gravac goes by, the second at no more than ``SHORT`` steps apart."""
-
-
-def doubt(every: int) -> float:
-    """Return the factor in the efficiency of outer steps that gravac goes by, as long as nothing measures progress."""
-    return SHORT_DOUBT if every <= SHORT else DOUBT
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gravac.costmodel import Prediction
-from gravac.lab.advise.option import Option, doubt
+from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import MOST_EVERY
+from gravac.modes.outer.efficiency import doubt
 
 MARGIN = 1.05
 """Ratio of two predicted step times below which they count as equal: predictions are not more exact than that."""
