@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import AllReduce
 from gravac.lab.training.methods import NATIVE, Method
 from gravac.modes.outer.round_state import RoundState
@@ -70,6 +70,11 @@ class Exchange:
         """Return a copy of the model's state that all ranks share, without waiting for what travels."""
         module = getattr(self.module, "module", self.module)
         return {name: value.clone() for name, value in module.state_dict().items()}
+
+    @property
+    def mode(self) -> Mode:
+        """Who exchanged in the last step that is known."""
+        return "native"
 
     @property
     def cf(self) -> float | None:
@@ -214,6 +219,11 @@ class OurExchange(Exchange):
         return self._made.synced()
 
     @property
+    def mode(self) -> Mode:
+        """See ``Exchange``."""
+        return self._steps[-1].mode if self._steps else self._made.mode
+
+    @property
     def cf(self) -> float | None:
         """See ``Exchange``."""
         return self._steps[-1].cf if self._steps else None
@@ -226,7 +236,9 @@ class OurExchange(Exchange):
     @property
     def every(self) -> int | None:
         """See ``Exchange``."""
-        return self._made.every if self.method.apart else None
+        if not self.method.apart:
+            return None
+        return self._steps[-1].every if self._steps else self._made.every
 
     def exchanges(self) -> int | None:
         """See ``Exchange``."""
