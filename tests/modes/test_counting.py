@@ -169,7 +169,7 @@ def test_what_cannot_train_apart_is_refused_by_name() -> None:
 
 
 def joined(rank: int, world: int) -> tuple[list[str], bool]:
-    """Rank 1 runs out of inputs first, in a join that begins with the run, and in one that begins after native steps."""
+    """Rank 1 runs out of inputs first: in a join that begins with the run, and in one after native steps."""
     modes, equal = [], True
     for plan, before in ((script((0, HOOK), (4, NATIVE)), 0), (script((0, NATIVE)), 9)):
         ddp = parallel(network(2))
