@@ -18,7 +18,7 @@ Nothing changes within an optimizer's step, since a closure runs forwards there.
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -42,14 +42,32 @@ class Source(Protocol):
     Attributes:
         outside: module that the training loop calls; its forwards begin steps.
         inside: module without wrappers, whose weights are trained.
-        decided: candidate that was decided when the last step by the hook began; ``None`` before the first.
-        send_whole: whether the next step by the hook sends all residuals, dense.
     """
 
     outside: torch.nn.Module
     inside: torch.nn.Module
-    decided: "Future[Candidate] | None"
-    send_whole: bool
+
+    @property
+    def decided(self) -> "Future[Candidate] | None":
+        """Candidate that was decided when the last step by the hook began; ``None`` before the first."""
+
+    @decided.setter
+    def decided(self, decided: "Future[Candidate] | None") -> None: ...
+
+    @property
+    def send_whole(self) -> bool:
+        """Whether the next step by the hook sends all residuals, dense."""
+
+    @send_whole.setter
+    def send_whole(self, send_whole: bool) -> None: ...
+
+    @property
+    def in_join(self) -> bool:
+        """Whether ranks may run out of inputs, and then answer no round."""
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether all ranks take rank 0's buffers as they train."""
 
     @property
     def synced(self) -> bool:
@@ -106,12 +124,12 @@ class Switch:
         policy: settings of the run.
         optimizers: all that train the module.
         scaler: scales the loss, if there is one.
-        seed: the run's seed.
 
     Attributes:
         mode: who exchanges in the present step; ``None`` before the first forward with gradients.
         outer: what ranks do that train apart; ``None`` unless they do.
         changes: changes of mode so far.
+        without_native: called before the first decision if no native steps may be decided.
     """
 
     def __init__(
@@ -126,6 +144,7 @@ class Switch:
         self.outer: OuterSteps | None = None
         self.changes: list[ModeChange] = []
         self.rounds_before = 0
+        self.without_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._watch = NativeWatch(engine, self._learning_rate)
@@ -134,7 +153,6 @@ class Switch:
         self._within = 0
         self._stepped: set[int] = set()
         self._residuals: dict[str, torch.Tensor] = {}
-        self._loading = False
         self._handles: list[Any] = []
 
     # what is seen of training
@@ -142,12 +160,13 @@ class Switch:
     def listen(self) -> None:
         """Register the hooks."""
         outside, inside = self._source.outside, self._source.inside
+        model: Any = innermost(inside)
         self._handles = [
             inside.register_forward_pre_hook(LeftBehind(self._module_starts)),
             outside.register_forward_pre_hook(LeftBehind(self._forward_starts)),
             outside.register_forward_hook(LeftBehind(self._forward_ended), always_call=True),
-            innermost(inside).register_state_dict_post_hook(LeftBehind(self._saved)),
-            innermost(inside).register_load_state_dict_post_hook(LeftBehind(self._loaded)),
+            model.register_state_dict_post_hook(LeftBehind(self._saved)),
+            model.register_load_state_dict_post_hook(LeftBehind(self._loaded)),
         ]
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._step_starts))
@@ -165,11 +184,16 @@ class Switch:
             return
         self._watch.pause()
         if self.outer is not None:
-            self.outer.hold()
+            self.outer.evaluate()
 
     def _forward_starts(self, *_: object) -> None:
         if not torch.is_grad_enabled():
             return
+        if self._source.in_join and self._policy.every != (1, 1):
+            raise RuntimeError(
+                f"every: {self._policy.every}, and under join() ranks run out of inputs and then answer no round; use "
+                "every=1, or train as many steps on all ranks"
+            )
         if self.mode is None:
             self._begin()
         if self.mode == "native":
@@ -181,6 +205,8 @@ class Switch:
 
     def _begin(self) -> None:
         """Begin as decided, before the first step."""
+        if self._source.in_join:
+            self.without_native()
         if self.outer is not None:  # a checkpoint brought it
             self._set_mode("outer")
             self._source.part()
@@ -190,14 +216,27 @@ class Switch:
             self._change_to(self._engine.decide_first().result())
 
     def _native_starts(self) -> None:
-        if not self._source.synced:
+        if not self._source.synced or self._source.in_join:  # a rank without inputs has no forward to count
             return
-        candidate = self._watch.forward_starts(self._source.averaged())
+        candidate = self._watch.forward_starts(self._has_averaged())
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
             self._change_to(candidate)
 
+    def _has_averaged(self) -> bool:
+        """Tell whether DDP has averaged since the last call, or had when a checkpoint was saved."""
+        native = self._engine.state.native
+        averaged, native.uncounted = self._source.averaged() or native.uncounted, False
+        return averaged
+
+    def prepare_to_save(self) -> None:
+        """Have the state tell all that was done, at a point between two steps. Called on every rank."""
+        if self.mode == "native":
+            self._engine.state.native.uncounted = self._has_averaged()
+        if self.outer is not None:
+            self.outer.prepare_to_save()
+
     def _hook_starts(self) -> None:
-        decided = self._source.decided
+        decided = None if self._source.in_join else self._source.decided
         if decided is not None and decided.done() and decided.exception() is None:
             candidate = decided.result()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
@@ -224,17 +263,28 @@ class Switch:
             return
         self._source.restore()
         if self._opened:
-            for tensor in tensors_in(output):
+            found: list[Any] = tensors_in(output)
+            for tensor in found:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_began)
 
     def _backward_began(self, gradient: torch.Tensor) -> None:
         self._owed = True
 
-    def _step_starts(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Add residuals to the gradients: now, or when they are there if the step gets them of a closure."""
         self._within += 1
-        if self._residuals:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
             self._add_residuals(optimizer)
+            return None
+
+        def closure_and_residuals() -> Any:
+            loss = closure()  # whose forward may be the one in which the ranks part
+            self._add_residuals(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": closure_and_residuals}
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._within -= 1
@@ -281,7 +331,7 @@ class Switch:
             self._source.use_native(candidate.cf)
             self._native_cf = candidate.cf
             self._source.averaged()
-            self._watch.start()
+            self._watch.start(taken_up=before is None)
             self._set_mode("native")
         else:
             if before is not None:
@@ -314,9 +364,15 @@ class Switch:
 
     def make_outer(self) -> OuterSteps:
         """Return what ranks do that train apart, from the weights that they all have now."""
-        policy = self._policy
-        inside = innermost(self._source.inside)
-        return OuterSteps(self._engine, inside, self._optimizers, policy.outer, policy.every, policy.seed)
+        policy, inside = self._policy, innermost(self._source.inside)
+        buffers = {name: buffer for name, buffer in inside.named_buffers() if torch.is_floating_point(buffer)}
+        settings = policy.outer
+        if not self._source.shares_buffers:
+            settings = settings(local_buffers=tuple(dict(inside.named_buffers())))
+        elif buffers:  # rank 0's, as the next forward of DDP would have them
+            job = together.copy_from_first(list(buffers.values()), (), self._engine.device)
+            self._engine.run_between_steps("the buffers that ranks part with", job).result()
+        return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
 
     def adopt(self, outer: OuterSteps) -> None:
         """Go on from outer steps that a checkpoint brought; called before the first forward with gradients."""
@@ -332,12 +388,10 @@ class Switch:
             return
         self.outer.close_rounds()
         self.rounds_before += self.outer.state.ended
-        parameters = {name: p for part in self.outer.state.fragments for name, p in part.parameters.items()}
+        tensors = self.outer.tensors
         self.outer = self._engine.state.outer = None
-        together.average_states(self._engine, self._optimizers)
-        if self._scaler is not None:
-            together.share_scaler(self._engine, self._scaler)
-        differing = together.differing_ranks(self._engine, parameters, self._optimizers)
+        job = together.come_together(tensors, self._optimizers, self._scaler, self._engine.device)
+        differing = self._engine.run_between_steps("what ranks share again after they trained apart", job).result()
         if differing:
             warnings.warn(
                 f"gravac: ranks {differing} differed from rank 0 when ranks that had trained apart came together, and "
@@ -345,11 +399,11 @@ class Switch:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            together.copy_from_first(self._engine, parameters, self._optimizers)
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add what was not sent before the ranks parted to this rank's own gradients, once."""
-        assert self.outer is not None
+        """Add what was not sent before the ranks parted to this rank's own gradients, once, if there is any."""
+        if not self._residuals or self.outer is None:
+            return
         names = {id(p): name for part in self.outer.state.fragments for name, p in part.parameters.items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:

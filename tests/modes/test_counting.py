@@ -12,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import SettingsError
+from gravac.sources import ddp_private
 from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import APART, HOOK, NATIVE, same, script
 from tests.modes.test_switch import OPTIMIZERS, compressor_of
@@ -24,23 +25,6 @@ STEPS = 80
 def loss_of(ddp: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
     x, y = batch(rank, step)
     return torch.nn.functional.cross_entropy(ddp(x), y)
-
-
-class Manual(torch.nn.Module):
-    """Lightning's manual optimization: backward and the optimizer's step within forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network(2)
-        self.trains: Any = None
-        self.scaler: Any = None
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.trains.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self.net(x), y)
-        loss.backward()
-        self.trains.step()
-        return loss.detach()
 
 
 def by_scaler(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
@@ -100,6 +84,8 @@ def dicts(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
 
 
 class TellsDict(torch.nn.Module):
+    """Returns its output in a dict."""
+
     def __init__(self) -> None:
         super().__init__()
         self.net = network(2)
@@ -116,12 +102,11 @@ PROGRAMS: dict[str, Any] = {
     "failing once": failing_once,
     "in turns": in_turns,
     "dicts": dicts,
-    "manual": None,
 }
 
 
 def counted(rank: int, world: int, name: str) -> dict[str, Any]:
-    model: Any = Manual() if name == "manual" else TellsDict() if name == "dicts" else network(2)
+    model = TellsDict() if name == "dicts" else network(2)
     ddp: Any = parallel(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if "scaler" in name else None
     trains: Any = OPTIMIZERS["adamw"](ddp.parameters())
@@ -135,16 +120,11 @@ def counted(rank: int, world: int, name: str) -> dict[str, Any]:
         optimizers = trains = [OPTIMIZERS["adamw"](halves[:3]), OPTIMIZERS["sgd"](halves[3:])]
     compressor = compressor_of(PLAN)
     compressor.attach(ddp, optimizers, scaler)
-    if name == "manual":
-        model.trains = trains
     pauses = random.Random(rank)
     modes, equal = [], []
     for step in range(STEPS):
         time.sleep(0.003 * pauses.random())
-        if name == "manual":
-            ddp(*batch(rank, step))
-        else:
-            PROGRAMS[name](ddp, trains, scaler, rank, step)
+        PROGRAMS[name](ddp, trains, scaler, rank, step)
         modes.append(compressor.mode)
         if compressor.mode != "outer":
             equal.append(same(ddp))
@@ -167,8 +147,6 @@ def refused(rank: int, world: int) -> list[str]:
     def cases() -> Iterator[tuple[torch.nn.Module, Any]]:
         net = network(2)
         yield net, torch.optim.LBFGS(net.parameters())
-        norm = torch.nn.Sequential(torch.nn.SyncBatchNorm(96), *network(2))
-        yield norm, torch.optim.SGD(norm.parameters(), lr=0.1)
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         net = network(2)
@@ -186,5 +164,54 @@ def refused(rank: int, world: int) -> list[str]:
 def test_what_cannot_train_apart_is_refused_by_name() -> None:
     first, second = processes(refused, 2)
     assert first == second
-    for name, text in zip(("LBFGS", "SyncBatchNorm", "ZeroRedundancyOptimizer", "optimizer"), first, strict=True):
+    for name, text in zip(("LBFGS", "ZeroRedundancyOptimizer", "optimizer"), first, strict=True):
         assert name in text
+
+
+def joined(rank: int, world: int) -> tuple[list[str], bool]:
+    """Rank 1 runs out of inputs first: in a join that begins with the run, and in one after native steps."""
+    modes, equal = [], True
+    for plan, before in ((script((0, HOOK), (4, NATIVE)), 0), (script((0, NATIVE)), 9)):
+        ddp = parallel(network(2))
+        trains = OPTIMIZERS["sgd"](ddp.parameters())
+        compressor = compressor_of(plan, every=1)
+        compressor.attach(ddp, trains)
+        for step in range(before):
+            trains.zero_grad()
+            loss_of(ddp, rank, step).backward()
+            trains.step()
+        with ddp.join():
+            for step in range(before, before + (20 if rank else 26)):
+                trains.zero_grad()
+                loss_of(ddp, rank, step).backward()
+                trains.step()
+        modes.append(compressor.mode)
+        equal = equal and same(ddp)
+        compressor.close()
+    return modes, equal
+
+
+def test_a_join_stays_in_the_mode_that_it_began_in() -> None:
+    assert processes(joined, 2) == [(["hook", "native"], True)] * 2
+
+
+def hidden(rank: int, world: int) -> tuple[str, str]:
+    """A torch that lacks a name: training apart is refused, averaging in each step keeps the hook."""
+    ddp = parallel(network(2))
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    ddp_private.STEERING = (*ddp_private.STEERING, "a_name_that_is_gone")
+    with pytest.raises(SettingsError) as told:
+        compressor_of(PLAN).attach(ddp, trains)
+    compressor = compressor_of(script((0, NATIVE)), every=1)
+    compressor.attach(ddp, trains)
+    for step in range(5):
+        loss_of(ddp, rank, step).backward()
+        trains.step()
+    mode = compressor.mode
+    compressor.close()
+    return mode, str(told.value)
+
+
+def test_where_torch_lacks_a_name_ranks_do_not_part_and_the_hook_stays() -> None:
+    for mode, text in processes(hidden, 2):
+        assert mode == "hook" and f"torch {torch.__version__} has no" in text and "a_name_that_is_gone" in text

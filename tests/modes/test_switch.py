@@ -18,15 +18,22 @@ TOUR = script((0, HOOK), (8, APART), (25, HOOK), (32, NATIVE), (45, APART), (62,
 
 STEPS = 120
 
+OPTIONS: list[dict[str, bool]] = [
+    {},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+    {"gradient_as_bucket_view": True},
+]
+
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
 }
 
 
-def compressor_of(entries: Any, **settings: Any) -> AdaptiveCompressor:
+def compressor_of(entries: Any, every: int | tuple[int, int] = (1, 5), **settings: Any) -> AdaptiveCompressor:
     return AdaptiveCompressor(
-        topk, (10, 10), controller=Scripted(script=entries), every=(1, 5), dense_below=0, **settings
+        topk, (10, 10), controller=Scripted(script=entries), every=every, dense_below=0, **settings
     )
 
 
@@ -52,9 +59,7 @@ def seen_on_tour(rank: int, world: int, optimizer: str, options: dict[str, Any],
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
-    "options", [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}], ids=str
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_ranks_change_at_the_same_step_and_are_the_same_whenever_they_are_one(
     optimizer: str, options: dict[str, Any]
 ) -> None:

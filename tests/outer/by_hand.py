@@ -21,9 +21,10 @@ from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
 from gravac.live import Live
 from gravac.modes.outer.apart import OuterSteps
-from gravac.modes.outer.starting import check_memory, described_optimizer, device_of, same_on_all_ranks, share
+from gravac.modes.outer.starting import described_optimizer, device_of, same_on_all_ranks
 from gravac.policy import OuterSettings
 from gravac.settings import SettingsError
+from gravac.sources.weights import check_memory, share
 from gravac.telemetry.records import DecisionRecord
 
 OUTER = tuple(OuterSettings.model_fields)

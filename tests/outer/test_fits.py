@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gravac import Static, dense
-from gravac.modes.outer.starting import share
+from gravac.sources.weights import share
 from tests.outer.by_hand import OuterByHand
 from tests.outer.ranks import SGD, Ranks, equal, inner_step, network
 from tests.outer.test_outer import saved

@@ -13,7 +13,7 @@ import torch
 
 from gravac.averaging.plan import Piece
 from gravac.exchange.executor import Verdict, choose
-from gravac.modes.outer.starting import refuse_overlap
+from gravac.sources.weights import refuse_overlap
 
 PREFIX = "buffer:"
 """Beginning of the names that buffers travel by, so that none is taken for a parameter."""
@@ -58,6 +58,11 @@ class Buffers:
     def own(self) -> dict[str, torch.Tensor]:
         """What the rank has now, by name and of any shapes: buffers that are averaged, and those that are not."""
         return {name: buffer.detach() for name, buffer in self._module.named_buffers()}
+
+    @property
+    def live(self) -> list[torch.Tensor]:
+        """The buffers that are averaged, as the module has them now."""
+        return list(self._live.values())
 
     @property
     def _live(self) -> dict[str, torch.Tensor]:

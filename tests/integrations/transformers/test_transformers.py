@@ -5,12 +5,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.integrations import apart
 from tests.integrations.by_hand import assert_resumed, assert_same, ranks
 
 pytestmark = pytest.mark.framework
 
 program = pytest.importorskip("tests.integrations.transformers.program")
+apart_program = pytest.importorskip("tests.integrations.transformers.apart_program")
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -62,3 +65,30 @@ def test_the_trainer_may_find_a_smaller_batch_size(tmp_path: Path) -> None:
     for exchanged, batch in ranks(program.smaller_batches, tmp_path):
         assert exchanged == program.STEPS
         assert 0 < batch < 4
+
+
+@pytest.mark.parametrize(("every", "accumulate"), apart.ONE_CELL)
+def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
+    runs = ranks(apart_program.went_on, tmp_path, every, accumulate)
+    apart.assert_trained_apart(runs)
+    for each in runs:
+        apart.assert_went_on(each, accumulate)
+
+
+@pytest.mark.parametrize(("every", "accumulate"), apart.OTHER_CELLS)
+def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
+    for each in ranks(apart_program.went_on, tmp_path, every, accumulate):
+        apart.assert_went_on(each, accumulate)
+
+
+@pytest.mark.parametrize("best", [False, True], ids=["last", "best"])
+def test_every_checkpoint_has_the_loss_that_was_evaluated_and_the_best_stays(best: bool, tmp_path: Path) -> None:
+    first, second = ranks(apart_program.saved, tmp_path, best)
+    assert first["seen"] == second["seen"] == first["of files"] == second["of files"]
+    assert set(first["seen"]) == set(range(4, apart.STEPS + 1, 4))
+    assert first["logged"] == second["logged"]
+    for rank in (first, second):
+        assert all(rank["shared"])
+        assert rank["apart"][8] and rank["apart"][16] and not rank["apart"][apart.STEPS]
+        assert torch.equal(rank["weights"], rank["best"]) == best
+    assert torch.equal(first["weights"], second["weights"])
