@@ -93,7 +93,7 @@ def test_result_says_paced_when_it_is_and_only_then(paced: bool) -> None:
         "float16",
         "every=(1, 100)",
         "LOST",
-        "apart",
+        "of its steps 100% by gravac's hook",
         "loss.png",
         "not reached",
         "tensorboard --logdir runs/x",

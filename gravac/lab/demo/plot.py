@@ -112,7 +112,7 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     axes.plot([0, seconds], [target] * 2, zorder=1, **reach)
     axes.legend(loc="upper right", frameon=False, fontsize=9, handlelength=2.2)
     ends = [run.at_time(seconds) for run in comparison.outcomes]
-    for run, at in zip(comparison.outcomes, spread(ends, 0.085 * (high - low), (low, high)), strict=True):
+    for run, at in zip(comparison.outcomes, spread(ends, 0.065 * (high - low), (low, high)), strict=True):
         axes.annotate(
             f"{run.label}  {run.at_time(seconds):.2f}",
             (seconds, at),
