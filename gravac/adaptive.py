@@ -280,15 +280,16 @@ class AdaptiveCompressor(Live):
     ) -> None:
         for optimizer in optimizers or (None,):
             refuse_unfit(ddp, self.policy.base, optimizer)
-        switches = self.policy.native or self.policy.every != (1, 1)
-        if switches:
-            Reducer(ddp)
+        native = () if not self.policy.native else native_formats(ddp, scaler)
+        if self.policy.every != (1, 1):
+            Reducer(ddp)  # which refuses a torch that lacks what ranks need to train apart
+        switches = bool(native) or self.policy.every != (1, 1)
         group = self._given_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
         self._adapter.bind(ddp)
-        self._admission.native = native_formats(ddp, scaler) if self.policy.native else ()
+        self._admission.native = native
         self._ready(ddp.module, optimizers, scaler, {})
         self._adapter.follow(ddp, optimizers[0] if optimizers else None)
         self._adapter.loss_scale = self._loss_scale(scaler)
@@ -337,6 +338,10 @@ class AdaptiveCompressor(Live):
             self._engine.averager.feedback.guard()
         self._attached = True
 
+    def _without_native(self) -> None:
+        """Admit no candidates of native steps."""
+        self._admission.native = ()
+
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
         return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.looks)
 
@@ -348,6 +353,7 @@ class AdaptiveCompressor(Live):
     ) -> None:
         """Have steps run in the mode that is decided."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler)
+        self._switch.without_native = self._without_native
         self._take_up_outer()
         self._switch.listen()
 
@@ -736,6 +742,14 @@ def moments_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 def native_formats(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
-    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges."""
+    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges.
+
+    None if native steps cannot be counted: this torch lacks what that takes, or the model has a single parameter.
+    """
+    try:
+        if not Reducer(ddp).counts_surely:
+            return ()
+    except SettingsError:
+        return ()
     formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
     return (1.0, 2.0) if formats == {torch.float32} and scaler is None else (1.0,)
