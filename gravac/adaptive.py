@@ -33,7 +33,7 @@ from gravac.live import Live
 from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
-from gravac.modes.outer.starting import same_on_all_ranks
+from gravac.modes.outer.starting import device_of, same_on_all_ranks
 from gravac.modes.switch import ModeChange, Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
@@ -280,15 +280,16 @@ class AdaptiveCompressor(Live):
     ) -> None:
         for optimizer in optimizers or (None,):
             refuse_unfit(ddp, self.policy.base, optimizer)
-        switches = self.policy.native or self.policy.every != (1, 1)
-        if switches:
-            Reducer(ddp)
+        native = () if not self.policy.native else native_formats(ddp, scaler)
+        if self.policy.every != (1, 1):
+            Reducer(ddp)  # which refuses a torch that lacks what ranks need to train apart
+        switches = bool(native) or self.policy.every != (1, 1)
         group = self._given_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
         self._adapter.bind(ddp)
-        self._admission.native = native_formats(ddp, scaler) if self.policy.native else ()
+        self._admission.native = native
         self._ready(ddp.module, optimizers, scaler, {})
         self._adapter.follow(ddp, optimizers[0] if optimizers else None)
         self._adapter.loss_scale = self._loss_scale(scaler)
@@ -337,6 +338,10 @@ class AdaptiveCompressor(Live):
             self._engine.averager.feedback.guard()
         self._attached = True
 
+    def _without_native(self) -> None:
+        """Admit no candidates of native steps."""
+        self._admission.native = ()
+
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
         return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.looks)
 
@@ -348,6 +353,7 @@ class AdaptiveCompressor(Live):
     ) -> None:
         """Have steps run in the mode that is decided."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler)
+        self._switch.without_native = self._without_native
         self._take_up_outer()
         self._switch.listen()
 
@@ -357,6 +363,8 @@ class AdaptiveCompressor(Live):
         if setting not in ("on", "off"):
             raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
         alone = not dist.is_initialized() or dist.get_world_size(self._given_group) == 1
+        if not alone and isinstance(module, torch.nn.Module):
+            check_alike({OFF: setting}, device_of(module), self._given_group)
         if setting == "off":
             why = f"{OFF}=off in the environment"
         elif alone and self.policy.native:
@@ -390,7 +398,7 @@ class AdaptiveCompressor(Live):
             self._attached = self._idle = False
             return
         self._engine.drain()
-        if self._switch is not None:
+        if self._switch is not None and not self._closed:
             self._switch.come_together()
         if self._module_source is not None:
             self._module_source.detach()
@@ -635,8 +643,10 @@ class AdaptiveCompressor(Live):
         if self._closed:
             return
         self._closed = True
-        if self._switch is not None and self._switch.outer is not None:
-            self._switch.outer.hold()
+        if self._switch is not None:
+            if self._switch.outer is not None:
+                self._switch.outer.hold()
+            self._switch.unlisten()  # nobody is to put anchors into a module that others train from here on
         if self._module_source is not None:
             self._module_source.quiet = True
         failure: Exception | None = None
@@ -650,7 +660,7 @@ class AdaptiveCompressor(Live):
                 failure = error
             state = self._engine.state
             self._sinks(
-                EndRecord(state.step, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
+                EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
             )
             self._sinks.close()
         finally:
@@ -732,6 +742,14 @@ def moments_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 def native_formats(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
-    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges."""
+    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges.
+
+    None if native steps cannot be counted: this torch lacks what that takes, or the model has a single parameter.
+    """
+    try:
+        if not Reducer(ddp).counts_surely:
+            return ()
+    except SettingsError:
+        return ()
     formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
     return (1.0, 2.0) if formats == {torch.float32} and scaler is None else (1.0,)

@@ -15,6 +15,7 @@ from gravac.checkpoint import OnResize, load, save
 from gravac.checkpoint.ranks import Ranks
 from gravac.integrations.frameworks import (
     FOLDER,
+    Every,
     data_parallel,
     metrics,
     recipe,
@@ -35,16 +36,23 @@ def attach(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
+    every: Every = None,
     on_resize: OnResize = "mean",
     **settings: Any,
 ) -> AdaptiveCompressor:
     """Compress what a prepared model exchanges. Called on every rank, after ``prepare`` and before ``load_state``.
+
+    If ranks train apart, ``save_state`` and ``get_state_dict`` give the weights that all ranks share; each rank's own
+    weights and optimizer state are among gravac's states. ``compressor.synchronize()`` after the last step exchanges
+    what ranks learned since the last exchange.
 
     Args:
         accelerator: what prepared the model; its ``save_state`` writes every rank's state into the folder ``gravac`` of
             the checkpoint, and its ``load_state`` reads them.
         model: the model that ``prepare`` returned.
         optimizer: the optimizer that ``prepare`` returned.
+        every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
+            apart for ten steps; ``(1, 100)`` has the controller decide. ``None``: 1, or what ``policy`` says.
         on_resize: what becomes of residuals at another number of ranks: ``"mean"``, ``"keep"`` or ``"drop"``; see
             ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
@@ -56,7 +64,7 @@ def attach(
         SettingsError: a setting is wrong.
         TypeError: Accelerate trains with FSDP, DeepSpeed or Megatron-LM, or the model was not prepared.
     """
-    compressor = recipe(settings, on_resize)()
+    compressor = recipe(settings, on_resize, every)()
     if accelerator.num_processes == 1:
         tell_of_one_process("Accelerate")
         return compressor
@@ -66,10 +74,18 @@ def attach(
         if (folder := state_folder(checkpoint, models, ddp)) is not None:
             save(folder, compressor)
 
-    def load_state(models: Sequence[torch.nn.Module], checkpoint: str) -> None:
-        if (folder := state_folder(checkpoint, models, ddp)) is not None:
-            load_if_there(folder, compressor, on_resize)
+    to_load: list[Path] = []
 
+    def load_state(models: Sequence[torch.nn.Module], checkpoint: str) -> None:
+        folder = state_folder(checkpoint, models, ddp)
+        to_load[:] = [] if folder is None else [folder]
+
+    def optimizer_loaded(_: torch.optim.Optimizer) -> None:
+        # Accelerate has loaded weights, then the optimizer, as rank 0 saved them: each rank's own come last
+        if to_load:
+            load_if_there(to_load.pop(), compressor, on_resize)
+
+    torch_optimizer(optimizer).register_load_state_dict_post_hook(optimizer_loaded)
     accelerator.register_save_state_pre_hook(save_state)
     accelerator.register_load_state_pre_hook(load_state)
     return compressor
@@ -86,8 +102,15 @@ def connect(
         TypeError: what is trained is not a DistributedDataParallel module.
     """
     ddp = data_parallel(model, f"distributed_type: {accelerator.distributed_type.value}")
-    compressor.attach(ddp, getattr(optimizer, "optimizer", optimizer), accelerator.scaler)
+    compressor.attach(ddp, torch_optimizer(optimizer), accelerator.scaler)
     return ddp
+
+
+def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return torch's optimizer of what ``prepare`` returned."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    assert isinstance(inner, torch.optim.Optimizer)
+    return inner
 
 
 def load_if_there(folder: Path, compressor: AdaptiveCompressor, on_resize: OnResize) -> None:

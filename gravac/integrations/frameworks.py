@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint.resize import OnResize, check_on_resize
+from gravac.settings import SettingsError
 
 FOLDER = "gravac"
 """Name of the folder in a framework's checkpoint, or of the key in its one file, that holds all ranks' states."""
@@ -18,23 +19,32 @@ FOLDER = "gravac"
 STEP = "gravac_step/"
 """Beginning of the names of what a framework logs."""
 
+Every = int | tuple[int, int] | None
+"""Number of steps from one exchange to the next, or the bounds that the controller decides between. ``None``: what the
+policy says, and without a policy 1."""
+
 Recipe = Callable[[], AdaptiveCompressor]
 
 
-def recipe(settings: Mapping[str, Any], on_resize: OnResize) -> Recipe:
+def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None) -> Recipe:
     """Return what makes compressors of these settings, as often as training starts; it can be pickled if they can.
 
     Args:
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` if ``policy`` is among them.
         on_resize: what becomes of residuals at another number of ranks; see ``gravac.checkpoint.load``.
+        every: number of steps from one exchange to the next; see ``Every``.
 
     Raises:
         SettingsError: a setting, or ``on_resize``, is wrong. It is refused now, and not when training starts.
     """
     check_on_resize(on_resize)
-    make: Recipe = functools.partial(AdaptiveCompressor, **settings)
+    make: Recipe
     if "policy" in settings:
+        if every is not None:
+            raise SettingsError(f"every: {every!r} beside a policy, which says how often; set every in the policy")
         make = functools.partial(AdaptiveCompressor.from_policy, **settings)
+    else:
+        make = functools.partial(AdaptiveCompressor, every=1 if every is None else every, **settings)
     make()
     return make
 

@@ -9,6 +9,7 @@ from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint import OnResize, gather, load_gathered
 from gravac.integrations.frameworks import (
     FOLDER,
+    Every,
     data_parallel,
     metrics,
     recipe,
@@ -20,7 +21,12 @@ from gravac.integrations.frameworks import (
 class LightningHooks:
     """Attaches to the model when training starts, logs, keeps all ranks' states in the checkpoint, and closes.
 
+    If ranks train apart, what Lightning evaluates and saves are the weights that all ranks share; each rank's own
+    weights and optimizer state are among the states in the checkpoint.
+
     Args:
+        every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
+            apart for ten steps; ``(1, 100)`` has the controller decide. ``None``: 1, or what ``policy`` says.
         on_resize: what becomes of residuals at another number of ranks: ``"mean"``, ``"keep"`` or ``"drop"``; see
             ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
@@ -35,9 +41,9 @@ class LightningHooks:
     together: ClassVar[tuple[type[BaseException], ...]] = ()
     """Exceptions that end training on all ranks after the same step, so that a checkpoint can be gathered then."""
 
-    def __init__(self, *, on_resize: OnResize = "mean", **settings: Any) -> None:
+    def __init__(self, *, every: Every = None, on_resize: OnResize = "mean", **settings: Any) -> None:
         self.compressor: AdaptiveCompressor | None = None
-        self._make = recipe(settings, on_resize)
+        self._make = recipe(settings, on_resize, every)
         self._on_resize = on_resize
         self._loaded: dict[str, Any] | None = None
         self._apart = False
@@ -67,10 +73,19 @@ class LightningHooks:
         self.compressor = compressor
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log in the steps in which the Trainer does."""
+        """Log in the steps in which the Trainer does; after the last one exchange what ranks learned apart."""
+        if self.compressor is None:
+            return
         every = trainer.log_every_n_steps
-        if self.compressor is not None and every and trainer.global_step % every == 0:
+        if every and trainer.global_step % every == 0:
             pl_module.log_dict(metrics(self.compressor), batch_size=1)
+        if is_last_step(trainer):  # before the last validation, so that what is saved then is what was evaluated
+            self.compressor.synchronize()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Exchange what ranks learned apart since the last exchange, before ``ModelCheckpoint`` saves the last file."""
+        if self.compressor is not None:
+            self.compressor.synchronize()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Put all ranks' states into the checkpoint that rank 0 writes; called on every rank."""
@@ -93,8 +108,10 @@ class LightningHooks:
                 tell_of_no_state("the checkpoint")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close, also on Ctrl-C."""
+        """Close, also on Ctrl-C; what is saved then are the weights that all ranks share."""
         self._apart = not isinstance(exception, self.together)
+        if self.compressor is not None and not self._apart:
+            self.compressor.state_dict()  # finishes what is under way, which a closed compressor cannot
         self._close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -104,3 +121,11 @@ class LightningHooks:
     def _close(self) -> None:
         if self.compressor is not None:
             self.compressor.close()
+
+
+def is_last_step(trainer: Any) -> bool:
+    """Whether a batch ended after which the Trainer is known to train no more; the same on all ranks."""
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    if steps is not None and 0 <= steps <= trainer.global_step:
+        return True
+    return trainer.is_last_batch and epochs is not None and 0 <= epochs <= trainer.current_epoch + 1

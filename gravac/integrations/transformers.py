@@ -14,15 +14,21 @@ from transformers.trainer_utils import get_last_checkpoint
 from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint import OnResize, save
 from gravac.integrations.accelerate import connect, load_if_there
-from gravac.integrations.frameworks import FOLDER, metrics, recipe, tell_of_one_process
+from gravac.integrations.frameworks import FOLDER, Every, metrics, recipe, tell_of_one_process
 
 
 class GravacCallback(TrainerCallback):
     """Attaches when training starts, logs when the Trainer logs, and saves and goes on with the Trainer's checkpoints.
 
+    If ranks train apart, what the Trainer evaluates and saves are the weights that all ranks share; each rank's own
+    weights and optimizer state are among gravac's states. With ``average_tokens_across_devices``, the Trainer's
+    default, the ranks still sum a number in each step.
+
     Args:
         trainer: the Trainer that it is added to: what that hands its callbacks is neither the wrapped model, nor the
             scaler, nor the checkpoint that training goes on from.
+        every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
+            apart for ten steps; ``(1, 100)`` has the controller decide. ``None``: 1, or what ``policy`` says.
         on_resize: what becomes of residuals at another number of ranks: ``"mean"``, ``"keep"`` or ``"drop"``; see
             ``gravac.checkpoint.load``.
         settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``.
@@ -34,9 +40,9 @@ class GravacCallback(TrainerCallback):
         SettingsError: a setting is wrong.
     """
 
-    def __init__(self, trainer: Trainer, *, on_resize: OnResize = "mean", **settings: Any) -> None:
+    def __init__(self, trainer: Trainer, *, every: Every = None, on_resize: OnResize = "mean", **settings: Any) -> None:
         self.compressor: AdaptiveCompressor | None = None
-        self._make = recipe(settings, on_resize)
+        self._make = recipe(settings, on_resize, every)
         self._on_resize = on_resize
         self._trainer = trainer
         self._resumed: Path | None = None
@@ -73,6 +79,11 @@ class GravacCallback(TrainerCallback):
         if self._resumed is not None:
             load_if_there(self._resumed / FOLDER, compressor, self._on_resize)
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """After the last step, exchange what ranks learned apart: the Trainer evaluates and saves after this."""
+        if self._attached is not None and self.compressor is not None and control.should_training_stop:
+            self.compressor.synchronize()
+
     def on_log(
         self,
         args: TrainingArguments,
@@ -92,14 +103,31 @@ class GravacCallback(TrainerCallback):
             save(Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), self.compressor)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Close, and leave the model as it was: the Trainer trains on with it when ``train`` is called again."""
-        self._leave()
+        """Leave the model as it was, and close: the Trainer trains on with it when ``train`` is called again.
 
-    def _leave(self) -> None:
+        Ranks that trained apart are one again. They stay at the best model, if the Trainer has just loaded that.
+        """
+        self._leave(exchange=True)
+
+    def _leave(self, exchange: bool = False) -> None:
+        """Take the hook off, and close.
+
+        Args:
+            exchange: whether ranks that train apart become one again; not after an exception, which may have left them
+                at different steps.
+        """
         if self._attached is None or self.compressor is None:
             return
-        ddp, self._attached = self._attached(), None
-        self.compressor.close()
-        wrapped = self._trainer.model_wrapped
-        if ddp is not None and ddp is getattr(wrapped, "_orig_mod", wrapped):  # after an exception it may be another
+        if not exchange:
+            self.compressor.close()
+        if self._is_attached:
             self.compressor.detach()
+        self.compressor.close()
+        self._attached = None
+
+    @property
+    def _is_attached(self) -> bool:
+        """Whether the compressor is attached to what the Trainer trains: after an exception that may be another."""
+        ddp = None if self._attached is None else self._attached()
+        wrapped = self._trainer.model_wrapped
+        return ddp is not None and ddp is getattr(wrapped, "_orig_mod", wrapped)

@@ -18,7 +18,7 @@ Nothing changes within an optimizer's step, since a closure runs forwards there.
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -129,6 +129,7 @@ class Switch:
         mode: who exchanges in the present step; ``None`` before the first forward with gradients.
         outer: what ranks do that train apart; ``None`` unless they do.
         changes: changes of mode so far.
+        without_native: called before the first decision if no native steps may be decided.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class Switch:
         self.outer: OuterSteps | None = None
         self.changes: list[ModeChange] = []
         self.rounds_before = 0
+        self.without_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._watch = NativeWatch(engine, self._learning_rate)
@@ -182,11 +184,16 @@ class Switch:
             return
         self._watch.pause()
         if self.outer is not None:
-            self.outer.hold()
+            self.outer.evaluate()
 
     def _forward_starts(self, *_: object) -> None:
         if not torch.is_grad_enabled():
             return
+        if self._source.in_join and self._policy.every != (1, 1):
+            raise RuntimeError(
+                f"every: {self._policy.every}, and under join() ranks run out of inputs and then answer no round; use "
+                "every=1, or train as many steps on all ranks"
+            )
         if self.mode is None:
             self._begin()
         if self.mode == "native":
@@ -199,10 +206,7 @@ class Switch:
     def _begin(self) -> None:
         """Begin as decided, before the first step."""
         if self._source.in_join:
-            raise RuntimeError(
-                "gravac: under join() ranks run out of inputs, and then answer no round, nor count native steps; make "
-                "AdaptiveCompressor(every=1, native=False), which keeps the hook"
-            )
+            self.without_native()
         if self.outer is not None:  # a checkpoint brought it
             self._set_mode("outer")
             self._source.part()
@@ -212,7 +216,7 @@ class Switch:
             self._change_to(self._engine.decide_first().result())
 
     def _native_starts(self) -> None:
-        if not self._source.synced:
+        if not self._source.synced or self._source.in_join:  # a rank without inputs has no forward to count
             return
         candidate = self._watch.forward_starts(self._has_averaged())
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
@@ -232,7 +236,7 @@ class Switch:
             self.outer.prepare_to_save()
 
     def _hook_starts(self) -> None:
-        decided = self._source.decided
+        decided = None if self._source.in_join else self._source.decided
         if decided is not None and decided.done() and decided.exception() is None:
             candidate = decided.result()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
@@ -267,10 +271,20 @@ class Switch:
     def _backward_began(self, gradient: torch.Tensor) -> None:
         self._owed = True
 
-    def _step_starts(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Add residuals to the gradients: now, or when they are there if the step gets them of a closure."""
         self._within += 1
-        if self._residuals:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
             self._add_residuals(optimizer)
+            return None
+
+        def closure_and_residuals() -> Any:
+            loss = closure()  # whose forward may be the one in which the ranks part
+            self._add_residuals(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": closure_and_residuals}
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._within -= 1
@@ -387,8 +401,9 @@ class Switch:
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add what was not sent before the ranks parted to this rank's own gradients, once."""
-        assert self.outer is not None
+        """Add what was not sent before the ranks parted to this rank's own gradients, once, if there is any."""
+        if not self._residuals or self.outer is None:
+            return
         names = {id(p): name for part in self.outer.state.fragments for name, p in part.parameters.items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:

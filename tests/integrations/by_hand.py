@@ -47,20 +47,29 @@ def trained(losses: list[float], module: torch.nn.Module, compressor: AdaptiveCo
 
 
 def flat(tensors: Any) -> torch.Tensor:
-    return torch.cat([tensor.detach().flatten().clone() for tensor in tensors])
+    return torch.cat([tensor.detach().flatten().clone() for tensor in [torch.empty(0), *tensors]])
 
 
 def model() -> torch.nn.Module:
     return network(layers=2)
 
 
-def by_hand(batches: Sequence[Batch], accumulate: int = 1, scaler: torch.amp.GradScaler | None = None) -> Trained:
-    """Train on batches, and step after every ``accumulate`` of them; with a scaler in float16."""
+def by_hand(
+    batches: Sequence[Batch],
+    accumulate: int = 1,
+    scaler: torch.amp.GradScaler | None = None,
+    settings: dict[str, Any] = SETTINGS,
+    detach: bool = False,
+) -> Trained:
+    """Train on batches, and step after every ``accumulate`` of them; with a scaler in float16.
+
+    ``detach``: whether to leave the module to DDP in the end, as the Trainer's callback does.
+    """
     half, scaler = scaler is not None, scaler or torch.amp.GradScaler("cpu", enabled=False)
     ddp = DistributedDataParallel(model())
     optimizer = sgd(ddp)
     losses = []
-    with AdaptiveCompressor(**SETTINGS) as compressor:
+    with AdaptiveCompressor(**settings) as compressor:
         compressor.attach(ddp, optimizer, scaler)
         for position, (x, y) in enumerate(batches, 1):
             steps = position % accumulate == 0
@@ -73,6 +82,9 @@ def by_hand(batches: Sequence[Batch], accumulate: int = 1, scaler: torch.amp.Gra
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
+        compressor.synchronize()
+        if detach:
+            compressor.detach()
         return trained(losses, ddp.module, compressor)
 
 

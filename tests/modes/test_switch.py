@@ -31,9 +31,9 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def compressor_of(entries: Any, **settings: Any) -> AdaptiveCompressor:
+def compressor_of(entries: Any, every: int | tuple[int, int] = (1, 5), **settings: Any) -> AdaptiveCompressor:
     return AdaptiveCompressor(
-        topk, (10, 10), controller=Scripted(script=entries), every=(1, 5), dense_below=0, **settings
+        topk, (10, 10), controller=Scripted(script=entries), every=every, dense_below=0, **settings
     )
 
 

@@ -176,10 +176,19 @@ class OuterSteps:
         shared = {name: anchors[id(p)].to(p) for name, p in named if id(p) in anchors}
         return {**shared, **self.state.buffers.anchors}
 
+    def evaluate(self) -> None:
+        """Have the module hold the anchors, with what was under way, until ``release``. A rank may do it alone."""
+        if not self.held:
+            self._rounds.pause()
+            self.settle()
+            self.hold()
+
+    @torch.inference_mode(False)  # what is made here is trained on
     def hold(self) -> None:
         """Have the module hold the anchors. No collective is started: a rank may do it alone."""
         if self.held:
             return
+        self._rounds.pause()
         self._held_weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -196,7 +205,7 @@ class OuterSteps:
                 parameter.copy_(self._held_weights[name])
         self.state.buffers.put_back(self._held_buffers)
         self._held_weights, self._held_buffers, self.held = {}, {}, False
-        self.state.shares.trains()
+        self._rounds.resume()
 
     def start_from_module(self) -> None:
         """Begin a new round at the weights that were loaded into the module, on every rank the same.
@@ -208,6 +217,7 @@ class OuterSteps:
             return
         self.settle()
         self._held_weights, self._held_buffers, self.held = {}, {}, False
+        self._rounds.resume()
         for fragment in self.state.fragments:
             fragment.start_at(loaded)
         self.state.buffers.start_here()
@@ -228,16 +238,17 @@ class OuterSteps:
             wait: whether to wait for what is under way; if not, the anchors are without it.
         """
         was_held = self.held
-        with self._rounds.pause():
-            if wait:
-                self.settle()
-            self.hold()
-            try:
-                yield
-            finally:
-                if not was_held:
-                    self.release()
+        self._rounds.pause()
+        if wait:
+            self.settle()
+        self.hold()
+        try:
+            yield
+        finally:
+            if not was_held:
+                self.release()
 
+    @torch.inference_mode(False)
     def settle(self) -> None:
         """Wait until nothing is in flight; what has come is applied when it is due."""
         self._rounds.settle()

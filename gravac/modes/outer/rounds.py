@@ -11,9 +11,8 @@ turns, or are taken up whenever they come, a round takes what was decided when t
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 
 import torch
 
@@ -74,6 +73,7 @@ class Rounds:
         self._decision: Future[Candidate] | None = None  # of the round that began last
         self._step_began: list[float] = []
         self._idle = self._paused = 0.0
+        self._paused_since: float | None = None
 
     def leave(self, learning_rate: float) -> None:
         """Count a step, and exchange the fragments whose turn it is.
@@ -131,15 +131,17 @@ class Rounds:
         if self._journeys or (end_round and state.in_round):
             self._leave(state.in_round, state.in_round, learning_rate, dense)
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Leave the time in here out of the steps' times: nobody trains."""
-        since = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._paused += time.perf_counter() - since
-            self._state.shares.trains()
+    def pause(self) -> None:
+        """Leave the time from here to ``resume`` out of the steps' times: nobody trains."""
+        if self._paused_since is None:
+            self._paused_since = time.perf_counter()
+
+    def resume(self) -> None:
+        """The rank trains again."""
+        if self._paused_since is not None:
+            self._paused += time.perf_counter() - self._paused_since
+            self._paused_since = None
+        self._state.shares.trains()
 
     def finish(self) -> None:
         """Wait until nothing is in flight, and apply all of it."""
