@@ -7,7 +7,7 @@ A user's loop says nothing: ``AdaptiveCompressor.attach`` sees steps by itself (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,6 @@ from gravac import AdaptiveCompressor
 from gravac.averaging.plan import Form
 from gravac.building import RunAdmission
 from gravac.candidate import Candidate
-from gravac.checkpoint.state import check_place
 from gravac.collectives import Ledger
 from gravac.controllers.plain import identify
 from gravac.engine.admission import Admission, admit
@@ -220,14 +219,12 @@ class OuterByHand(Live):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         if self._rounds.begun:
-            raise RuntimeError("load_state_dict: this has made steps already; load into a new one")
-        plain = state.get("outer")
+            raise RuntimeError("load_state_dict: this has made steps already, and goes on; load into a new one, before its first step")
+        plain = state.get("outer") if isinstance(state, Mapping) else None
         if plain is None:
             raise SettingsError("outer: the state is of ranks that do not train apart")
         self.steps.check(plain, state.get("world"))
-        if state.get("world") is not None:
-            check_place(state, self._engine.state.rank, self._engine.state.world)
-        with self.steps.restoring(plain, of_other_ranks=state["world"] is None):
+        with self.steps.restoring(plain, of_other_ranks=state.get("world") is None):
             self.compressor.load_state_dict({**state, "outer": None})
         self.steps.release()
 
