@@ -21,7 +21,7 @@ NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense
 
 
 def admitted(
-    compute_s: float | None = None, native: tuple[float, ...] = (1.0, 2.0), **settings: Any
+    compute_s: float | None = None, at: tuple[float, ...] = (1.0, 2.0), **settings: Any
 ) -> tuple[Any, Any]:
     """Forecasts by candidate, and what admitted them, of two ranks on a slow link."""
     policy = Policy(**{"base": ladder, "controller": Goodput(), **settings})
