@@ -59,6 +59,8 @@ class Deciding:
     Attributes:
         decision: decision in force; ``None`` before the first step.
         forecasts: forecasts of the candidates admitted; none before the first step.
+        emit: takes records; called by the executor, or while it has nothing to do.
+        seconds: seconds of the training step that the ranks agreed on last; 0 before.
         restored: state of the controller, dumped, that the next ``decide_first`` restores; ``None``: there is none.
     """
 
@@ -74,6 +76,7 @@ class Deciding:
         self._controller = controller
         self._admit = admit
         self.emit = emit
+        self.seconds = 0.0
         self._reporting = reporting
         self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
@@ -145,6 +148,8 @@ class Deciding:
         if not local.restored:
             state.wire_ratio = local.wire_ratio
             self.emit(step_record(measured, local))
+        if math.isfinite(measured.seconds):
+            self.seconds = measured.seconds
         before = self.decision.runs
         state.controller, self.decision = self._controller.observe(state.controller, measured)
         changed = self.decision.runs != before

@@ -215,6 +215,7 @@ class Switch:
     def prepare_to_save(self) -> None:
         """Have the state tell all that was done, at a point between two steps. Called on every rank."""
         if self.mode == "native":
+            self._watch.prepare_to_save()
             self._engine.state.native.uncounted = self._has_averaged()
         if self.outer is not None:
             self.outer.prepare_to_save()
@@ -309,6 +310,8 @@ class Switch:
         before, since, sent_before = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
         if before == "outer":
             self.come_together()
+        elif before == "native":
+            self._watch.leave()
         if candidate.mode == "outer":
             self._part(candidate)
         elif candidate.mode == "native":

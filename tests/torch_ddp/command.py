@@ -26,7 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these tests")
     parser.add_argument("--native", action="store_true", help="without gravac only")
     parser.add_argument(
-        "--mode", choices=("hook", "switching", "apart"), default="hook", help="how gravac exchanges (hook); see rank.py"
+        "--mode",
+        choices=("hook", "switching", "apart"),
+        default="hook",
+        help="how gravac exchanges (hook); see rank.py",
     )
     parser.add_argument("--list", action="store_true", help="names of the tests, and run none")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time (2)")

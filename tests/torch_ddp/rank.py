@@ -27,7 +27,6 @@ from gravac import AdaptiveCompressor, Static, topk
 from tests.modes.scripted import DENSE, NATIVE, Scripted, script
 from tests.torch_ddp import cases, cpu
 
-
 MODE = "TORCH_DDP_MODE"
 """Name of the environment's variable that says how gravac is attached: a key of ``COMPRESSORS``."""
 
