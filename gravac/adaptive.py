@@ -602,10 +602,12 @@ class AdaptiveCompressor(Live):
             RuntimeError: this compressor has made steps already.
         """
         self._engine.drain()
-        if self._engine.decision is not None:
+        apart = None if self._switch is None else self._switch.outer
+        if self._engine.decision is not None or (apart is not None and apart.begun):
+            steps = self._engine.state.trained + (0 if apart is None else apart.state.in_round)
             raise RuntimeError(
-                f"load_state_dict: this compressor has made {self._engine.state.step} steps, and goes on from them; "
-                "load into a new AdaptiveCompressor, before its first backward"
+                f"load_state_dict: this compressor has made {steps} steps, and goes on from them; load into "
+                "a new AdaptiveCompressor, before its first backward"
             )
         outer = self._outer_of(state)
         with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.parallel import DistributedDataParallel
 
 from gravac import (
     AdaptiveCompressor,
@@ -259,8 +258,6 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
     module = network()
     with pytest.raises(RuntimeError, match="no process group: call"):
         OuterByHand(module, SGD(module.parameters()), every=10)
-    with pytest.raises(TypeError, match="module: it is wrapped in DistributedDataParallel"):
-        OuterByHand(DistributedDataParallel.__new__(DistributedDataParallel), SGD(module.parameters()))
 
 
 def test_a_state_of_something_else_is_refused() -> None:
