@@ -4,7 +4,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -26,22 +26,25 @@ from gravac.engine.codec_timing import time_codecs
 from gravac.engine.engine import Engine
 from gravac.engine.records import totals
 from gravac.exchange.alike import check_alike
-from gravac.exchange.executor import Executor
+from gravac.exchange.executor import Executor, Number
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.opening import Opened, open_executor
 from gravac.live import Live
 from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
-from gravac.modes.outer.starting import same_on_all_ranks
-from gravac.modes.switch import ModeChange, Source, Switch, innermost
+from gravac.modes.outer.starting import device_of, same_on_all_ranks
+from gravac.modes.switch import Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
-from gravac.sources.ddp import DDPAdapter, failed, refuse_unfit
+from gravac.sources.ddp import DDPAdapter, failed, refuse_momentum, refuse_unfit
 from gravac.sources.ddp_private import Reducer, refuse_apart, register, scale_of
 from gravac.sources.ddp_steering import SteeredDDP
 from gravac.sources.exchange_layout import ExchangeLayout
-from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
+from gravac.sources.module import ModuleSource
+from gravac.sources.module_steering import SteeredModule
+from gravac.sources.weights import share
+from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 from gravac.texts import text_of, texts_of
 
@@ -227,7 +230,7 @@ class AdaptiveCompressor(Live):
         check_chosen(self.policy.controller, *self.policy.every)
         self._adapter = DDPAdapter(self._engine)
         self._switch: Switch | None = None
-        self._source: Source | None = None
+        self._module_source: ModuleSource | None = None
         self._attached = self._closed = self._idle = False
         self._restored: dict[str, Any] | None = None
         self._restored_outer: Mapping[str, Any] | None = None
@@ -259,37 +262,98 @@ class AdaptiveCompressor(Live):
         """
         self._check_free()
         optimizers = optimizers_of(optimizer, self.policy.every)
-        ddp = innermost(module) if isinstance(module, torch.nn.Module) else module
-        if self._stays_idle(ddp):
+        inner = innermost(module) if isinstance(module, torch.nn.Module) else module
+        if self._stays_idle(inner):
             self._attached = self._idle = True
             return
-        for trains in optimizers or (None,):
-            refuse_unfit(ddp, self.policy.base, trains)
-        assert isinstance(ddp, DistributedDataParallel)
-        switches = self.policy.native or self.policy.every != (1, 1)
+        scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
+        if isinstance(inner, DistributedDataParallel):
+            self._attach_ddp(inner, optimizers, scaler)
+        else:
+            self._attach_module(module, optimizers, scaler)
+
+    def _attach_ddp(
+        self,
+        ddp: DistributedDataParallel,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        for optimizer in optimizers or (None,):
+            refuse_unfit(ddp, self.policy.base, optimizer)
+        native = () if not self.policy.native else native_formats(ddp, scaler)
         if self.policy.every != (1, 1):
-            refuse_apart(ddp, optimizers)
-        if switches:
-            Reducer(ddp)
+            Reducer(ddp)  # which refuses a torch that lacks what ranks need to train apart
+        switches = bool(native) or self.policy.every != (1, 1)
         group = self._given_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
         self._adapter.bind(ddp)
-        scaled = grad_scaler is not None and grad_scaler.is_enabled()
-        self._foresee(ddp, optimizers, scaled)
-        self._open({"grad_scaler": "enabled" if scaled else "none", **self._same_apart(ddp.module)})
-        self._attached = True
+        self._admission.native = native
+        self._ready(ddp.module, optimizers, scaler, {})
         self._adapter.follow(ddp, optimizers[0] if optimizers else None)
-        if grad_scaler is not None and scaled:
-            self._adapter.loss_scale = scale_of(grad_scaler, device=not self._engine.schedule.looks)
-            self._engine.averager.feedback.guard()
+        self._adapter.loss_scale = self._loss_scale(scaler)
         register(ddp, self.hook)
-        if not switches:
+        if switches:
+            self._steer(SteeredDDP(self._adapter, ddp, self.hook), optimizers, scaler)
+        else:
             self._adapter.watch()
-            return
-        source = SteeredDDP(self._adapter, ddp, self.hook)
-        self._switch = Switch(self._engine, source, self.policy, optimizers, grad_scaler if scaled else None)
+
+    def _attach_module(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"module: attach needs a torch.nn.Module, got {type(module).__name__}")
+        for optimizer in optimizers:
+            refuse_momentum(self.policy.base, optimizer)
+        source = ModuleSource(self._engine)
+        source.bind(module)
+        self._ready(module, optimizers, scaler, source.same)
+        share(module, self._group)
+        source.loss_scale = self._loss_scale(scaler)
+        self._steer(SteeredModule(source, module), optimizers, scaler)
+        source.watch(module, optimizers[0] if optimizers else None)
+        self._module_source = source
+
+    def _ready(
+        self,
+        module: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        same: Mapping[str, str],
+    ) -> None:
+        """Compare what must be the same on all ranks, and make what runs the steps of a module that is known now."""
+        inside = innermost(module)
+        if self.policy.every != (1, 1):
+            refuse_apart(module, optimizers)
+            same = {**same, **same_on_all_ranks(inside, self.policy.outer)}
+        self._check_kept()
+        trained = sum(parameter.numel() for parameter in inside.parameters() if parameter.requires_grad)
+        self._admission.leaving_bytes = 4 * trained * (1 + max(map(moments_of, optimizers), default=0))
+        self._open({"grad_scaler": "none" if scaler is None else "enabled", **same})
+        if scaler is not None:
+            self._engine.averager.feedback.guard()
+        self._attached = True
+
+    def _without_native(self) -> None:
+        """Admit no candidates of native steps."""
+        self._admission.native = ()
+
+    def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
+        return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.looks)
+
+    def _steer(
+        self,
+        source: Source,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        """Have steps run in the mode that is decided."""
+        self._switch = Switch(self._engine, source, self.policy, optimizers, scaler)
+        self._switch.without_native = self._without_native
         self._take_up_outer()
         self._switch.listen()
 
@@ -299,6 +363,8 @@ class AdaptiveCompressor(Live):
         if setting not in ("on", "off"):
             raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
         alone = not dist.is_initialized() or dist.get_world_size(self._given_group) == 1
+        if not alone and isinstance(module, torch.nn.Module):
+            check_alike({OFF: setting}, device_of(module), self._given_group)
         if setting == "off":
             why = f"{OFF}=off in the environment"
         elif alone and self.policy.native:
@@ -307,20 +373,6 @@ class AdaptiveCompressor(Live):
             return False
         warnings.warn(f"gravac: {why}: training goes on as without gravac", stacklevel=3)
         return True
-
-    def _foresee(self, ddp: DistributedDataParallel, optimizers: Sequence[torch.optim.Optimizer], scaled: bool) -> None:
-        """Tell what admits candidates of native steps, and of what coming together again takes."""
-        formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
-        float16 = formats == {torch.float32} and not scaled
-        self._admission.native = ((1.0, 2.0) if float16 else (1.0,)) if self.policy.native else ()
-        moments = max((moments_of(optimizer) for optimizer in optimizers), default=0)
-        elements = sum(parameter.numel() for parameter in ddp.parameters() if parameter.requires_grad)
-        self._admission.leaving_bytes = 4 * elements * (1 + moments)
-
-    def _same_apart(self, module: torch.nn.Module) -> dict[str, str]:
-        """Return what must be the same on all ranks so that they may train apart, as text, by name."""
-        outer = self.policy.outer
-        return {} if self.policy.every == (1, 1) else same_on_all_ranks(innermost(module), outer)
 
     def _take_up_outer(self) -> None:
         """Go on from a dumped state of ranks that train apart, if one was loaded before the module was known."""
@@ -348,7 +400,11 @@ class AdaptiveCompressor(Live):
         self._engine.drain()
         if self._switch is not None and not self._closed:
             self._switch.come_together()
-        self._adapter.detach()
+        if self._module_source is not None:
+            self._module_source.detach()
+            self._module_source = None
+        else:
+            self._adapter.detach()
         if self._switch is not None:
             self._switch.unlisten()
             self._switch = None
@@ -382,9 +438,13 @@ class AdaptiveCompressor(Live):
         Raises:
             RuntimeError: nothing is attached.
         """
-        if self._adapter.ddp is None:
-            raise RuntimeError("accumulate: attach a module first")
-        return self._adapter.ddp.no_sync()
+        if self._module_source is not None:
+            return self._module_source.accumulate()
+        if self._adapter.ddp is not None:
+            return self._adapter.ddp.no_sync()
+        if self._idle:
+            return nullcontext()
+        raise RuntimeError("accumulate: nothing is attached; call attach(module, optimizer) first")
 
     def bind(self, module: torch.nn.Module) -> None:
         """Learn parameter names, where a framework takes only ``hook``; ``attach`` does it by itself.
@@ -478,7 +538,7 @@ class AdaptiveCompressor(Live):
         return self.policy.every[0] if candidate is None else candidate.every
 
     @property
-    def changes(self) -> list[ModeChange]:
+    def changes(self) -> list[ModeRecord]:
         """Changes of mode so far, with what each took on this rank."""
         return [] if self._switch is None else list(self._switch.changes)
 
@@ -523,9 +583,9 @@ class AdaptiveCompressor(Live):
 
         ``gravac.checkpoint`` saves those of all ranks. Loads with ``torch.load(weights_only=True)``.
         """
+        if self._switch is not None:
+            self._switch.prepare_to_save()
         outer = None if self._switch is None else self._switch.outer
-        if outer is not None:
-            outer.prepare_to_save()
         self._engine.drain()
         packed = pack(self.policy, self._engine, self._group)
         return packed if outer is None else {**packed, "outer": outer.with_own_weights(packed["outer"])}
@@ -548,8 +608,7 @@ class AdaptiveCompressor(Live):
                 "load into a new AdaptiveCompressor, before its first backward"
             )
         outer = self._outer_of(state)
-        world = state.get("world")
-        with nullcontext() if outer is None else outer.restoring(state["outer"], of_other_ranks=world is None):
+        with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):
             unpack(state, self.policy, self._engine)
         self._adapter.layout = ExchangeLayout(self._engine.state.layout)
         self._restored = {key: state[key] for key in ("rank", "world")}
@@ -588,6 +647,8 @@ class AdaptiveCompressor(Live):
             if self._switch.outer is not None:
                 self._switch.outer.hold()
             self._switch.unlisten()  # nobody is to put anchors into a module that others train from here on
+        if self._module_source is not None:
+            self._module_source.quiet = True
         failure: Exception | None = None
         try:
             try:
@@ -599,7 +660,7 @@ class AdaptiveCompressor(Live):
                 failure = error
             state = self._engine.state
             self._sinks(
-                EndRecord(state.step, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
+                EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})
             )
             self._sinks.close()
         finally:
@@ -678,3 +739,17 @@ def moments_of(optimizer: torch.optim.Optimizer) -> int:
     if "betas" in group:
         return 3 if group.get("amsgrad") else 2
     return 1 if group.get("momentum") else 0
+
+
+def native_formats(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
+    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges.
+
+    None if native steps cannot be counted: this torch lacks what that takes, or the model has a single parameter.
+    """
+    try:
+        if not Reducer(ddp).counts_surely:
+            return ()
+    except SettingsError:
+        return ()
+    formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
+    return (1.0, 2.0) if formats == {torch.float32} and scaler is None else (1.0,)

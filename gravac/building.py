@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form
+from gravac.collectives import AllReduce
 from gravac.controllers.plain import identify
-from gravac.engine.admission import Admission, admit, averager_of
+from gravac.costmodel import Network
+from gravac.costmodel.network import collective_seconds
+from gravac.engine.admission import Admission, admit, averager_of, with_native
 from gravac.engine.deciding import Deciding, Reporting
 from gravac.engine.engine import Engine
 from gravac.engine.run_state import RunState
@@ -20,7 +23,7 @@ from gravac.telemetry.records import Record
 
 @dataclass(slots=True)
 class RunAdmission:
-    """Admits a run's candidates when its first step begins.
+    """Admits a run's candidates when its first step begins, and outer steps beside others once compute is known.
 
     Attributes:
         settings: settings of the run.
@@ -31,6 +34,7 @@ class RunAdmission:
             come from elsewhere than DDP.
         leaving_bytes: payload bytes that a rank hands to dense collectives so that ranks which trained apart are one
             again: a last round, and the optimizers' state.
+        waits: whether outer steps are admitted once it is known what a step's compute takes.
     """
 
     settings: RunSettings
@@ -39,26 +43,40 @@ class RunAdmission:
     coding: Mapping[float, float] = field(default_factory=dict)
     native: tuple[float, ...] = ()
     leaving_bytes: int = 0
+    waits: bool = False
 
     def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
         """Admit candidates; see ``gravac.engine.deciding.Admit``."""
         policy, outer = self.settings.policy, self.settings.policy.outer
         admission = admit(policy, self.averager, forms, self.link, self.coding)
-        if policy.every == (1, 1):
-            return admission
-        admission = widened(
-            admission,
-            choices(*policy.every),
-            state.compute_s,
-            delay=outer.delay,
-            keep_all=policy.controller.keeps_all,
-            fragments=outer.fragments,
-            chooses=bool(getattr(policy.controller, "chooses_every", False)),
-            world=state.world,
-            before=offered(state.candidates),
-        )
+        numbers = choices(*policy.every)
+        together, self.waits = numbers[0] == 1, False
+        if together and len(numbers) > 1 and state.compute_s is None:
+            self.waits = True
+        elif numbers[-1] > 1:
+            admission = widened(
+                admission,
+                numbers,
+                state.compute_s,
+                delay=outer.delay,
+                keep_all=policy.controller.keeps_all,
+                fragments=outer.fragments,
+                chooses=bool(getattr(policy.controller, "chooses_every", False)),
+                world=state.world,
+                before=offered(state.candidates),
+                leaving_s=self._leaving_s(state.world),
+            )
+        if together and self.native and policy.native and getattr(policy.controller, "native", False):
+            admission = with_native(admission, self.native)
         state.candidates = identify(forecast.candidate for forecast in admission.forecasts)
         return admission
+
+    def _leaving_s(self, world: int) -> float | None:
+        """Return the seconds that leaving outer steps takes on the link; ``None`` if the link is not known."""
+        if self.link is None:
+            return None
+        network = Network(self.link.latency, self.link.bandwidth)
+        return float(f"{collective_seconds(AllReduce, self.leaving_bytes, world, network):.3g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,14 @@ class TotalsFields(Fields):
     norm_bytes: Count
 
 
+class NativeFields(Fields):
+    """Where a stretch of native steps is."""
+
+    made: Count
+    travels: bool
+    uncounted: bool
+
+
 class RankState(Fields):
     """One rank's state, as ``AdaptiveCompressor.state_dict`` gives it.
 
@@ -177,6 +185,7 @@ class RankState(Fields):
     aside: dict[str, Residual]
     compute_s: Seconds | None
     candidates: tuple[tuple[Mode, str, Factor, Positive, Count], ...]
+    native: NativeFields
     outer: dict[str, Any] | None
 
 

@@ -68,7 +68,7 @@ def words(played: Replay, unchanged_too: bool = False) -> str:
     """
     from gravac.telemetry.words import reason_words
 
-    trace, forecasts = played.trace, played.trace.run.forecasts
+    trace, forecasts = played.trace, played.trace.forecasts
     begins = trace.choices()[0], played.first
     rows: list[tuple[str, ...]] = [
         ("step", "recorded", "replayed", "recorded: reason | replayed: reason"),
@@ -101,11 +101,11 @@ def exact_words(played: Replay) -> str:
     Args:
         played: replay of a recorded run.
     """
-    rounds, parting = _counts_rounds(played), played.parting
+    parting = played.parting
     if parting is None:
-        return f"exact: in all {played.steps} {'rounds' if rounds else 'steps'} the policy would run what ran"
-    where = f"exact up to {'round' if rounds else 'step'} {parting.step}; there the policy would"
-    ran, would = (_described(candidate, played.trace.run.forecasts) for candidate in (parting.ran, parting.would))
+        return f"exact: in all {played.steps} steps the policy would run what ran"
+    where = f"exact up to step {parting.step}; there the policy would"
+    ran, would = (_described(candidate, played.trace.forecasts) for candidate in (parting.ran, parting.would))
     if ran != would:
         return f"{where} run {would}, the run ran {ran}"
     return f"{where} evaluate {_cfs(parting.would_evaluate)} beside {ran}, the run evaluated {_cfs(parting.evaluated)}"
@@ -114,7 +114,7 @@ def exact_words(played: Replay) -> str:
 def draw(played: Replay, path: Path, policy: str) -> None:
     """Draw the CFs that ran over steps, and where the policy parts from them, as a PNG. Needs matplotlib.
 
-    If ranks made outer steps, the numbers of steps from one exchange to the next stand below, by rounds.
+    If ranks made outer steps, the numbers of steps from one exchange to the next stand below.
 
     Args:
         played: replay of a recorded run.
@@ -140,13 +140,13 @@ def draw(played: Replay, path: Path, policy: str) -> None:
         axes.set_yticks(sorted(ticks), [f"{tick:.3g}{unit}" for tick in sorted(ticks)], minor=False)
         axes.set_yticks([], minor=True)
         axes.set_ylabel(name)
-    panels[-1].set_xlabel("round" if rounds else "step")
+    panels[-1].set_xlabel("step")
     panels[0].legend(loc="best", frameon=False)
     figure.savefig(path, dpi=120)
 
 
 def _counts_rounds(played: Replay) -> bool:
-    """True if the run's steps are rounds of outer steps."""
+    """True if the run had rounds of outer steps."""
     return max(record.every for record in played.trace.steps) > 1
 
 

@@ -15,8 +15,13 @@ is tried for a few steps, and given up early when it is clearly slower. When no 
 (to leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or
 its exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is
 old, or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's
-time, besides the first few. Efficiency is corrected by the gain that is measured, for compressors where gain tells
+time, besides the first few; where a step waits little for bytes, less in proportion, and where it hardly waits, nothing
+that sends less is tried at all. Efficiency is corrected by the gain that is measured, for compressors where gain tells
 (``Forecast.efficiency_at``).
+
+Of native steps only times are known: they are taken to wait for as long as their exchange was forecast to take, by how
+quick the link turned out. They are measured in stretches, of which each is twice as long as the one before while
+nothing changes. Outer steps have a price: the ranks must become one again afterwards (``Forecast.leaving_s``).
 """
 
 from __future__ import annotations
@@ -29,8 +34,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from gravac.candidate import Forecast, Span
-from gravac.controllers.base import Decision, Measurement
+from gravac.controllers.base import WATCH, Decision, Measurement
 from gravac.controllers.goodput_state import HOLD, SEARCH, GoodputEntry, GoodputState
+from gravac.controllers.native import longer
 from gravac.controllers.plain import (
     check_names,
     check_positions,
@@ -74,6 +80,13 @@ staying for 40 steps, 10 to 20 steps' progress (``docs/measurements.md``)."""
 UNSURE = 0.1
 """Relative gain in goodput below which nothing changes where ranks exchange every so many steps: what those are worth
 differs more from task to task (``docs/outer.md``), and a round is one measurement of many steps."""
+
+EXPOSED = 0.03
+"""Share of a step in which it waits for bytes, under which nothing that sends less is tried: it could save no more."""
+
+HALF = 0.5
+"""Share of a step that another candidate can save at most, from which on trials may cost all that they may ever: less
+in proportion below. So where the link is fast, and little can be gained, little is spent on looking for it."""
 
 BROKEN = 2.0
 """Ratio of a step's time to what it took, or may take, above which it is far too slow: after ``SOON`` such steps on end
@@ -119,6 +132,7 @@ class Goodput(Settings):
     keeps_all: ClassVar[bool] = False
     sixteen_bit: ClassVar[bool] = True
     chooses_every: ClassVar[bool] = True
+    native: ClassVar[bool] = True
 
     window: int = Field(default=12, ge=5)
     trial: int = Field(default=8, ge=5)
@@ -157,23 +171,28 @@ class Goodput(Settings):
     def observe(self, state: GoodputState, measurement: Measurement) -> tuple[GoodputState, Decision]:
         """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
-        searching = state.phase == SEARCH
-        cut_short = self._hopeless(state) if searching else _broken(state)
-        if state.window.steps < (self.trial if searching else self.window) and not cut_short:
-            return state, Decision(state.running)
+        searching, native = state.phase == SEARCH, state.running.mode == "native"
+        cut_short = not native and (self._hopeless(state) if searching else _broken(state))
+        if state.window.steps < (1 if native else self.trial if searching else self.window) and not cut_short:
+            return state, Decision(state.running, watch=state.watch)
         if cut_short and not searching:
             state = replace(state, window=state.window.last(SOON))
         before, window = state.running, state.window
         summary = window.summary(state.phase)
-        state = replace(state, windows=state.windows + 1)
+        state = replace(state, windows=state.windows + max(1, window.steps // self.window))
+        watched, state = state.watch, replace(state, watch=WATCH)
         if window.t_system is None or not 0 < window.t_system < math.inf:
             reason = f"no step of {before} could be timed: it goes on"
         elif searching:
             state, reason = self._tried(state, window.samples / window.t_system, cut_short)
         else:
-            state, reason = self._held(state, window.samples / window.t_system)
+            seconds = window.samples / window.t_system
+            quiet = self._quiet(state, seconds)
+            state, reason = self._held(state, seconds)
+            if native and quiet and state.running == before:
+                state = replace(state, watch=longer(watched, seconds, WATCH))
         state = replace(state, window=window.following(state.running))
-        return state, Decision(state.running, (), reason, summary)
+        return state, Decision(state.running, (), reason, summary, watch=state.watch)
 
     def dump(self, state: GoodputState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
@@ -210,9 +229,10 @@ class Goodput(Settings):
             state = state_from_plain(GoodputState, moved, running, forecasts=forecasts)
             runs = before[plain["position"]] in now
             reason = "" if runs else f"; {state.running} is the best of those measured"
-            return state, Decision(state.running, reason=_without(gone) + reason if gone else "")
+            return state, Decision(state.running, reason=_without(gone) + reason if gone else "", watch=state.watch)
         running = forecasts[plain["position"]].candidate
-        return state_from_plain(GoodputState, plain, running, forecasts=forecasts), Decision(running)
+        state = state_from_plain(GoodputState, plain, running, forecasts=forecasts)
+        return state, Decision(running, watch=state.watch)
 
     def _first(self, forecasts: Sequence[Forecast], moved: bool = False) -> int:
         """Return the position where a search starts; once the link has changed, that of the highest wire ratio.
@@ -222,7 +242,11 @@ class Goodput(Settings):
         if not moved and forecasts[0].step_s is not None:
             return max(range(len(forecasts)), key=lambda at: _expected(forecasts[at]))
         least = self.near * forecasts[0].efficiency
-        good = [at for at, forecast in enumerate(forecasts) if forecast.efficiency >= least]
+        good = [
+            at
+            for at, forecast in enumerate(forecasts)
+            if forecast.efficiency >= least and not (forecast.candidate.mode == "native" and forecast.candidate.cf > 1)
+        ]
         ahead = [(seconds, at) for at in good if (seconds := _ahead(forecasts[at])) is not None]
         if moved or len(ahead) < len(good):
             return max(good, key=lambda position: forecasts[position].wire_ratio)
@@ -251,10 +275,22 @@ class Goodput(Settings):
             more = steps * (seconds - ran.efficiency_at(state.window.gain) / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
         before = state.entry(state.position)
+        if before is not None and self._quicker(state, before, seconds):
+            reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, not the {1000 * before.seconds:.4g} it was"
+            state = replace(state.changed(min(seconds, before.seconds)), best=state.position)
+            return self._anew(state, f"{reason}: the link became faster")
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         state = state.enter(seconds, share)
         reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, efficiency {state.efficiency(state.position):.2f}"
         return self._go_on(state, f"{reason}: given up early" if given_up else reason)
+
+    def _quicker(self, state: GoodputState, before: GoodputEntry, seconds: float) -> bool:
+        """True if a candidate that is tried again takes so much less time that the link must have become faster."""
+        best, ran = state.entry(state.best), state.forecast
+        if best is None or state.position == state.best or ran.candidate.mode == "native":
+            return False
+        better = ran.efficiency_at(state.window.gain) > seconds * state.goodput(best)
+        return state.freed or (better and seconds < (1 - self.change) * before.seconds)
 
     def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
         """Enter what a window of the chosen candidate measured; search again if the link or the machine changed."""
@@ -269,6 +305,9 @@ class Goodput(Settings):
             reason += ", its exchange in less than half the time" if freed else ""
             if state.off < 2 and moved <= 2 * self.change:
                 return state, f"{reason}: wait for another window"
+            if state.running.mode == "native" and seconds < entry.seconds:
+                state = replace(state.drift(seconds, at_once=True), off=0)
+                return self._go_on(state, f"{reason}: the link or the machine became faster")
             if freed:
                 return self._anew(state.changed(min(seconds, entry.seconds)), f"{reason}: the link became faster")
             if state.same_link(self.change):
@@ -291,21 +330,62 @@ class Goodput(Settings):
         """Try a candidate that could still be better, or hold the best."""
         best = self._best(state)
         state = replace(state, best=best.position)
-        goodput, left = state.goodput(best), self.explore * state.elapsed + GRANT * best.seconds - state.spent
+        goodput = state.goodput(best)
         promising = [
             (state.efficiency(at) / state.fastest(at, self.expire), at)
-            for at, forecast in enumerate(state.forecasts)
-            if at != best.position and cost(state.slowest(at), best.seconds, forecast.candidate.every) <= left
+            for at in range(len(state.forecasts))
+            if at != best.position and state.allowed(at)
         ]
-        better = [one for one in promising if one[0] > self._to_beat(state, best, one[1])]
+        better = [
+            (promise, at)
+            for promise, at in promising
+            if promise > self._to_beat(state, best, at) and self._may_try(state, best, at, promise)
+        ]
         if better:
             harmless = [one for one in better if state.efficiency(one[1]) >= HARMLESS]
             promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
+            if state.forecasts[at].candidate.mode == "native":  # float32 before float16, which must be better than that
+                promise, at = min(
+                    (one for one in better if state.forecasts[one[1]].candidate.mode == "native"),
+                    key=lambda one: state.forecasts[one[1]].candidate.cf,
+                )
             state = replace(state, phase=SEARCH, position=at)
-            return state, f"{reason}; try {state.running}, which may be up to {promise / goodput:.2f} times as good"
+            times = f"which may be up to {promise / goodput:.2f} times as good"
+            return state, f"{reason}; try {state.running}, {times}{_even_if(state)}"
         state = replace(state, phase=HOLD, position=best.position)
         what = f"{state.running}: {1000 * best.seconds:.4g} ms, efficiency {best.efficiency:.2f}"
-        return state, f"{reason}; best goodput at {what}"
+        return state, f"{reason}; best goodput at {what}{_even_if(state)}"
+
+    def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, promise: float) -> bool:
+        """True if a trial may gain enough, and trials have not cost too much so far.
+
+        Args:
+            state: state of the search.
+            best: measurement of the best candidate.
+            position: position of the candidate.
+            promise: highest goodput that it may have.
+        """
+        forecast, held = state.forecasts[position], state.forecasts[best.position]
+        mode, before = forecast.candidate.mode, held.candidate.mode
+        instead = mode == "native" and before == "hook"  # gravac's hook itself may cost more than it saves
+        if not instead and forecast.wire_ratio >= held.wire_ratio and state.exposed(best) < EXPOSED:
+            return False
+        slowest = state.slowest(position)
+        price = cost(slowest, best.seconds, forecast.candidate.every)
+        if mode == "native":
+            price = WATCH * (slowest - best.seconds)
+        part = min(1.0, state.at_stake(best) / HALF)
+        if price > part * (self.explore * state.elapsed + GRANT * best.seconds) - state.spent:
+            return False
+        if mode != "outer" or before == "outer":
+            return True
+        gains = max(state.steps, SETTLED) * best.seconds * (promise / state.goodput(best) - 1)
+        return max(0.0, price) + (forecast.leaving_s or 0.0) <= gains
+
+    def _quiet(self, state: GoodputState, seconds: float) -> bool:
+        """True if steps of the candidate that is held take about as long as they did."""
+        held = state.entry(state.position)
+        return held is not None and abs(seconds - held.seconds) <= self.change * held.seconds
 
     def _best(self, state: GoodputState) -> GoodputEntry:
         """Return the entry of highest goodput; the one that was best stays so within the hysteresis."""
@@ -321,9 +401,19 @@ class Goodput(Settings):
         coarse = state.forecasts[held.position].by_gain and held.efficiency < near
         if coarse and state.efficiency(position) > held.efficiency:
             margin = max(margin, SETBACK / max(state.steps, SETTLED))
-        if state.forecasts[position].behind is not None:
+        other, ours = state.forecasts[position], state.forecasts[held.position]
+        if other.behind is not None:
             margin = max(margin, UNSURE)
-        return state.goodput(held) * (1 + margin)
+        if other.candidate.mode == "native" and ours.candidate.mode == "hook":
+            margin = 0.0
+        return state.goodput(held) * (1 + margin) * (1 + self._price(state, held, other, ours))
+
+    def _price(self, state: GoodputState, held: GoodputEntry, other: Forecast, ours: Forecast) -> float:
+        """Return the time that moving into outer steps, or out of them, takes: relative to that of the steps so far."""
+        if (other.candidate.mode == "outer") == (ours.candidate.mode == "outer"):
+            return 0.0
+        leaving = (other if other.candidate.mode == "outer" else ours).leaving_s or 0.0
+        return leaving / (max(state.steps, SETTLED) * held.seconds)
 
 
 def _moved(plain: dict[str, Any], places: Mapping[int, int]) -> dict[str, Any] | None:
@@ -355,6 +445,12 @@ def _without(gone: Sequence[str]) -> str:
     others = len(gone) - 3
     names = ", ".join(gone[:3]) + (f" and {others} more" if others > 0 else "")
     return f"restored with other candidates, without {names or 'none of its own'}"
+
+
+def _even_if(state: GoodputState) -> str:
+    """Return in words what outer steps were chosen in spite of; nothing for other candidates."""
+    doubted = state.forecast.doubted
+    return "" if doubted == 1 else f", even if a step apart makes {doubted:g} of a synchronous step's progress"
 
 
 def _broken(state: GoodputState) -> bool:

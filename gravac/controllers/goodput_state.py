@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from gravac.candidate import Candidate, Forecast
-from gravac.controllers.base import Measurement
-from gravac.controllers.plain import Above0, Amount, Count, Finite
+from gravac.controllers.base import WATCH, Measurement
+from gravac.controllers.native import fits_float16
+from gravac.controllers.plain import Above0, Amount, Count, Finite, Positive
 from gravac.controllers.window import Window
 
 SEARCH: Final = "search"
@@ -40,6 +42,12 @@ than that varies with the ranks' pace."""
 
 DOUBTS = 2
 """Number of standard errors by which a measured step time may be wrong."""
+
+SPREAD = 0.03
+"""Relative standard deviation that steps of a native stretch are taken to have, of which the ranks tell the median."""
+
+OVERHEAD = 0.2
+"""Largest share of a step that the hook costs besides coding: what native steps may save although they send more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,8 @@ class GoodputState:
         floors: ``(position, seconds)`` of candidates measured before the link changed: the least a step takes now.
         off: number of windows on end in which the chosen candidate's step time was not what it had been.
         moved: whether the link changed since it was probed.
+        energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
+        watch: number of training steps of the next native stretch.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -126,6 +136,8 @@ class GoodputState:
     floors: tuple[tuple[Count, Amount], ...] = ()
     off: Count = 0
     moved: bool = False
+    energy: Amount = 0.0
+    watch: Positive = WATCH
 
     @property
     def running(self) -> Candidate:
@@ -138,9 +150,37 @@ class GoodputState:
         return self.forecasts[self.position]
 
     def count(self, measured: Measurement) -> GoodputState:
-        """Return the state with one more step."""
+        """Return the state with the training steps of one more measurement.
+
+        Steps of a trial that run on until its end takes effect cost as much as those that were measured.
+        """
         seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
-        return replace(self, steps=self.steps + 1, elapsed=self.elapsed + seconds)
+        energy = measured.energy if math.isfinite(measured.energy) and measured.candidate.mode == "hook" else 0.0
+        best = self.entry(self.best)
+        late = self._late(measured.candidate)
+        lost = 0.0 if best is None or late is None else measured.steps * self.loss(late, best)
+        return replace(
+            self,
+            steps=self.steps + measured.steps,
+            elapsed=self.elapsed + measured.steps * seconds,
+            spent=self.spent + lost,
+            energy=max(self.energy, energy),
+        )
+
+    def loss(self, entry: GoodputEntry, best: GoodputEntry) -> float:
+        """Return the seconds that a step of a candidate takes beyond what the best would take for the same progress."""
+        return max(0.0, entry.seconds - entry.efficiency / self.goodput(best))
+
+    def _late(self, ran: Candidate) -> GoodputEntry | None:
+        """Return the measurement of a candidate that ran though another was decided and is under way."""
+        if ran == self.running or ran == self.forecasts[self.best].candidate:
+            return None
+        return next((entry for entry in self.entries if self.forecasts[entry.position].candidate == ran), None)
+
+    def allowed(self, position: int) -> bool:
+        """True if a candidate may run: by torch's float16 only while gradients are known to be far from too large."""
+        candidate = self.forecasts[position].candidate
+        return candidate.mode != "native" or candidate.cf == 1 or fits_float16(self.energy)
 
     def entry(self, position: int) -> GoodputEntry | None:
         """Return the measurement of a candidate; ``None`` when it has not run."""
@@ -156,7 +196,10 @@ class GoodputState:
         before = self.entry(self.position)
         others = tuple(entry for entry in self.entries if entry.position != self.position)
         efficiency, saved = self.forecast.efficiency_at(self.window.gain), self.window.savings
-        entry = GoodputEntry(self.position, seconds, self.windows, efficiency, saved, self.window.doubt)
+        doubt = self.window.doubt
+        if self.running.mode == "native":
+            doubt = SPREAD * seconds / math.sqrt(max(1, self.window.steps))
+        entry = GoodputEntry(self.position, seconds, self.windows, efficiency, saved, doubt)
         return replace(self, entries=(*others, entry if before is None else entry.pooled(before, share)))
 
     def same_link(self, change: float) -> bool:
@@ -191,6 +234,10 @@ class GoodputState:
         assert before is not None
         believed = 1.0 if at_once else 0.5
         now = self.enter(seconds, believed)
+        if self.running.mode == "native":  # its waiting is not known: a small change is taken for the machine's
+            scaled = 1 + believed * (seconds / before.seconds - 1)
+            others = (entry if entry.position == self.position else entry.scaled(scaled) for entry in now.entries)
+            return replace(now, entries=tuple(others))
         by_chance = abs(seconds - before.seconds) <= DOUBTS * math.hypot(before.doubt, self.window.doubt)
         if before.saved is None or self.window.savings is None or (by_chance and not at_once):
             return now
@@ -243,11 +290,57 @@ class GoodputState:
 
         def most(entry: GoodputEntry) -> float:
             other = self.forecasts[entry.position]
-            waited, _, exchanged = entry.saved or (entry.seconds,) * 3
+            waited, _, exchanged = self.times(entry)
             hidden = max(0.0, exchanged - waited) if _hides(forecast) < _hides(other) else 0.0
-            return entry.seconds + hidden + exchanged * max(0.0, other.wire_ratio / forecast.wire_ratio - 1)
+            coding = 0.0
+            if other.candidate.mode == "native":
+                coding = (forecast.coding_s or 0.0) + OVERHEAD / 2 * entry.seconds
+            grown = entry.seconds + hidden + coding + exchanged * max(0.0, other.wire_ratio / forecast.wire_ratio - 1)
+            if forecast.candidate.mode == "native" and forecast.exchange_s is not None and not self.moved:
+                return min(grown, entry.seconds - waited + forecast.exchange_s * max(1.0, self._link(max)))
+            return grown
 
         return min((most(entry) for entry in ((measured,) if measured else self.entries)), default=0.0)
+
+    def times(self, entry: GoodputEntry) -> tuple[float, float, float]:
+        """Return the seconds that a step waited, coded and exchanged, at most; all of the step if that is not known.
+
+        A native step codes nothing, and waits for no longer than its exchange should take.
+        """
+        if entry.saved is not None:
+            return entry.saved
+        forecast = self.forecasts[entry.position]
+        if forecast.candidate.mode != "native":
+            return (entry.seconds,) * 3
+        exchange = math.inf if forecast.exchange_s is None else forecast.exchange_s * self._link(min)
+        return min(entry.seconds, exchange), 0.0, min(entry.seconds, exchange)
+
+    def _link(self, of: Callable[[Sequence[float]], float]) -> float:
+        """Return how many times longer than forecast exchanges take; 1 if none was measured since the link was probed.
+
+        Once the link has changed, it may take any time until an exchange is measured.
+
+        Args:
+            of: chooses among the ratios of several candidates; ranks that wait for each other make some of them large.
+        """
+        ratios = [
+            entry.saved[2] / expected
+            for entry in self.entries
+            if entry.saved is not None and (expected := self.forecasts[entry.position].exchange_s)
+        ]
+        return of(ratios) if ratios else math.inf if self.moved else 1.0
+
+    def exposed(self, entry: GoodputEntry) -> float:
+        """Return the share of a measured step in which it waits for bytes, at most: what sending less can save."""
+        return self.times(entry)[0] / entry.seconds
+
+    def at_stake(self, entry: GoodputEntry) -> float:
+        """Return the share of a measured step that another candidate can save at most, or make more progress by."""
+        waited, coded, _ = self.times(entry)
+        hook = self.forecasts[entry.position].candidate.mode == "hook"
+        native = any(forecast.candidate.mode == "native" for forecast in self.forecasts)
+        worth = max(forecast.efficiency for forecast in self.forecasts) / max(entry.efficiency, 1e-9) - 1
+        return min(1.0, (waited + coded) / entry.seconds + OVERHEAD * (hook and native) + max(0.0, worth))
 
     def fastest(self, position: int, expire: int) -> float:
         """Return the least seconds that a step of a candidate may take, by what is measured: a lower bound.
@@ -268,8 +361,10 @@ class GoodputState:
         bounds.append(self._foreseen(forecast))
         for entry in self.entries:
             other = self.forecasts[entry.position]
-            waited, coded, _ = entry.saved or (entry.seconds,) * 3
+            waited, coded, _ = self.times(entry)
             least = entry.seconds
+            if forecast.candidate.mode == "native" and other.candidate.mode != "native":
+                least -= OVERHEAD * entry.seconds
             if forecast.family != other.family:
                 least += SURE * (forecast.coding_s or 0.0) - min(coded, (1 - LIGHTER) * entry.seconds)
             more = 1 / forecast.wire_ratio - 1 / other.wire_ratio
@@ -299,13 +394,21 @@ class GoodputState:
         what this one does.
         """
         shortest = min((entry.seconds for entry in self.entries), default=0.0)
-        known = [(entry, entry.saved) for entry in self.entries if entry.saved is not None]
+        measured = [entry for entry in self.entries if entry.saved is not None]
+        native = [entry for entry in self.entries if self.forecasts[entry.position].candidate.mode == "native"]
+        known = [(entry, self.times(entry)) for entry in measured or native]
         if self.moved or forecast.exchange_s is None or not known:
             return FLOOR * shortest
+        if forecast.candidate.mode == "native":
+            shortest *= 1 - OVERHEAD
         computes = (entry.seconds - waited - coded - self._stretched(entry) for entry, (waited, coded, _) in known)
         compute = max(0.0, min(computes))
+        if forecast.candidate.mode == "native":
+            compute *= 1 - OVERHEAD
         quick = 1.0
         for entry, (_, _, exchanged) in known:
+            if entry.saved is None:
+                continue
             expected = self.forecasts[entry.position].exchange_s
             quick = min(quick, exchanged / expected) if expected else quick
         coding, exchange = SURE * (forecast.coding_s or 0.0), SURE * quick * forecast.exchange_s

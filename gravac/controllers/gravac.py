@@ -14,6 +14,9 @@ The states, and what leads from one to the next:
 - exploit: the chosen CF runs. Gain below ε: down to θ_min, then to dense. Gain out of its band: explore again.
 
 16 bit, where it is a candidate, has gain 1: it is tried right after the lowest CF, and is the dense to fall back to.
+
+Where it rests at dense, or has settled on it, DDP exchanges by itself, if it may: native steps, of which only times are
+known. Gains are evaluated in steps with the hook again when the rest is over.
 """
 
 from collections.abc import Sequence
@@ -22,11 +25,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gravac.candidate import Forecast, Span
+from gravac.candidate import Candidate, Forecast, Span
 from gravac.controllers import gravac_literal as literal
-from gravac.controllers.base import SHADOWS, Decision, Measurement
+from gravac.controllers.base import SHADOWS, WATCH, Decision, Measurement, Summary
 from gravac.controllers.gravac_literal import LiteralState
 from gravac.controllers.gravac_state import EXPLOIT, EXPLORE, WARM_UP, GravacEntry, GravacState
+from gravac.controllers.native import LONGEST, fits_float16
 from gravac.controllers.plain import (
     check_names,
     check_positions,
@@ -87,6 +91,11 @@ class GraVAC(Settings):
     ewma: float = Field(default=0.32, gt=0, le=1)
 
     @property
+    def native(self) -> bool:
+        """Tell whether DDP may exchange by itself: not in Algorithm 1 as printed."""
+        return not self.paper_literal
+
+    @property
     def sixteen_bit(self) -> bool:
         """Tell whether dense in 16 bit may be a candidate: not in Algorithm 1 as printed."""
         return not self.paper_literal
@@ -98,16 +107,18 @@ class GraVAC(Settings):
 
     def start(self, forecasts: Sequence[Forecast]) -> tuple[AnyState, Decision]:
         """Begin the warm-up at the lowest CF; run dense for good when there is no other candidate."""
-        candidates = tuple(forecast.candidate for forecast in forecasts)
+        candidates = _in_hook(forecasts)
         if self.paper_literal:
             return literal.start(candidates)
         state = GravacState(candidates, EXPLOIT, 0, Window(candidates[0]), floor=0, dwell=self.dwell)
+        state = replace(state, native=_native_cfs(forecasts))
         position = state.lowest if state.compresses else state.home
         running = candidates[position]
         reason = f"warm-up at {running}" if state.compresses else f"no candidate sends less than {running}: it stays"
         phase: Literal["warm-up", "exploit"] = WARM_UP if state.compresses else EXPLOIT
-        state = replace(state, phase=phase, position=position, floor=position, window=Window(running))
-        return state, Decision(running, reason=reason)
+        state = self._settled(replace(state, phase=phase, position=position, floor=position))
+        state = replace(state, window=Window(state.runs))
+        return state, self._decision(state, _and_native(state, reason))
 
     def observe(self, state: AnyState, measurement: Measurement) -> tuple[AnyState, Decision]:
         """Take in one step; at the end of a window, move between the states of the module's text."""
@@ -115,19 +126,44 @@ class GraVAC(Settings):
             return literal.observe(self, state, measurement)
         if state.phase == WARM_UP and state.steps < self.warmup:
             counted = replace(state.count(measurement), window=Window(state.running))
-            return counted, Decision(state.running)
+            return counted, self._decision(counted)
         state = replace(state.count(measurement), window=state.window.add(measurement))
         if state.window.steps < self.window:
-            return state, Decision(state.running, self._shadow(state))
-        before = state.running
+            return state, self._decision(state)
+        before, ran = state.running, state.runs
         summary = state.window.summary(state.phase)
-        state, reason = self._judge(replace(state, windows=state.windows + 1))
+        state, reason = self._judge(replace(state, windows=state.windows + state.window.steps // self.window))
+        state = self._settled(state)
         if 2 * state.dense_steps > state.steps and state.compresses and state.steps > 5 * self.window:
             reason += f"; note: {state.dense_steps / state.steps:.0%} of all steps ran dense, so ε may be too high"
         if state.running != before:
             state = replace(state, speed=None, off=0)
-        state = replace(state, window=state.window.following(state.running))
-        return state, Decision(state.running, self._shadow(state), reason, summary)
+        reason = reason if state.runs == ran else _and_native(state, reason)
+        state = replace(state, window=state.window.following(state.runs))
+        return state, self._decision(state, reason, summary)
+
+    def _settled(self, state: GravacState) -> GravacState:
+        """Return the state in which DDP exchanges by itself what runs, if that is dense and nothing is to be evaluated.
+
+        While dense rests, the lowest CF is evaluated in the window in which the rest is over.
+        """
+        fits = state.running.cf == 1 or fits_float16(state.energy)
+        may = state.phase == EXPLOIT and state.running.dense and state.running.cf in state.native and fits
+        rests = not (state.compresses and state.resting) or state.windows + 1 < state.rest_until
+        return replace(state, by_itself=may and rests)
+
+    def _decision(self, state: GravacState, reason: str = "", summary: Summary | None = None) -> Decision:
+        return Decision(state.runs, self._shadow(state), reason, summary, watch=self._watch(state))
+
+    def _watch(self, state: GravacState) -> int:
+        """Return the number of steps of the next native stretch: until the rest is over, or a window."""
+        if not state.by_itself:
+            return WATCH
+        if not state.compresses:
+            return LONGEST
+        if not state.resting:
+            return self.window
+        return max(1, min(LONGEST, (state.rest_until - 1 - state.windows) * self.window - state.window.steps))
 
     def dump(self, state: AnyState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
@@ -153,7 +189,7 @@ class GraVAC(Settings):
 
         With other candidates than at the dump, or the other algorithm, it starts anew.
         """
-        candidates = tuple(forecast.candidate for forecast in forecasts)
+        candidates = _in_hook(forecasts)
         if plain["candidates"] != identify(candidates) or plain["algorithm"] != self._algorithm:
             fresh, decision = self.start(forecasts)
             return fresh, replace(decision, reason=f"not what the checkpoint was made with: {decision.reason}")
@@ -161,7 +197,10 @@ class GraVAC(Settings):
             printed = state_from_plain(LiteralState, plain, candidates[plain["running"]], candidates=candidates)
             return printed, literal.decide(printed)
         state = state_from_plain(GravacState, plain, candidates[plain["position"]], candidates=candidates)
-        return state, Decision(state.running, self._shadow(state))
+        state = replace(state, native=_native_cfs(forecasts))
+        state = state if state.running.cf in state.native else replace(state, by_itself=False)
+        state = replace(state, window=replace(state.window, candidate=state.runs))
+        return state, self._decision(state)
 
     @property
     def _algorithm(self) -> str:
@@ -169,7 +208,11 @@ class GraVAC(Settings):
 
     def _shadow(self, state: GravacState) -> tuple[float, ...]:
         """Return the CFs to evaluate beside what runs: those still to be tried, or at dense the lowest."""
-        if (state.steps + 1) % self.shadow_every or (state.phase == WARM_UP and state.steps <= self.warmup):
+        if (
+            state.by_itself
+            or (state.steps + 1) % self.shadow_every
+            or (state.phase == WARM_UP and state.steps <= self.warmup)
+        ):
             return ()
         if state.resting:
             ready = state.compresses and state.windows + 1 >= state.rest_until
@@ -312,7 +355,27 @@ class GraVAC(Settings):
         if shadow is None or state.windows < state.rest_until:
             return state, f"dense until window {state.rest_until}"
         if shadow < state.threshold:
+            if state.running.cf in state.native:
+                state = state.rest(self.dwell)
             return state, f"dense: shadow gain {shadow:.3g} at {lowest} is below ε {state.threshold:.3g}"
         until = state.windows + state.dwell
         back = replace(state, phase=EXPLOIT, position=state.floor, reference=None, rest_until=until)
         return back, f"shadow gain {shadow:.3g} at {lowest} reaches ε: back to it"
+
+
+def _in_hook(forecasts: Sequence[Forecast]) -> tuple[Candidate, ...]:
+    """Return the candidates that gravac's hook exchanges: native ones as the same in the hook, each once."""
+    candidates = (forecast.candidate for forecast in forecasts)
+    return tuple(
+        dict.fromkeys(candidate.in_hook if candidate.mode == "native" else candidate for candidate in candidates)
+    )
+
+
+def _native_cfs(forecasts: Sequence[Forecast]) -> tuple[float, ...]:
+    """Return the CFs of native candidates, ascending."""
+    return tuple(forecast.candidate.cf for forecast in forecasts if forecast.candidate.mode == "native")
+
+
+def _and_native(state: GravacState, reason: str) -> str:
+    """Return a reason that says so if DDP exchanges by itself."""
+    return f"{reason}; DDP exchanges by itself: {state.runs}" if state.by_itself else reason

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import Measurement
-from gravac.controllers.plain import Count, Finite
+from gravac.controllers.plain import Amount, Count, Finite
 from gravac.controllers.window import Window
 
 WARM_UP: Final = "warm-up"
@@ -58,6 +58,9 @@ class GravacState:
         steps: number of steps observed.
         dense_steps: number of steps that ran dense for lack of gain.
         floor_steps: number of steps that ran at θ_min.
+        native: CFs at which DDP may exchange by itself.
+        by_itself: whether DDP exchanges by itself what runs, which is dense then.
+        energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
     """
 
     candidates: tuple[Candidate, ...]
@@ -79,6 +82,14 @@ class GravacState:
     steps: Count = 0
     dense_steps: Count = 0
     floor_steps: Count = 0
+    native: tuple[Finite, ...] = ()
+    by_itself: bool = False
+    energy: Amount = 0.0
+
+    @property
+    def runs(self) -> Candidate:
+        """The candidate that runs, as it is decided: native if DDP exchanges by itself."""
+        return replace(self.running, mode="native") if self.by_itself else self.running
 
     @property
     def running(self) -> Candidate:
@@ -111,14 +122,16 @@ class GravacState:
         return self.phase == EXPLOIT and self.running.dense and self.reference is None
 
     def count(self, measured: Measurement) -> "GravacState":
-        """Return the state with one more step, counted as dense, θ_min or candidate."""
-        rate = measured.learning_rate
+        """Return the state with the training steps of a measurement, counted as dense, θ_min or candidate."""
+        rate, ran = measured.learning_rate, measured.candidate
+        energy = measured.energy if math.isfinite(measured.energy) and ran.mode == "hook" else 0.0
         return replace(
             self,
-            steps=self.steps + 1,
+            steps=self.steps + measured.steps,
+            energy=max(self.energy, energy),
             learning_rate=rate if math.isfinite(rate) else self.learning_rate,
-            dense_steps=self.dense_steps + (self.resting and measured.candidate.dense),
-            floor_steps=self.floor_steps + (measured.candidate == self.candidates[self.floor] and self.compresses),
+            dense_steps=self.dense_steps + measured.steps * (self.resting and ran.dense),
+            floor_steps=self.floor_steps + measured.steps * (ran == self.candidates[self.floor] and self.compresses),
         )
 
     def rest(self, dwell: int) -> "GravacState":

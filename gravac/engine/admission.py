@@ -35,12 +35,10 @@ class Admission(NamedTuple):
     Attributes:
         forecasts: forecasts of the candidates that may be chosen, ascending by wire ratio; dense first, then 16 bit.
         dropped: candidates that may not be chosen, in the order in which they were dropped.
-        waits: whether more candidates are admitted once it is known what a step's compute takes.
     """
 
     forecasts: tuple[Forecast, ...]
     dropped: tuple[Dropped, ...] = ()
-    waits: bool = False
 
 
 def averager_of(policy: Policy) -> Averager:
@@ -141,6 +139,35 @@ def admitted(policy: Policy, predicted: Predicted) -> Admission:
         else:
             dropped.append(Dropped(forecast, "not_fewer_bytes", least, least.wire_ratio / forecast.wire_ratio))
     return Admission(tuple(forecasts), tuple(dropped))
+
+
+def with_native(admission: Admission, native: Sequence[float]) -> Admission:
+    """Return an admission with dense candidates that DDP exchanges by itself.
+
+    In float32 that takes the place of the hook's: it sends the same. In 16 bit it is beside the hook's, which may have
+    another number format, and tells how large gradients are.
+
+    Args:
+        admission: forecasts of an exchange in each step, and perhaps of outer steps.
+        native: CFs that DDP's own exchange may run at, 1 or 2.
+    """
+    forecasts: list[Forecast] = []
+    for forecast in admission.forecasts:
+        candidate = forecast.candidate
+        if candidate.mode != "hook" or not candidate.dense or candidate.cf not in native:
+            forecasts.append(forecast)
+            continue
+        twin = Candidate("native", candidate.compressor, candidate.cf)
+        bits = f"float{32 / candidate.cf:.0f}"
+        family = "native" if candidate.cf == 1 else f"native {bits}"
+        instead = replace(forecast, candidate=twin, family=family, coding_s=_none_of(forecast), method=str(twin))
+        forecasts += [instead] if candidate.cf == 1 else [forecast, instead]
+    return admission._replace(forecasts=tuple(forecasts))
+
+
+def _none_of(forecast: Forecast) -> float | None:
+    """Return that nothing is coded; ``None`` if nothing is known of the forecast's coding."""
+    return None if forecast.coding_s is None else 0.0
 
 
 def alike(forecast: Forecast, other: Forecast) -> bool:

@@ -21,7 +21,9 @@ from gravac.settings import SettingsError
 from gravac.telemetry.records import ForecastsRecord, Record, RunRecord
 
 Admit = Callable[[RunState, Sequence[Form]], Admission]
-"""Admits candidates once the model and the ranks are known: of a run's state, and the gradients' shapes and dtypes."""
+"""Admits candidates once the model and the ranks are known: of a run's state, and the gradients' shapes and dtypes.
+
+If its attribute ``waits`` is true afterwards, it is called once more when the state has ``compute_s``."""
 
 
 ENOUGH = 8
@@ -71,7 +73,7 @@ class Deciding:
         self.forecasts: tuple[Forecast, ...] = ()
         self._controller = controller
         self._admit = admit
-        self._emit = emit
+        self.emit = emit
         self._reporting = reporting
         self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
@@ -106,12 +108,13 @@ class Deciding:
     def decide_first(self, state: RunState, forms: Sequence[Form], world: int) -> Decision:
         """Admit candidates and ask for the first decision: the ranks and the model are known now."""
         self._forms, self._computes = forms, []
-        self.forecasts, dropped, self._waits = self._admit(state, forms)
+        self.forecasts, dropped = self._admit(state, forms)
+        self._waits = bool(getattr(self._admit, "waits", False))
         if self.restored is not None:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
             state.controller, self.decision = self._controller.start(self.forecasts)
-        self._emit(RunRecord(dict(self._reporting.settings), world, self.forecasts, dropped, self._timed))
+        self.emit(RunRecord(dict(self._reporting.settings), world, self.forecasts, dropped, self._timed))
         if self.restored is not None and self.decision.reason:
             self._record(state, state.trained, state.candidate != self.decision.candidate)
         return self.decision
@@ -141,7 +144,7 @@ class Deciding:
         state.gain = gain(measured.error, measured.energy)
         if not local.restored:
             state.wire_ratio = local.wire_ratio
-            self._emit(step_record(measured, local))
+            self.emit(step_record(measured, local))
         before = self.decision.runs
         state.controller, self.decision = self._controller.observe(state.controller, measured)
         changed = self.decision.runs != before
@@ -160,11 +163,12 @@ class Deciding:
             return
         state.compute_s, self._computes = statistics.median(self._computes), []
         before = self.forecasts
-        self.forecasts, dropped, self._waits = self._admit(state, self._forms)
+        self.forecasts, dropped = self._admit(state, self._forms)
+        self._waits = False
         if self.forecasts == before:
             return
         ends = measured.first + measured.steps
-        self._emit(ForecastsRecord(ends, self.forecasts, dropped))
+        self.emit(ForecastsRecord(ends, self.forecasts, dropped))
         state.controller, self.decision = self._restored_state(self._controller.dump(state.controller))
 
     def _record(self, state: RunState, first: int, changed: bool) -> None:
@@ -173,7 +177,7 @@ class Deciding:
         record = decided(first, self.decision, changed, state.gain, self._reporting.steps_per_epoch)
         state.history.append(record)
         self._shorten(state)
-        self._emit(record)
+        self.emit(record)
 
     def _shorten(self, state: RunState) -> None:
         """Drop the oldest records beyond the setting ``history``."""

@@ -329,9 +329,9 @@ class Engine:
         self.executor.call(lambda: self._end(fill), lambda failure: None)
 
     def conclude(self) -> None:
-        """Have the ranks start to agree on all steps that have ended. Called on every rank, between ``end`` and ``begin``.
+        """Have the ranks start to agree on all steps that have ended.
 
-        ``concluded`` follows before the next ``begin``.
+        Called on every rank between ``end`` and ``begin``; ``concluded`` follows before the next ``begin``.
         """
         self.executor.call(self._conclude, lambda failure: None)
 
@@ -585,7 +585,8 @@ class Engine:
 
     def _concluded(self) -> Candidate:
         """Decide by all steps that have ended."""
-        assert self._agreement is not None and self.decision is not None
+        assert self._agreement is not None
+        assert self.decision is not None
         self._agreement.observe(self.state.step)
         return self.decision.candidate
 

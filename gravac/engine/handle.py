@@ -145,7 +145,7 @@ class JobResult(Generic[T]):
     """
 
     def __init__(self, executor: Executor, what: str, job: Returning[T], device: torch.device) -> None:
-        self._executor, self._what = executor, what
+        self._executor, self._what, self._device = executor, what, device
         self._returned: Future[T] = Future()
         executor.exchange(self._run(job), functools.partial(fail, self._returned), device, lambda: False)
 
@@ -166,4 +166,6 @@ class JobResult(Generic[T]):
             returned = yield from job
         except ExchangeError as failure:
             raise ExchangeError(f"gravac: {self._what}: {failure}") from failure.__cause__
+        if self._device.type == "cuda" and self._executor.host_looks:
+            torch.cuda.current_stream(self._device).synchronize()  # a thread's own, which no other stream waits for
         self._returned.set_result(returned)

@@ -51,6 +51,21 @@ class RunTotals:
         self.steps_at[measurement.candidate] = self.steps_at.get(measurement.candidate, 0) + measurement.steps
 
 
+@dataclass(slots=True)
+class NativeState:
+    """Where a stretch of native steps is.
+
+    Attributes:
+        made: number of steps made of the present stretch.
+        travels: whether the ranks have not decided by the stretch before yet.
+        uncounted: whether a step was made that is not in ``made`` yet.
+    """
+
+    made: int = 0
+    travels: bool = False
+    uncounted: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class RunState:
     """All that steps leave behind; the same on all ranks but for ``rank`` and what the rank saw itself.
@@ -82,6 +97,7 @@ class RunState:
             this before the first step, the same on all ranks.
         candidates: identities of the candidates that a controller had to choose from, see
             ``gravac.controllers.plain.identify``; none before the first step.
+        native: where a stretch of native steps is; it stays one object.
         outer: state of outer steps; ``None`` unless ranks train apart.
     """
 
@@ -105,6 +121,7 @@ class RunState:
     history: list[DecisionRecord] = field(default_factory=list)
     compute_s: float | None = None
     candidates: list[list[str | float]] = field(default_factory=list)
+    native: NativeState = field(default_factory=NativeState)
     outer: ModeState | None = None
 
     def dump(self) -> dict[str, Any]:
@@ -133,6 +150,7 @@ class RunState:
             "history": [asdict(record) for record in self.history],
             "compute_s": self.compute_s,
             "candidates": [[*identity] for identity in self.candidates],
+            "native": asdict(self.native),
             "outer": None if self.outer is None else self.outer.dump(),
         }
 
@@ -147,4 +165,6 @@ class RunState:
         self.totals = RunTotals(**plain["totals"])
         self.history = [DecisionRecord(**record) for record in plain["history"]]
         self.compute_s = plain["compute_s"]
+        for name, of_native in plain["native"].items():
+            setattr(self.native, name, of_native)
         self.candidates = [[*identity] for identity in plain["candidates"]]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from gravac.candidate import Candidate
 from gravac.controllers.base import WATCH
 from gravac.engine.engine import Engine, StepInputs
+from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
 
 SETTLING = 3
@@ -37,16 +38,24 @@ class NativeWatch:
         self, engine: Engine, learning_rate: Callable[[], float], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._engine, self._learning_rate, self._clock = engine, learning_rate, clock
-        self.start()
-
-    def start(self) -> None:
-        """Native steps begin."""
-        self._made = 0
+        self._state: NativeState = engine.state.native
         self._settling = SETTLING
         self._seconds: list[float] = []
         self._since: float | None = None
-        self._travels = False
+        self._length = WATCH
+
+    def start(self, taken_up: bool = False) -> None:
+        """Native steps begin.
+
+        Args:
+            taken_up: whether a checkpoint may have brought a stretch that goes on.
+        """
+        self._settling, self._seconds, self._since = SETTLING, [], None
         self._length = self._to_watch()
+        if not taken_up:
+            self._state.made, self._state.travels, self._state.uncounted = 0, False, False
+        elif self._state.travels:
+            self._engine.conclude()
 
     def pause(self) -> None:
         """The present step is not timed: the model is evaluated, or saved."""
@@ -67,14 +76,14 @@ class NativeWatch:
         self._since = now
         if not stepped:
             return None
-        if self._travels and self._made >= ANSWER:
+        if self._state.travels and self._state.made >= ANSWER:
             return self._decided()
-        if not self._travels and self._made >= self._length:
+        if not self._state.travels and self._state.made >= self._length:
             self._end_stretch()
         return None
 
     def _count(self, now: float) -> None:
-        self._made += 1
+        self._state.made += 1
         if self._settling:
             self._settling -= 1
         elif self._since is not None:
@@ -87,16 +96,16 @@ class NativeWatch:
         def fill(measurement: LocalMeasurement) -> None:
             measurement.watched = seconds
 
-        inputs = StepInputs(learning_rate=self._learning_rate(), mode="native", steps=self._made)
+        inputs = StepInputs(learning_rate=self._learning_rate(), mode="native", steps=self._state.made)
         self._engine.begin(inputs)
         self._engine.end(fill)
         self._engine.conclude()
-        self._made, self._seconds, self._travels = 0, [], True
+        self._state.made, self._state.travels, self._seconds = 0, True, []
 
     def _decided(self) -> Candidate:
         """Decide by what the ranks agreed on."""
         candidate = self._engine.concluded().result()
-        self._travels = False
+        self._state.travels = False
         self._length = self._to_watch()
         return candidate
 

@@ -18,10 +18,10 @@ Nothing changes within an optimizer's step, since a closure runs forwards there.
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,7 @@ from gravac.modes.outer.apart import OuterSteps
 from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import LeftBehind
+from gravac.telemetry.records import ModeRecord
 
 
 class Source(Protocol):
@@ -42,14 +43,32 @@ class Source(Protocol):
     Attributes:
         outside: module that the training loop calls; its forwards begin steps.
         inside: module without wrappers, whose weights are trained.
-        decided: candidate that was decided when the last step by the hook began; ``None`` before the first.
-        send_whole: whether the next step by the hook sends all residuals, dense.
     """
 
     outside: torch.nn.Module
     inside: torch.nn.Module
-    decided: "Future[Candidate] | None"
-    send_whole: bool
+
+    @property
+    def decided(self) -> "Future[Candidate] | None":
+        """Candidate that was decided when the last step by the hook began; ``None`` before the first."""
+
+    @decided.setter
+    def decided(self, decided: "Future[Candidate] | None") -> None: ...
+
+    @property
+    def send_whole(self) -> bool:
+        """Whether the next step by the hook sends all residuals, dense."""
+
+    @send_whole.setter
+    def send_whole(self, send_whole: bool) -> None: ...
+
+    @property
+    def in_join(self) -> bool:
+        """Whether ranks may run out of inputs, and then answer no round."""
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether all ranks take rank 0's buffers as they train."""
 
     @property
     def synced(self) -> bool:
@@ -80,23 +99,6 @@ class Source(Protocol):
         """An optimizer's step has ended, of a step by the hook."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModeChange:
-    """A change of mode.
-
-    Attributes:
-        step: number of training steps made before it.
-        before: mode of the steps before.
-        after: mode of the steps that follow.
-        seconds: seconds that it took on this rank, exchanges included.
-    """
-
-    step: int
-    before: Mode
-    after: Mode
-    seconds: float
-
-
 class Switch:
     """Runs each step in the mode that was decided.
 
@@ -106,12 +108,12 @@ class Switch:
         policy: settings of the run.
         optimizers: all that train the module.
         scaler: scales the loss, if there is one.
-        seed: the run's seed.
 
     Attributes:
         mode: who exchanges in the present step; ``None`` before the first forward with gradients.
         outer: what ranks do that train apart; ``None`` unless they do.
         changes: changes of mode so far.
+        without_native: called before the first decision if no native steps may be decided.
     """
 
     def __init__(
@@ -124,8 +126,9 @@ class Switch:
     ) -> None:
         self.mode: Mode | None = None
         self.outer: OuterSteps | None = None
-        self.changes: list[ModeChange] = []
+        self.changes: list[ModeRecord] = []
         self.rounds_before = 0
+        self.without_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._watch = NativeWatch(engine, self._learning_rate)
@@ -134,7 +137,6 @@ class Switch:
         self._within = 0
         self._stepped: set[int] = set()
         self._residuals: dict[str, torch.Tensor] = {}
-        self._loading = False
         self._handles: list[Any] = []
 
     # what is seen of training
@@ -142,12 +144,13 @@ class Switch:
     def listen(self) -> None:
         """Register the hooks."""
         outside, inside = self._source.outside, self._source.inside
+        model: Any = innermost(inside)
         self._handles = [
             inside.register_forward_pre_hook(LeftBehind(self._module_starts)),
             outside.register_forward_pre_hook(LeftBehind(self._forward_starts)),
             outside.register_forward_hook(LeftBehind(self._forward_ended), always_call=True),
-            innermost(inside).register_state_dict_post_hook(LeftBehind(self._saved)),
-            innermost(inside).register_load_state_dict_post_hook(LeftBehind(self._loaded)),
+            model.register_state_dict_post_hook(LeftBehind(self._saved)),
+            model.register_load_state_dict_post_hook(LeftBehind(self._loaded)),
         ]
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._step_starts))
@@ -170,6 +173,11 @@ class Switch:
     def _forward_starts(self, *_: object) -> None:
         if not torch.is_grad_enabled():
             return
+        if self._source.in_join and self._policy.every != (1, 1):
+            raise RuntimeError(
+                f"every: {self._policy.every}, and under join() ranks run out of inputs and then answer no round; use "
+                "every=1, or train as many steps on all ranks"
+            )
         if self.mode is None:
             self._begin()
         if self.mode == "native":
@@ -181,6 +189,8 @@ class Switch:
 
     def _begin(self) -> None:
         """Begin as decided, before the first step."""
+        if self._source.in_join:
+            self.without_native()
         if self.outer is not None:  # a checkpoint brought it
             self._set_mode("outer")
             self._source.part()
@@ -190,14 +200,27 @@ class Switch:
             self._change_to(self._engine.decide_first().result())
 
     def _native_starts(self) -> None:
-        if not self._source.synced:
+        if not self._source.synced or self._source.in_join:  # a rank without inputs has no forward to count
             return
-        candidate = self._watch.forward_starts(self._source.averaged())
+        candidate = self._watch.forward_starts(self._has_averaged())
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
             self._change_to(candidate)
 
+    def _has_averaged(self) -> bool:
+        """Tell whether DDP has averaged since the last call, or had when a checkpoint was saved."""
+        native = self._engine.state.native
+        averaged, native.uncounted = self._source.averaged() or native.uncounted, False
+        return averaged
+
+    def prepare_to_save(self) -> None:
+        """Have the state tell all that was done, at a point between two steps. Called on every rank."""
+        if self.mode == "native":
+            self._engine.state.native.uncounted = self._has_averaged()
+        if self.outer is not None:
+            self.outer.prepare_to_save()
+
     def _hook_starts(self) -> None:
-        decided = self._source.decided
+        decided = None if self._source.in_join else self._source.decided
         if decided is not None and decided.done() and decided.exception() is None:
             candidate = decided.result()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
@@ -224,7 +247,8 @@ class Switch:
             return
         self._source.restore()
         if self._opened:
-            for tensor in tensors_in(output):
+            found: list[Any] = tensors_in(output)
+            for tensor in found:
                 if tensor.requires_grad:
                     tensor.register_hook(self._backward_began)
 
@@ -281,7 +305,8 @@ class Switch:
 
     def _change_to(self, candidate: Candidate) -> None:
         """Run steps in a candidate's mode from this one on. Called on every rank before the same step."""
-        before, since = self.mode, time.perf_counter()
+        self._engine.drain()
+        before, since, sent_before = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
         if before == "outer":
             self.come_together()
         if candidate.mode == "outer":
@@ -291,7 +316,7 @@ class Switch:
             self._source.use_native(candidate.cf)
             self._native_cf = candidate.cf
             self._source.averaged()
-            self._watch.start()
+            self._watch.start(taken_up=before is None)
             self._set_mode("native")
         else:
             if before is not None:
@@ -299,9 +324,11 @@ class Switch:
                 self._source.use_hook()
             self._set_mode("hook")
         if before is not None:
-            self.changes.append(
-                ModeChange(self._engine.state.trained, before, candidate.mode, time.perf_counter() - since)
-            )
+            self._engine.drain()
+            seconds, sent = time.perf_counter() - since, self._engine.ledger.wire_bytes - sent_before
+            change = ModeRecord(self._engine.state.trained, before, candidate.mode, seconds, sent)
+            self.changes.append(change)
+            self._engine.deciding.emit(change)
 
     def _set_mode(self, mode: Mode) -> None:
         self.mode = mode
@@ -324,9 +351,15 @@ class Switch:
 
     def make_outer(self) -> OuterSteps:
         """Return what ranks do that train apart, from the weights that they all have now."""
-        policy = self._policy
-        inside = innermost(self._source.inside)
-        return OuterSteps(self._engine, inside, self._optimizers, policy.outer, policy.every, policy.seed)
+        policy, inside = self._policy, innermost(self._source.inside)
+        buffers = {name: buffer for name, buffer in inside.named_buffers() if torch.is_floating_point(buffer)}
+        settings = policy.outer
+        if not self._source.shares_buffers:
+            settings = settings(local_buffers=tuple(dict(inside.named_buffers())))
+        elif buffers:  # rank 0's, as the next forward of DDP would have them
+            job = together.copy_from_first(list(buffers.values()), (), self._engine.device)
+            self._engine.run_between_steps("the buffers that ranks part with", job).result()
+        return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
 
     def adopt(self, outer: OuterSteps) -> None:
         """Go on from outer steps that a checkpoint brought; called before the first forward with gradients."""

@@ -42,7 +42,8 @@ def come_together(
     """Make optimizers and scaler equal on all ranks; compare these and the tensors; if they differ copy rank 0's.
 
     Args:
-        tensors: parameters, and buffers that all ranks share; already equal on all ranks, as far as the caller knows.
+        tensors: parameters, and buffers that all ranks share, of any shapes; already equal on all ranks, as far as the
+            caller knows.
         optimizers: torch's optimizers, in the same order on all ranks.
         scaler: the gradient scaler; ``None`` without.
         device: device of the tensors that the executor exchanges.
@@ -339,7 +340,7 @@ def copy_from_first(
     A state that rank 0 lacks is that of the first rank that has it. All bytes are sent once, by rank 0.
 
     Args:
-        tensors: parameters and buffers: dense, of the same shapes and number formats on all ranks.
+        tensors: parameters and buffers: dense, of any shapes; shapes and number formats are the same on all ranks.
         optimizers: torch's optimizers, as for ``average_states``.
         device: device of the tensors that the executor exchanges.
 
@@ -421,7 +422,7 @@ def differing_ranks(
     but for one in 2^60 or so. Each rank sends 8 bytes.
 
     Args:
-        tensors: parameters and buffers.
+        tensors: parameters and buffers, of any shapes.
         optimizers: torch's optimizers.
         device: device of the tensors that the executor exchanges.
 
@@ -434,7 +435,7 @@ def differing_ranks(
 
 
 def checksum(tensors: Sequence[torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """Return a checksum of all bits of tensors and optimizer states, as a signed number of 64 bits.
+    """Return a checksum of all bits of tensors of any shapes and of optimizer states: a signed number of 64 bits.
 
     Shapes, number formats, keys, and states that are numbers are in it, too; the order of keys is not.
 

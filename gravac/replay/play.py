@@ -12,22 +12,22 @@ other step on, the trace has no measurement of what the policy would run, and th
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
 from gravac.engine.agreement import gain
-from gravac.engine.records import decided
+from gravac.engine.records import decided, holds_from
 from gravac.measurement import LAST
 from gravac.modes.outer.candidates import check_chosen
 from gravac.policy import Policy, RunSettings
 from gravac.replay.trace import Trace
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import finite
-from gravac.telemetry.records import DecisionRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, ForecastsRecord, RunRecord, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Parting:
     """The first step in which a policy would run something else than was recorded.
 
     Attributes:
-        step: number of the step, counted from 0.
+        step: number of the training step, counted from 0.
         ran: candidate that ran.
         would: candidate that the policy would run.
         evaluated: shadow CFs that were evaluated.
@@ -73,8 +73,8 @@ class Replay:
 
     @property
     def steps(self) -> int:
-        """Number of steps in which the policy would run what ran: all that were recorded, or those before they part."""
-        return len(self.trace.steps) if self.parting is None else self.parting.step - self.trace.steps[0].step
+        """Number of training steps in which the policy would run what ran: all recorded, or those before they part."""
+        return self.trace.trained if self.parting is None else self.parting.step - self.trace.steps[0].step
 
     @property
     def same(self) -> bool:
@@ -88,7 +88,7 @@ class Replay:
                 "same": self.same,
                 "first_step": self.trace.steps[0].step,
                 "steps": self.steps,
-                "steps_recorded": len(self.trace.steps),
+                "steps_recorded": self.trace.trained,
                 "parting": self.parting,
                 "notes": self.notes,
                 "forecasts": self.forecasts,
@@ -118,45 +118,106 @@ def replay(trace: Trace, policy: Policy) -> Replay:
     """
     if not trace.steps:
         raise SettingsError("trace: it has no step records, so there is nothing to replay")
-    numbers = [record.step for record in trace.steps]
-    if numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
+    if any(record.step + record.steps != following.step for record, following in pairwise(trace.steps)):
         raise SettingsError("trace: steps are missing in between; a controller must see every step")
     steps_per_epoch = trace.number("steps_per_epoch")
     epoch = None if steps_per_epoch is None else int(steps_per_epoch)
     policy = RunSettings(steps_per_epoch=epoch, policy=policy).policy
     notes = _settings_noted(trace, policy)
-    forecasts, left_out = _forecasts(trace, policy)
+    forecasts, left_out = _forecasts(trace.run, policy)
+    admitted = {number: _forecasts(record, policy)[0] for number, record in trace.admitted}
     controller = at_latency(policy.controller, trace.latency)
     state, first = controller.start(forecasts)
-    coming, decision = deque([first] * trace.latency), first
-    parting, replayed = None, list[DecisionRecord]()
-    for record, ran in zip(trace.steps, trace.choices(), strict=True):
-        holds = coming.popleft()
+    decisions, observed = [first], 0  # after so many measurements
+    replayed, changes = list[tuple[int, DecisionRecord]](), _ModeChange()
+    parting: Parting | None = None
+    previous: Candidate | None = None
+    for at, (record, ran) in enumerate(zip(trace.steps, trace.choices(), strict=True)):
+        observed = max(observed, at + 1 - trace.latency)
+        holds = decisions[observed]
         _check_recorded(controller, holds)
-        if (parting := _parting(record, ran, holds)) is not None:
+        parting = changes.follow(at, record, ran, holds, previous)
+        if parting is not None:
             break
-        measured = _measurement(trace, record, holds.candidate)
-        before = decision.runs
+        previous = replace(ran, every=record.every)
+        measured = _measurement(trace, at, previous)
         state, decision = controller.observe(state, measured)
-        changed = decision.runs != before
+        changed = decision.runs != decisions[-1].runs
         if changed or decision.summary is not None:
-            last = gain(measured.error, measured.energy)
-            replayed.append(decided(record.step + trace.latency, decision, changed, last, steps_per_epoch))
-        coming.append(decision)
-    end = math.inf if parting is None else parting.step + trace.latency
+            last, step = gain(measured.error, measured.energy), holds_from(measured, trace.latency)
+            replayed.append((at, decided(step, decision, changed, last, steps_per_epoch)))
+        if at + 1 in admitted:
+            forecasts = admitted[at + 1]
+            state, decision = controller.restore(controller.dump(state), forecasts)
+        decisions.append(decision)
+        if record.mode == "native":
+            observed = at + 1
+    parts_at = len(trace.steps) if parting is None else changes.began
+    end = math.inf if parting is None else _end(trace, parts_at)
     recorded = tuple(decision for decision in trace.decisions if decision.step < end)
-    return Replay(trace, first.candidate, parting, forecasts, recorded, tuple(replayed), (*notes, *left_out))
+    until = tuple(decision for at, decision in replayed if at < parts_at)
+    return Replay(trace, first.candidate, parting, forecasts, recorded, until, (*notes, *left_out))
 
 
-def _forecasts(trace: Trace, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
+def _end(trace: Trace, at: int) -> int:
+    """Return the training step before which decisions hold from to which measurements before a record led."""
+    if at == 0:
+        return trace.steps[0].step
+    last = trace.steps[at - 1]
+    return last.step + (1 if last.mode == "native" else trace.latency) * last.steps + 1
+
+
+LONGEST_CHANGE = 3
+"""Most of the engine's steps that ranks still make in one mode when another was decided: what is under way ends."""
+
+
+@dataclass(slots=True)
+class _ModeChange:
+    """Follows whether a policy would run what ran; if another mode was decided, the ranks may take a few steps to it.
+
+    Attributes:
+        began: number of the record in which run and policy part, or began to differ in mode.
+    """
+
+    began: int = 0
+    _parting: Parting | None = None
+
+    def follow(
+        self, at: int, record: StepRecord, ran: Candidate, holds: Decision, previous: Candidate | None
+    ) -> Parting | None:
+        """Return how run and policy part; ``None``: they do not, or it is not sure yet.
+
+        Args:
+            at: number of the record.
+            record: what ran.
+            ran: candidate that ran, as decided.
+            holds: decision of the policy that holds in the step.
+            previous: candidate of the step before.
+        """
+        if holds.candidate.mode == record.mode:
+            self._parting, self.began = None, at
+            return _parting(record, ran, holds)
+        goes_on = previous is not None and previous.mode == record.mode
+        as_before = previous is not None and replace(ran, every=previous.every) == previous
+        if self._parting is None:
+            self._parting, self.began = _parting(record, ran, holds), at
+        if goes_on and (as_before or ran.dense) and not record.shadow and at - self.began < LONGEST_CHANGE:
+            return None
+        return self._parting
+
+
+def _forecasts(run: RunRecord | ForecastsRecord, policy: Policy) -> tuple[tuple[Forecast, ...], list[str]]:
     """Return forecasts of the run's candidates that a policy allows, and a note of choices that the run did not have.
 
     Raises:
         SettingsError: the policy's choices are fixed, and the run did not have one of them; or its controller does not
             choose how often ranks exchange, although the run's did; or the run has no candidates.
     """
-    controller, base, run = policy.controller, policy.base, trace.run
-    candidates = [forecast.candidate for forecast in run.forecasts]
+    controller, base = policy.controller, policy.base
+    forecasts = run.forecasts
+    if not (policy.native and getattr(controller, "native", False)):
+        forecasts = _without_native(forecasts)
+    candidates = [forecast.candidate for forecast in forecasts]
     if not (candidates and candidates[0].dense):
         raise SettingsError("trace: the run's first candidate is not dense, so no controller can start from them")
     first = candidates[0]
@@ -178,8 +239,17 @@ def _forecasts(trace: Trace, policy: Policy) -> tuple[tuple[Forecast, ...], list
             "of that; give a policy that chooses from the run's candidates"
         )
     left_out = f"the policy could also choose {names}, which the run did not have, and might then decide otherwise"
-    chosen = tuple(forecast for forecast in run.forecasts if forecast.candidate in (first, *allowed))
+    chosen = tuple(forecast for forecast in forecasts if forecast.candidate in (first, *allowed))
     return chosen, [left_out] if unknown else []
+
+
+def _without_native(forecasts: Sequence[Forecast]) -> tuple[Forecast, ...]:
+    """Return forecasts as they are if gravac's hook stays: float32 by the hook, and no float16 by torch's own."""
+    others = (forecast for forecast in forecasts if forecast.candidate.mode != "native" or forecast.candidate.cf == 1)
+    return tuple(
+        replace(forecast, candidate=forecast.candidate.in_hook) if forecast.candidate.mode == "native" else forecast
+        for forecast in others
+    )
 
 
 def _parting(record: StepRecord, ran: Candidate, holds: Decision) -> Parting | None:
@@ -190,18 +260,26 @@ def _parting(record: StepRecord, ran: Candidate, holds: Decision) -> Parting | N
     return Parting(record.step, ran, holds.candidate, evaluated, holds.shadow)
 
 
-def _measurement(trace: Trace, record: StepRecord, candidate: Candidate) -> Measurement:
-    """Return the measurement that a record was made of.
+def _measurement(trace: Trace, at: int, candidate: Candidate) -> Measurement:
+    """Return the measurement that a step's record was made of.
 
     The record has no mean of the ranks' step times: throughput gives the mean back.
+
+    Args:
+        trace: the recorded run.
+        at: number of the record among those of steps.
+        candidate: candidate that ran.
     """
+    record = trace.steps[at]
     samples = trace.number("samples_per_step") or float(trace.run.world_size)
     timed = math.isfinite(record.t_system) and record.t_system > 0
     energy = math.nan if record.energy is None else record.energy
     return Measurement(
-        step=record.step,
-        candidate=replace(candidate, every=record.every),  # a round may be shorter or longer than was decided
-        seconds=samples / record.t_system if timed else record.seconds / record.every,
+        step=trace.steps[0].step + at,
+        first=record.step,
+        steps=record.steps,
+        candidate=candidate,
+        seconds=samples / record.t_system if timed else record.seconds,
         samples=samples,
         error=math.nan if record.gain is None else energy * (1 - record.gain),
         energy=energy,
@@ -247,4 +325,4 @@ def _settings_noted(trace: Trace, policy: Policy) -> Sequence[str]:
 
 
 def _gist(record: DecisionRecord) -> tuple[Any, ...]:
-    return record.step, record.changed, record.compressor, record.cf, record.every, record.delay
+    return record.step, record.changed, record.mode, record.compressor, record.cf, record.every, record.delay

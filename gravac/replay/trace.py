@@ -15,7 +15,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import LATENCY
 from gravac.settings import SettingsError
 from gravac.telemetry.jsonl import read_jsonl
-from gravac.telemetry.records import DecisionRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, ForecastsRecord, Record, RunRecord, StepRecord
 from gravac.telemetry.words import forecast_of
 
 LONGEST_LATENCY = 16
@@ -30,13 +30,29 @@ class Trace:
         run: settings, ranks and candidates of the run.
         steps: every step recorded, in order.
         decisions: every decision recorded, in order.
-        latency: number of steps from a measurement to the first step that its decision holds for.
+        latency: number of the engine's steps from a measurement to the first one that its decision holds for; after a
+            native stretch it is the next.
+        admitted: candidates that were admitted anew, each with the number of step records before.
     """
 
     run: RunRecord
     steps: tuple[StepRecord, ...]
     decisions: tuple[DecisionRecord, ...]
     latency: int = LATENCY
+    admitted: tuple[tuple[int, ForecastsRecord], ...] = ()
+
+    @property
+    def trained(self) -> int:
+        """Number of training steps recorded."""
+        return sum(record.steps for record in self.steps)
+
+    @property
+    def forecasts(self) -> tuple[Forecast, ...]:
+        """Forecasts of all candidates that the run could choose from at some time, the newest of each."""
+        all_of_them = [*self.run.forecasts]
+        for _, record in self.admitted:
+            all_of_them += record.forecasts
+        return tuple({forecast.candidate: forecast for forecast in all_of_them}.values())
 
     def choices(self) -> list[Candidate]:
         """Return the candidate that was decided for each step; a round may have more or fewer steps than decided.
@@ -44,11 +60,13 @@ class Trace:
         Before the first decision, ``every`` is what the second round has: time is measured before the first round
         begins, so the first round is longer.
         """
-        chosen, every, decided = [], self.steps[:2][-1].every, 0
+        chosen, every, decided, forecasts = [], self.steps[:2][-1].every, 0, self.forecasts
         for record in self.steps:
             while decided < len(self.decisions) and self.decisions[decided].step <= record.step:
-                every, decided = self.decisions[decided].every, decided + 1
-            chosen.append(forecast_of(replace(record, every=every), self.run.forecasts).candidate)
+                decision, decided = self.decisions[decided], decided + 1
+                every = decision.every if decision.mode == "outer" else record.every
+            as_decided = replace(record, every=every) if record.mode == "outer" else record
+            chosen.append(forecast_of(as_decided, forecasts).candidate)
         return chosen
 
     def number(self, setting: str) -> float | None:
@@ -65,12 +83,13 @@ class _Run:
     steps: list[StepRecord] = field(default_factory=list)
     decisions: list[DecisionRecord] = field(default_factory=list)
     latency: int | None = None
+    admitted: list[tuple[int, ForecastsRecord]] = field(default_factory=list)
 
     def decided(self, decision: DecisionRecord) -> None:
         """Add a decision: it follows the record of the step that was measured."""
         self.decisions.append(decision)
-        if self.latency is None and self.steps:
-            self.latency = decision.step - self.steps[-1].step
+        if self.latency is None and self.steps and (last := self.steps[-1]).mode != "native":
+            self.latency = (decision.step - last.step) // last.steps
 
     @property
     def trace(self) -> Trace:
@@ -80,7 +99,7 @@ class _Run:
                 f"trace: the first decision after a step holds from {latency} steps later, 1 to {LONGEST_LATENCY} "
                 "expected; give a gravac.jsonl as it was written"
             )
-        return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency)
+        return Trace(self.run, tuple(self.steps), tuple(self.decisions), latency, tuple(self.admitted))
 
 
 def read_trace(path: str | Path, run: int = -1) -> Trace:
@@ -110,6 +129,8 @@ def read_trace(path: str | Path, run: int = -1) -> Trace:
             runs.append(_Run(record))
         elif not runs:
             raise SettingsError(f"trace: {path} does not begin with a run record; give a whole gravac.jsonl")
+        elif isinstance(record, ForecastsRecord):
+            runs[-1].admitted.append((len(runs[-1].steps), record))
         elif isinstance(record, StepRecord):
             runs[-1].steps.append(record)
         elif isinstance(record, DecisionRecord):
@@ -145,10 +166,13 @@ FORECAST: Mapping[str, Range] = {
     "step_s": SECONDS,
     "compute_s": SECONDS,
     "behind": SHARE,
+    "doubted": SHARE,
+    "leaving_s": SECONDS,
     "by_gain": (lambda points: all(low[0] < high[0] for low, high in pairwise(points)), "ascending gains"),
 }
 STEP: Mapping[str, Range] = {
     "step": COUNT,
+    "steps": POSITIVE,
     "cf": FACTOR,
     "every": POSITIVE,
     "delay": COUNT,
@@ -184,9 +208,16 @@ def check_record(record: Record) -> None:
         for name, (fits, words) in SETTINGS.items():
             if name in record.settings and not fits(record.settings[name]):
                 raise ValueError(f"settings/{name}: {record.settings[name]!r:.80}, {words} expected")
-        for at, forecast in enumerate(record.forecasts):
-            _check(forecast.candidate, CANDIDATE, f"forecasts/{at}/candidate/")
-            _check(forecast, FORECAST, f"forecasts/{at}/")
+        _check_forecasts(record)
+    elif isinstance(record, ForecastsRecord):
+        _check(record, {"step": COUNT}, "")
+        _check_forecasts(record)
+
+
+def _check_forecasts(record: RunRecord | ForecastsRecord) -> None:
+    for at, forecast in enumerate(record.forecasts):
+        _check(forecast.candidate, CANDIDATE, f"forecasts/{at}/candidate/")
+        _check(forecast, FORECAST, f"forecasts/{at}/")
 
 
 def _check(part: Record | Candidate | Forecast, ranges: Mapping[str, Range], path: str) -> None:

@@ -318,6 +318,15 @@ def refuse_unfit(ddp: object, base: Compressor, optimizer: torch.optim.Optimizer
             "ddp has a communication hook already, and torch allows one; detach() the compressor it is of, or make a "
             "new DistributedDataParallel around the model"
         )
+    refuse_momentum(base, optimizer)
+
+
+def refuse_momentum(base: Compressor, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise where an optimizer would do momentum a second time.
+
+    Raises:
+        ValueError: base and optimizer both do momentum, as SGD or as Adam's first moment.
+    """
     for group in optimizer.param_groups if base.owns_momentum and optimizer is not None else ():
         for field, value in (("momentum", group.get("momentum", 0)), ("betas[0]", group.get("betas", (0,))[0])):
             if value:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.exchange.executor import Number
@@ -59,7 +60,7 @@ class LeftBehind:
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
 
-    @torch._disable_dynamo  # a compiled module must not compile the hook, nor cut its own graph for it
+    @_disable_dynamo  # a compiled module must not compile the hook; torch.compiler.disable would import dynamo here
     def __call__(self, *given: object) -> None:
         """Call the function, and return nothing."""
         self._function(*given)
@@ -207,6 +208,15 @@ class Reducer:
         return bool(self.ddp.require_backward_grad_sync) if self._users is None else self._users.backward
 
     @property
+    def counts_surely(self) -> bool:
+        """Whether ``has_averaged`` sees each backward: not if the module has a single parameter.
+
+        Of 40 000 backwards of some 25 us each, 78 took the same nanoseconds as the one before with one parameter, and
+        none with two.
+        """
+        return len(self._stats) > 1
+
+    @property
     def in_join(self) -> bool:
         """Whether training runs under ``ddp.join()``, or did: DDP never takes that back, and each forward exchanges."""
         return bool(self.ddp._join_config.enable)
@@ -239,8 +249,8 @@ class Reducer:
         """Return whether the reducer was in a synced backward since the last call; no Python runs in backward.
 
         The reducer notes for each parameter the nanoseconds from forward to its gradient. They change in a synced
-        backward alone. Two backwards of the same nanoseconds for each parameter would be taken for a single backward,
-        which can happen only if there are one or two parameters. A backward that failed halfway counts.
+        backward alone. Two backwards of the same nanoseconds for each parameter are taken for a single backward: see
+        ``counts_surely``. A backward that failed halfway counts.
         """
         self._look()
         averaged, self._averaged = self._averaged, False

@@ -60,6 +60,11 @@ class SteeredDDP:
         """Whether training runs under ``join()``, where ranks that have no inputs left answer no round."""
         return self._reducer.in_join
 
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether DDP has all ranks take rank 0's buffers in each forward."""
+        return bool(self._ddp.broadcast_buffers)
+
     def use_hook(self) -> None:
         """Exchange by gravac: give DDP a new reducer with the hook."""
         self._reducer.renew()

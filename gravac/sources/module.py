@@ -139,11 +139,12 @@ class ModuleSource:
             two steps.
         loss_scale: returns the factor that gradients were multiplied with; ``None``: without a scaler.
         optimizer: applies the gradients.
-        runs: future of the candidate of the step that began last; ``None`` before the first.
+        runs: future of the candidate that was decided when the last step began; ``None`` before the first.
+        send_whole: whether the next step sends all residuals, dense, whatever was decided.
     """
 
     def __init__(self, engine: Engine, *, broadcast_buffers: bool = True, waits: bool = True) -> None:
-        self.quiet = False
+        self.quiet = self.send_whole = False
         self.loss_scale: Callable[[], Number] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.runs: Future[Candidate] | None = None
@@ -193,6 +194,11 @@ class ModuleSource:
         self._groups = _grouped(parameters)
         self._group_of = {name: number for number, names in enumerate(self._groups) for name in names}
         self._buffers = Buffers(module if self._broadcasts_buffers else None)
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether a backward that begins now exchanges nothing, within ``accumulate``."""
+        return self._accumulating > 0
 
     @property
     def same(self) -> dict[str, str]:
@@ -396,7 +402,9 @@ class ModuleSource:
         inputs = StepInputs(
             loss_scale=self.loss_scale() if self.loss_scale is not None else None,
             learning_rate=learning_rate(self.optimizer) if self.optimizer is not None else math.nan,
+            dense=self.send_whole,
         )
+        self.send_whole = False
         self.runs = engine.begin(inputs)
         self._step = step = _Step(self._late, [len(names) for names in self._groups])
         self._buffers.look()

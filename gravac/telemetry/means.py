@@ -20,17 +20,25 @@ def means(steps: Sequence[StepRecord]) -> dict[str, float]:
     Values that are not finite (the first step has no duration) and gains that are not known are left out; a quantity
     that no step had is missing. Bytes and seconds are means a step; ``wire_ratio`` is the ratio of sums; ``t_system``
     (samples/s) is the harmonic mean, which is samples over time; ``t_compression`` is ``t_system * max(gain, 0)`` of
-    these means.
+    these means. Bytes are those of a training step: a round's, or a native stretch's, by its number of steps.
     """
-    found = {name: mean for name in MEANS if (mean := _mean(getattr(step, name) for step in steps)) is not None}
+    found = {name: mean for name in MEANS if (mean := _mean(of_a_step(step, name) for step in steps)) is not None}
     if found.get("wire_bytes"):
-        found["wire_ratio"] = (_mean(step.dense_wire_bytes for step in steps) or 0.0) / found["wire_bytes"]
+        found["wire_ratio"] = (_mean(of_a_step(step, "dense_wire_bytes") for step in steps) or 0.0) / found[
+            "wire_bytes"
+        ]
     seconds_per_sample = _mean(1 / step.t_system for step in steps if step.t_system > 0)
     if seconds_per_sample:
         found["t_system"] = 1 / seconds_per_sample
         if "gain" in found:
             found["t_compression"] = found["t_system"] * max(found["gain"], 0.0)
     return found
+
+
+def of_a_step(step: StepRecord, name: str) -> float | None:
+    """Return a field of a step's record, bytes by the training step."""
+    value: float | None = getattr(step, name)
+    return value if value is None or step.steps == 1 or not name.endswith("_bytes") else value / step.steps
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

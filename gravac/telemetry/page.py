@@ -9,6 +9,8 @@ PREFIX = "gravac/"
 
 CF = PREFIX + "cf"
 """Tag of the compression factor that runs: 1 is dense."""
+OUTER_WIRE_RATIO = PREFIX + "wire_ratio_of_outer_steps"
+"""Tag of how many times fewer bytes outer steps send than dense float32 in each step: in place of a CF."""
 CF_LOG10 = PREFIX + "cf_log10"
 """Tag of the compression factor's decimal logarithm: 0 is dense."""
 GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
@@ -54,6 +56,12 @@ DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
 END = "gravac_end/"
 """Beginning of the tags of a run's totals: a group of their own, as a total is one point and no curve."""
 
+MODE_TEXT = PREFIX + "mode"
+"""Tag of changes of mode in words, a text."""
+
+MODE_SECONDS = PREFIX + "seconds/change_of_mode"
+"""Tag of the seconds that a change of mode took."""
+
 RUN_TEXT = PREFIX + "run"
 """Tag of a run in words, a text."""
 
@@ -94,6 +102,7 @@ Two categories, because TensorBoard shows a category's band charts after its lin
 def layout(outer: bool) -> dict[str, dict[str, list[Any]]]:
     """Return the layout of a run; where ranks exchange every so many steps, with charts of that."""
     rounds = {
+        "Wire ratio of outer steps, which have no compression factor of a step": _lines(OUTER_WIRE_RATIO),
         "Steps from one exchange to the next, and behind which it travels": _lines(EVERY, DELAY),
         "Steps of each rank in a round": _lines(STEPS_OF_RANKS + r"\d+"),
         "Drift (1: ranks go the same way)": _lines(DRIFT),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from gravac.telemetry import page
-from gravac.telemetry.means import means
+from gravac.telemetry.means import means, of_a_step
 from gravac.telemetry.records import StepRecord
 
 Write = Callable[[dict[str, float], int], None]
@@ -14,7 +14,7 @@ Write = Callable[[dict[str, float], int], None]
 
 
 class Points:
-    """Makes points of steps: means over ``every`` of them, never across a change of what runs.
+    """Makes points of steps: means over ``every`` training steps, never across a change of what runs.
 
     ``gravac.telemetry.means`` says which means. The CF, and what follows from it, is written besides at the last step
     before and the first step of a change, so its curve is a true staircase.
@@ -34,12 +34,14 @@ class Points:
         """Take a step in, and write the point that it completes."""
         if self._last is None or _what(self._last) != _what(step):
             self.flush()
-            self._finite(_runs(step) | {page.STEPS[name]: getattr(step, name) for name in page.STAIRS}, step.step)
+            self._finite(
+                _runs(step) | {page.STEPS[name]: of_a_step(step, name) or 0.0 for name in page.STAIRS}, step.step
+            )
         self._steps.append(step)
         self._last = step
         self._gigabytes[0] += step.wire_bytes / 1e9
         self._gigabytes[1] += step.dense_wire_bytes / 1e9
-        if len(self._steps) >= self._every:
+        if sum(step.steps for step in self._steps) >= self._every:
             self.flush()
 
     def flush(self) -> None:
@@ -56,12 +58,13 @@ class Points:
 
 
 def _what(step: StepRecord) -> tuple[object, ...]:
-    return step.compressor, step.cf, step.every, step.delay, step.steps_of_ranks
+    return step.mode, step.compressor, step.cf, step.every, step.delay, step.steps_of_ranks
 
 
 def _runs(step: StepRecord) -> dict[str, float]:
-    """What runs, as numbers: how often only where ranks have rounds, which is where they tell of drift."""
-    outer = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}
-    often = {} if math.isnan(step.drift) else outer
+    """What runs, as numbers: the CF of a step with an exchange; of outer steps, what a round sends and how often."""
+    if step.mode != "outer":
+        return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf)}
+    often = {page.EVERY: float(step.every), page.DELAY: float(step.delay), page.DRIFT: step.drift}
     often |= {f"{page.STEPS_OF_RANKS}{rank}": float(made) for rank, made in enumerate(step.steps_of_ranks)}
-    return {page.CF: step.cf, page.CF_LOG10: math.log10(step.cf), **often}
+    return {page.OUTER_WIRE_RATIO: step.wire_ratio, **often}

@@ -5,6 +5,7 @@
 import importlib
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ from gravac.telemetry import page, words
 from gravac.telemetry.jsonl import plain_settings
 from gravac.telemetry.points import Points
 from gravac.telemetry.quiet import Quiet
-from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.records import (
+    DecisionRecord,
+    EndRecord,
+    ForecastsRecord,
+    ModeRecord,
+    Record,
+    RunRecord,
+    StepRecord,
+)
 
 CHANGES = 500
 """Most changes kept for the table at the end of a run: the latest ones."""
@@ -60,11 +69,13 @@ class TensorBoardSink:
             elif isinstance(record, DecisionRecord):
                 self._decision(record)
             elif isinstance(record, RunRecord):
-                self._run = record
-                self._writer.add_custom_scalars(
-                    page.layout(any(forecast.candidate.every > 1 for forecast in record.forecasts))
-                )
-                self._writer.add_text(page.RUN_TEXT, words.run_words(record), 0)
+                self._began(record, 0)
+            elif isinstance(record, ForecastsRecord):
+                if self._run is not None:
+                    self._began(replace(self._run, forecasts=record.forecasts, dropped=record.dropped), record.step)
+            elif isinstance(record, ModeRecord):
+                self._writer.add_text(page.MODE_TEXT, words.mode_words(record), record.step)
+                self._scalars({page.MODE_SECONDS: record.seconds}, record.step)
             else:
                 self._end(record)
 
@@ -78,6 +89,12 @@ class TensorBoardSink:
         writer, self._writer = self._writer, None
         with self._quiet:
             writer.close()
+
+    def _began(self, run: RunRecord, step: int) -> None:
+        """Write the run in words, and the layout of its charts, as is known after a number of training steps."""
+        self._run = run
+        self._writer.add_custom_scalars(page.layout(any(forecast.candidate.every > 1 for forecast in run.forecasts)))
+        self._writer.add_text(page.RUN_TEXT, words.run_words(run), step)
 
     def _step(self, step: StepRecord) -> None:
         self._points.add(step)

@@ -14,7 +14,7 @@ from gravac.telemetry import page
 from gravac.telemetry.jsonl import plain_settings
 from gravac.telemetry.points import Points, Write
 from gravac.telemetry.quiet import Quiet
-from gravac.telemetry.records import DecisionRecord, EndRecord, Record, StepRecord
+from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, StepRecord
 
 Settings = Callable[[dict[str, Any]], object]
 """Takes a run's settings, by dotted name, as plain values."""
@@ -64,7 +64,7 @@ class TrackerSink:
             self._points.flush()
             totals = {page.END + name: value for name, value in record.metrics.items() if math.isfinite(value)}
             self._log(totals, self._step)
-        elif self._settings is not None:
+        elif isinstance(record, RunRecord) and self._settings is not None:
             self._settings({**plain_settings(record), "world_size": record.world_size})
 
     def close(self) -> None:
@@ -123,7 +123,15 @@ class CSVSink:
         SettingsError: the file cannot be written, or ``every`` is below 1.
     """
 
-    COLUMNS = ("step", page.CF, page.CF_LOG10, *page.STEPS.values(), page.WIRE_GIGABYTES, page.DENSE_WIRE_GIGABYTES)
+    COLUMNS = (
+        "step",
+        page.CF,
+        page.CF_LOG10,
+        page.OUTER_WIRE_RATIO,
+        *page.STEPS.values(),
+        page.WIRE_GIGABYTES,
+        page.DENSE_WIRE_GIGABYTES,
+    )
 
     def __init__(self, path: str | Path, every: int = 10) -> None:
         path = Path(path)

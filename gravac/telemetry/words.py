@@ -8,11 +8,18 @@ matrices sends but 15 times fewer bytes. So whatever shows a candidate to people
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gravac.candidate import Candidate, Dropped, Forecast
-from gravac.telemetry.records import DecisionRecord, RunRecord, StepRecord
+from gravac.candidate import Candidate, Dropped, Forecast, Mode
+from gravac.telemetry.records import DecisionRecord, ModeRecord, RunRecord, StepRecord
+
+WAYS: Mapping[Mode, str] = {
+    "native": "DDP exchanges by itself",
+    "hook": "gravac exchanges gradients in each step",
+    "outer": "ranks train apart between exchanges",
+}
+"""Each mode of a candidate in words."""
 
 AS_MANY = 0.05
 """Largest relative difference of bytes that counts as none."""
@@ -28,9 +35,13 @@ def described(forecast: Forecast) -> str:
         'topk 10x, 2x more bytes, every 5 steps, behind 2'
         >>> described(Forecast(Candidate("hook", "dense", 1.0), 1.0, method="dense float32"))
         'dense float32'
+        >>> described(Forecast(Candidate("native", "dense", 2.0), 2.0))
+        'native float16, 2x fewer bytes'
     """
     candidate = forecast.candidate
     method = forecast.method or f"{candidate.compressor} {candidate.cf:.4g}x"
+    if candidate.mode == "native":
+        method = str(candidate)
     sent = bytes_words(forecast.wire_ratio)
     often = f"every {candidate.every} steps" if candidate.every > 1 else ""
     behind = f"behind {candidate.delay}" if candidate.delay else ""
@@ -51,24 +62,25 @@ def bytes_words(wire_ratio: float) -> str:
 
 
 def forecast_of(record: DecisionRecord | StepRecord, forecasts: Sequence[Forecast]) -> Forecast:
-    """The forecast of the candidate that a record names by compressor, CF, ``every`` and ``delay``.
+    """The forecast of the candidate that a record names by mode, compressor, CF, ``every`` and ``delay``.
 
-    If the run has no forecast at this ``every`` and ``delay``, return that of the same compressor and CF, with a wire
-    ratio in proportion to ``every``.
+    If the run has no forecast of that candidate, return that of the same compressor and CF, of the same mode if there
+    is one, with a wire ratio in proportion to ``every``.
     """
+    candidate = Candidate(record.mode, record.compressor, record.cf, record.every, record.delay)
+    exact = next((forecast for forecast in forecasts if forecast.candidate == candidate), None)
+    if exact is not None:
+        return exact
     same = [
         forecast
         for forecast in forecasts
         if (forecast.candidate.compressor, forecast.candidate.cf) == (record.compressor, record.cf)
     ]
-    often = (record.every, record.delay)
-    exact = next((forecast for forecast in same if (forecast.candidate.every, forecast.candidate.delay) == often), None)
-    if exact is not None:
-        return exact
-    known = same[0] if same else Forecast(Candidate("hook", record.compressor, record.cf), math.nan)
-    candidate = replace(known.candidate, every=record.every, delay=record.delay)
+    same.sort(key=lambda forecast: forecast.candidate.mode != record.mode)
+    known = same[0] if same else Forecast(candidate, math.nan)
     ratio = known.wire_ratio / known.candidate.every * record.every
-    return replace(known, candidate=candidate, wire_ratio=ratio)
+    method = "" if "native" in (known.candidate.mode, record.mode) else known.method
+    return replace(known, candidate=candidate, wire_ratio=ratio, method=method)
 
 
 def reason_words(reason: str, forecasts: Iterable[Forecast]) -> str:
@@ -167,7 +179,8 @@ def changes_words(
 def _change(decision: DecisionRecord, before: DecisionRecord | StepRecord | None, forecasts: Sequence[Forecast]) -> str:
     after = described(forecast_of(decision, forecasts))
     then = after if before is None else described(forecast_of(before, forecasts))
-    return after if then == after else f"{then} → {after}"
+    modes = "" if before is None or before.mode == decision.mode else f" ({WAYS[before.mode]} → {WAYS[decision.mode]})"
+    return after if then == after and not modes else f"{then} → {after}{modes}"
 
 
 def _method(forecast: Forecast) -> str:
@@ -194,3 +207,12 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 
 def _cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def mode_words(change: ModeRecord) -> str:
+    """Return a change of mode in words."""
+    sent = f", {change.wire_bytes / 1e6:.3g} MB sent" if change.wire_bytes else ""
+    return (
+        f"from step {change.step} on: {WAYS[change.before]} → {WAYS[change.after]}; the change took "
+        f"{1000 * change.seconds:.3g} ms{sent}"
+    )

@@ -85,13 +85,15 @@ def drive(
     mode, previous = decision.candidate.mode, decision.candidate
     for step in range(steps):
         holds = coming.popleft()
-        if holds.candidate.mode != mode:  # the ranks learn of it as this step begins, and change when the step has ended
+        if (
+            holds.candidate.mode != mode
+        ):  # the ranks learn of it as this step begins, and change when the step has ended
             mode, holds = holds.candidate.mode, Decision(previous)
         previous = holds.candidate
         measured = replace(measure(trained, holds), step=step, first=trained, steps=_steps_of(holds))
         if previous.mode == "native":
-            nothing = {"waited": math.nan, "coded": math.nan, "exchanged": math.nan, "shadow": (), "norms": ()}
-            measured = replace(measured, error=0.0, energy=0.0, **nothing)
+            measured = replace(measured, error=0.0, energy=0.0, shadow=(), norms=())
+            measured = replace(measured, waited=math.nan, coded=math.nan, exchanged=math.nan, drift=math.nan)
         trained += measured.steps
         state, decision = controller.observe(state, measured)
         yield Step(holds, measured, state, decision)
@@ -206,9 +208,13 @@ def observing_leaves_the_state_alone(controller: Controller[Any]) -> None:
 
 
 def only_given_candidates_are_decided(controller: Controller[Any]) -> None:
-    """Check that each candidate decided on was forecast to ``start``; that tensors are named once each, ascending."""
+    """Check that each candidate decided on was forecast to ``start``; that tensors are named once each, ascending.
+
+    Beside a native candidate, the same in gravac's hook may be decided on.
+    """
     for forecasts, measure in _cases(controller):
         given = {forecast.candidate for forecast in forecasts}
+        given |= {candidate.in_hook for candidate in given if candidate.mode == "native"}
         for decision in _decisions(controller, forecasts, measure):
             assert decision.candidate in given, f"{decision.candidate} was not given"
             names = [name for name, _ in decision.tensors]
@@ -258,12 +264,15 @@ def a_restored_state_goes_on_identically(controller: Controller[Any]) -> None:
 def a_state_restores_with_other_candidates(controller: Controller[Any]) -> None:
     """Check that a state restored with fewer or more candidates (another number of ranks) decides for one of them."""
     most = forecasts_of(controller)
-    lists = (most[:1], most[:2], (most[0], *most[2:]), most)
+    lists = [most[:1], most[:2], (most[0], *most[2:]), most]
+    if getattr(controller, "native", False):
+        lists += [(forecast_of(DENSE, 1.0, "native"), *most[1:]), (forecast_of(DENSE, 1.0, "native"),)]
     for then in lists:
         for at, step in itertools.islice(enumerate(drive(controller, then, turbulent, 200)), 0, None, 15):
             plain = json.loads(json.dumps(controller.dump(step.state)))
             for now in lists:
                 given = {forecast.candidate for forecast in now}
+                given |= {candidate.in_hook for candidate in given if candidate.mode == "native"}
                 state, decision = controller.restore(plain, now)
                 for more in range(40):
                     for candidate in (decision.candidate, *(candidate for _, candidate in decision.tensors)):
@@ -334,4 +343,9 @@ def _cases(controller: Controller[Any]) -> list[tuple[tuple[Forecast, ...], Meas
     cases = [wide, narrow, (half, *wide[1:])]
     if controller.sixteen_bit:
         cases += [(wide[0], half, *wide[1:]), (wide[0], half)]
+    if getattr(controller, "native", False):
+        native = forecast_of(DENSE, 1.0, "native")
+        cases += [(native, *wide[1:]), (native,)]
+        if controller.sixteen_bit:
+            cases += [(native, half, forecast_of(DENSE, 2.0, "native"), *wide[1:]), (native, half)]
     return [(forecasts, measure) for forecasts in cases for measure in (turbulent, broken)]

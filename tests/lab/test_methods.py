@@ -2,20 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods in words: what they stand for, and what is said of wrong ones."""
 
-import os
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from gravac import GraVAC
 from gravac.compressors import quantize, topk, topkc
 from gravac.lab.training.attach import attach
 from gravac.lab.training.expression import compressor
-from gravac.lab.training.methods import Method
+from gravac.lab.training.methods import Method, Modes
 
 
 @pytest.mark.parametrize(
@@ -47,11 +43,7 @@ def test_an_adaptive_method_is_a_controller_over_a_compressor_and_a_range() -> N
 
 def test_outer_steps_have_one_every_or_a_choice() -> None:
     chosen = Method.parse("outer(fragments=2, delay=1):ladder")
-    assert chosen.outer is not None and (chosen.outer.every, chosen.outer.delay, chosen.cf_range) == (
-        (1, 100),
-        1,
-        (2, 1000),
-    )
+    assert (chosen.modes.every, chosen.modes.outer.delay, chosen.cf_range) == ((1, 100), 1, (2, 1000))
     assert chosen.adaptive and chosen.apart and not chosen.factored
     fixed = Method.parse("outer(every=10):quantize(2)")
     assert (fixed.cf, fixed.adaptive, fixed.factored) == (16, False, False)
@@ -62,9 +54,38 @@ def test_outer_steps_have_one_every_or_a_choice() -> None:
     assert (matched.of, matched.adaptive, matched.cf_range) == ("outer:ladder@2-64", True, (2, 64))
 
 
+def test_the_one_object_has_words_of_its_own() -> None:
+    plain, often = Method.parse("adaptive"), Method.parse("adaptive(every=(1, 100), rate=0.7)")
+    assert plain.sends == Method.parse("goodput:ladder@2-1000").sends == Method.parse("adaptive:ladder@2-1000").sends
+    assert (plain.modes, plain.apart, plain.adaptive) == (Modes(), False, True)
+    assert (often.modes.every, often.modes.native, often.apart) == ((1, 100), True, True)
+    assert often.modes.outer.optimizer([torch.zeros(2, requires_grad=True)]).param_groups[0]["lr"] == 0.7
+    assert Method.parse("outer:ladder").sends == Method.parse("adaptive(every=(1, 100))").sends
+    assert not Method.parse("adaptive(native=False)").sends["native"]
+    assert Method.parse("adaptive(controller='gravac'):topk@10-100").sends["controller"] == "gravac"
+    assert Method.parse("matched:adaptive(every=(1, 50))").of == "adaptive(every=(1, 50))"
+
+
+@pytest.mark.parametrize(
+    "text", ["fp32", "fp16", "bf16", "topk@10", "outer(every=10):topk@10", "outer(every=5):ladder@2-9"]
+)
+def test_a_method_of_one_mode_never_leaves_steps_to_ddp(text: str) -> None:
+    assert not Method.parse(text).sends["native"]
+
+
+def test_what_paces_itself_never_leaves_steps_to_ddp() -> None:
+    compressor = Method.parse("adaptive").make(pace=1e6)
+    assert not compressor.policy.native and Method.parse("adaptive").make().policy.native
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("adaptive(native=3)", "native: give True or False"),
+        ("adaptive(every=(1, 9), controller='gravac')", "every: gravac decides between compression factors alone"),
+        ("adaptive(controller='pid')", "there is no controller 'pid'"),
+        ("adaptive(often=3)", "often: unknown setting"),
+        ("adaptive@10", "there is no compressor 'adaptive'"),
         ("fp8", "there is no compressor 'fp8'"),
         ("topk", "say which, such as topk@10"),
         ("quantize", "several.*@4, @8"),
@@ -104,17 +125,10 @@ def test_settings_of_a_compressor_are_read_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("text", ["fp32", "fp16", "bf16", "torch-powersgd(2)", "topk@10", "gravac:topkc", "dgc@10"])
+@pytest.mark.parametrize(
+    "text", ["fp32", "fp16", "bf16", "torch-powersgd(2)", "topk@10", "adaptive(native=False):topkc", "dgc@10"]
+)
 def test_every_kind_of_method_trains(text: str) -> None:
     method = Method.parse(text)
     torch.manual_seed(0)
@@ -126,7 +140,6 @@ def test_every_kind_of_method_trains(text: str) -> None:
         optimizer.zero_grad()
         exchange.module(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
-        exchange.stepped()
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert exchange.wire_bytes(4, 1) == 0
     if text == "torch-powersgd(2)":

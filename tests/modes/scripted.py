@@ -76,7 +76,9 @@ def same(module: torch.nn.Module) -> bool:
 
 def same_moments(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether all ranks' optimizer states are the same, bit for bit. Called on every rank."""
-    states = [value for state in optimizer.state.values() for _, value in sorted(state.items()) if torch.is_tensor(value)]
+    states = [
+        value for state in optimizer.state.values() for _, value in sorted(state.items()) if torch.is_tensor(value)
+    ]
     mine = torch.cat([value.detach().flatten().double() for value in states])
     all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(all_ranks, mine)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation, saving and loading while ranks train apart: all see what the ranks share, and training goes on unharmed."""
+"""Evaluation, saving and loading while ranks train apart: all see what ranks share, and training goes on unharmed."""
 
 import copy
 from typing import Any
@@ -98,14 +98,19 @@ def loaded(rank: int, world: int, evaluated: bool) -> tuple[bool, bool, bool]:
     for number in range(8):
         step(ddp, trains, rank, number)
     torch.manual_seed(5)
-    best = {name: torch.randn_like(value) if value.is_floating_point() else value for name, value in ddp.module.state_dict().items()}
+    best = {
+        name: torch.randn_like(value) if value.is_floating_point() else value
+        for name, value in ddp.module.state_dict().items()
+    }
     if evaluated:
         with torch.no_grad():
             ddp(batch(7, 7)[0])
     ddp.module.load_state_dict(best)
     with torch.no_grad():
         ddp(batch(7, 7)[0])
-    kept = all(torch.equal(value, best[name]) for name, value in ddp.module.state_dict().items() if "running" not in name)
+    kept = all(
+        torch.equal(value, best[name]) for name, value in ddp.module.state_dict().items() if "running" not in name
+    )
     for number in range(8, 13):
         step(ddp, trains, rank, number)
     far = max(float((p.detach() - best[name]).abs().max()) for name, p in ddp.module.named_parameters())
@@ -135,5 +140,3 @@ def closed_while_apart(rank: int, world: int, way: str) -> bool:
 @pytest.mark.parametrize("way", ["synchronize", "close"])
 def test_in_the_end_the_module_holds_what_ranks_share(way: str) -> None:
     assert processes(closed_while_apart, 2, way) == [True, True]
-
-

@@ -395,6 +395,10 @@ class TestHasAveraged:
         out.sum().backward()
         assert not reducer.has_averaged()
 
+    def test_a_single_parameter_is_not_enough_to_be_sure(self) -> None:
+        assert not Reducer(DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))).counts_surely
+        assert Reducer(DistributedDataParallel(torch.nn.Linear(2, 2))).counts_surely
+
     def test_buckets_in_another_order_are_none(self) -> None:
         ddp = DistributedDataParallel(Plain())
         reducer = Reducer(ddp)

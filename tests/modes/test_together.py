@@ -17,6 +17,7 @@ from gravac.engine.engine import Engine
 from gravac.exchange import memory
 from gravac.exchange.executor import Returning
 from gravac.exchange.lockstep import Lockstep
+from gravac.exchange.streams import StreamExecutor
 from gravac.modes import together
 from gravac.modes.together import (
     average_states,
@@ -29,6 +30,7 @@ from gravac.modes.together import (
 from gravac.settings import SettingsError
 from gravac.sources.ddp_private import Reducer
 from tests.ranks import processes
+from tests.streams.sanitized import Alike, FakeDevice
 
 CPU = torch.device("cpu")
 Optimizers = list[torch.optim.Optimizer]
@@ -425,3 +427,23 @@ def test_over_gloo_a_rank_that_differs_is_told_and_given_what_rank_0_has() -> No
     first, *others = processes(differs, 3)
     assert first[0] == [1]
     assert others == [first, first]
+
+
+@pytest.mark.parametrize("make", ["AdamW", "SGD, momentum"])
+def test_on_streams_nothing_races_for_the_states(make: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "BLOCK", 16)  # the fake device looks at each place in memory
+    device = FakeDevice()
+    with device:
+        module = torch.nn.ParameterList([torch.ones(8, 16) for _ in range(3)])
+        optimizer = MAKES[make](module.parameters())
+        engine = engine_of(StreamExecutor(Alike(device), device))
+        for _ in range(3):
+            for parameter in module:
+                parameter.grad = torch.ones(8, 16)
+            optimizer.step()
+            before = [state.clone() for state in tensors_of(optimizer).values()]
+            job = come_together([*module], [optimizer], None, engine.device)
+            assert engine.run_between_steps("the optimizers' states", job).result() == []
+            after = [*tensors_of(optimizer).values()]
+            assert all(torch.equal(then, now) for then, now in zip(before, after, strict=True))
+    assert device.errors == []

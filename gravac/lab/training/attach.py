@@ -12,7 +12,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.controllers import CONTROLLERS
-from gravac.lab.training.apart import OuterExchange
 from gravac.lab.training.exchange import Exchange, in_ddp
 from gravac.lab.training.methods import Method, bucket_mb
 from gravac.lab.training.shuffled import Play, Shuffled
@@ -30,7 +29,7 @@ def attach(
     pace: float | None = None,
     played: Sequence[Play] = (),
 ) -> Exchange:
-    """Attach a method to a model, which DDP is put around where the method exchanges gradients in every step.
+    """Attach a method to a model, which DDP is put around unless the method is torchft's.
 
     Args:
         method: the method.
@@ -57,8 +56,6 @@ def attach(
         named = isinstance(method.controller, str)
         of = CONTROLLERS[method.controller]() if named else method.controller
         run["controller"] = Shuffled(of, tuple(played), seed)
-    if method.outer is not None:
-        return OuterExchange(method, model, optimizer, **run)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb(method, parameters))
     return in_ddp(method, ddp, optimizer, **run)

@@ -1,18 +1,18 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A method attached to a model, with what the training loop may ask it: torch's hooks, and ours in DDP's.
+"""A method attached to a model in DDP, with what the lab may ask it: torch's hooks, and ours.
 
-Where ranks train apart, see ``apart.py`` and ``torchft_baselines.py``.
+The training loop calls nothing for it: all of them work by hooks. For torchft's see ``torchft_baselines.py``.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any, Protocol
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,18 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_p
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac.candidate import DENSE
-from gravac.collectives import AllReduce, Ledger
+from gravac import AdaptiveCompressor
+from gravac.candidate import DENSE, Candidate, Mode
+from gravac.collectives import AllReduce
 from gravac.lab.training.methods import NATIVE, Method
+from gravac.modes.outer.round_state import RoundState
 from gravac.telemetry.records import DecisionRecord, Record, StepRecord
 
 POWERSGD_START = 2
 """Number of steps before torch's PowerSGD compresses: the least it allows."""
+
+WARM_UP = 3
+"""Number of first training steps that no median counts."""
 
 _HOOKS: dict[str, Callable[..., Any]] = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
@@ -46,9 +51,6 @@ class Exchange:
     def __init__(self, method: Method, module: torch.nn.Module) -> None:
         self.method, self.module = method, module
 
-    def stepped(self) -> None:
-        """Do what comes after the optimizer's step. Called after each."""
-
     @property
     def travels(self) -> bool:
         """Tell whether something may travel behind the steps to come; the same on every rank."""
@@ -61,12 +63,22 @@ class Exchange:
         """Exchange what is left: no step comes after this."""
 
     def shared(self) -> AbstractContextManager[None]:
-        """Have the model hold what all ranks share, without waiting for what travels, to evaluate it."""
+        """Have the model hold what all ranks share, to evaluate it."""
         return nullcontext()
+
+    def shared_state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the model's state that all ranks share, without waiting for what travels."""
+        module = getattr(self.module, "module", self.module)
+        return {name: value.clone() for name, value in module.state_dict().items()}
+
+    @property
+    def mode(self) -> Mode:
+        """Who exchanged in the last step that is known."""
+        return "native"
 
     @property
     def cf(self) -> float | None:
-        """Compression factor of the next step; ``None`` where there is none."""
+        """Compression factor of the last step that is known; ``None`` where there is none."""
         return None
 
     @property
@@ -76,11 +88,11 @@ class Exchange:
 
     @property
     def every(self) -> int | None:
-        """Number of steps from one exchange to the next; ``None`` where gradients are averaged in each."""
+        """Number of steps from one exchange to the next; ``None`` if each step has its exchange by all means."""
         return None
 
     def exchanges(self) -> int | None:
-        """Return the number of exchanges so far; ``None`` where gradients are averaged in every step."""
+        """Return the number of exchanges so far; ``None`` if each step has its exchange by all means."""
         return None
 
     def exposed(self, backward: float) -> float:
@@ -99,9 +111,9 @@ class Exchange:
         """Return what was run first, then every decision, also those that changed nothing."""
         return []
 
-    def split(self) -> tuple[float, float] | None:
-        """Return the median seconds a step compressed and waited for collectives; ``None`` where not known."""
-        return None
+    def split(self) -> tuple[float | None, float | None]:
+        """Return the typical seconds a step compressed and waited for collectives; ``None`` where not known."""
+        return None, None
 
     def mean_gain(self) -> float | None:
         """Return the mean gain over the steps so far; ``None`` when no gain is known."""
@@ -153,83 +165,198 @@ class TorchExchange(Exchange):
 
     def decisions(self) -> list[DecisionRecord]:
         """See ``Exchange``."""
-        return [start_of(DENSE, self.cf)] if self.cf is not None else []
-
-
-class Attached(Protocol):
-    """What ``AdaptiveCompressor`` and ``OuterOptimizer`` both tell."""
-
-    @property
-    def cf(self) -> float:
-        """Compression factor in force."""
-
-    @property
-    def gain(self) -> float | None:
-        """Gain of what was agreed on last."""
-
-    @property
-    def history(self) -> list[DecisionRecord]:
-        """Decisions so far."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """What was handed to collectives."""
-
-    def close(self) -> None:
-        """Finish what is under way."""
+        return [start_of(Candidate("native", DENSE, self.cf))] if self.cf is not None else []
 
 
 class OurExchange(Exchange):
-    """One of ours.
+    """One of ours, attached.
 
     Args:
         method: the method.
-        module: what is trained.
-        made: ours, attached.
-        seen: records of its steps, which it adds to.
+        module: what is trained; it has no communication hook yet.
+        optimizer: trains it.
+        run: what belongs to the run: ``samples_per_step``, ``log_dir``, ``seed``, ``pace``, ``controller``.
     """
 
-    def __init__(self, method: Method, module: torch.nn.Module, made: Attached, seen: Sequence[StepRecord]) -> None:
+    def __init__(
+        self, method: Method, module: DistributedDataParallel, optimizer: torch.optim.Optimizer, **run: Any
+    ) -> None:
         super().__init__(method, module)
-        self._made, self._seen = made, seen
+        self._steps: list[StepRecord] = []
+        self._elements = sum(math.prod(shape) for shape in shapes(module))
+        self._made = method.make(**run, sinks=[self._see])
+        if method.base is not None and method.base.owns_momentum:
+            without_momentum(optimizer)
+        self._spent = Stopwatch()
+        self._spent.starts_at(module, optimizer)
+        self._made.attach(module, optimizer)
+        self._spent.stops_at(module, optimizer)
+        self._tally = Tally(self._made)
+        optimizer.register_step_post_hook(self._tally.step_ended)
+
+    def _see(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self._steps.append(record)
+
+    @property
+    def travels(self) -> bool:
+        """See ``Exchange``. With a delay that is given a rank may take up what has come when others do not."""
+        outer = self._made.outer
+        return outer is not None and outer.under_way and self.method.modes.outer.delay == "auto"
+
+    def settle(self) -> None:
+        """See ``Exchange``."""
+        with self._spent.running(), self._made.synced():
+            pass
+
+    def finish(self) -> None:
+        """See ``Exchange``."""
+        with self._spent.running():
+            self._made.synchronize()
+
+    def shared(self) -> AbstractContextManager[None]:
+        """See ``Exchange``."""
+        return self._made.synced()
+
+    @property
+    def mode(self) -> Mode:
+        """See ``Exchange``."""
+        return self._steps[-1].mode if self._steps else self._made.mode
 
     @property
     def cf(self) -> float | None:
         """See ``Exchange``."""
-        return self._made.cf
+        return self._steps[-1].cf if self._steps else None
 
     @property
     def gain(self) -> float | None:
         """See ``Exchange``."""
-        return self._made.gain
+        return self._steps[-1].gain if self._steps else None
+
+    @property
+    def every(self) -> int | None:
+        """See ``Exchange``."""
+        if not self.method.apart:
+            return None
+        return self._steps[-1].every if self._steps else self._made.every
+
+    def exchanges(self) -> int | None:
+        """See ``Exchange``."""
+        return self._tally.exchanges if self.method.apart else None
+
+    def exposed(self, backward: float) -> float:
+        """See ``Exchange``. What is waited for outside of backward is waited for in gravac's hooks."""
+        return backward + self._spent.taken()
 
     def wire_bytes(self, steps: int, world: int) -> int:
-        """See ``Exchange``."""
-        return self._made.ledger.wire_bytes
+        """See ``Exchange``. What DDP itself sent is on no ledger."""
+        native = (
+            count * AllReduce.wire_bytes(round(4 * self._elements / cf), world)
+            for cf, count in self._tally.native_steps.items()
+        )
+        return self._made.ledger.wire_bytes + sum(native)
 
     def decisions(self) -> list[DecisionRecord]:
-        """See ``Exchange``. What ran first is known when ranks have agreed on it, after two steps."""
-        first = [start_of(one.compressor, one.cf, one.every, one.delay) for one in self._seen[:1]]
-        return [*first, *self._made.history]
+        """See ``Exchange``. What ran first is known when ranks have agreed on it."""
+        return [*self._first(), *self._made.history]
 
-    def split(self) -> tuple[float, float] | None:
-        """See ``Exchange``."""
-        steps = self._seen[3:] or self._seen
-        if not steps:
-            return None
+    def _first(self) -> list[DecisionRecord]:
+        if self._steps:
+            ran = self._steps[0]
+            return [start_of(Candidate(ran.mode, ran.compressor, ran.cf, ran.every, ran.delay))]
+        return [start_of(Candidate("native", DENSE, cf)) for cf in self._tally.native_steps][:1]
+
+    def split(self) -> tuple[float | None, float | None]:
+        """See ``Exchange``: the median over steps; where ranks may train apart, a step's share of all exchanges."""
+        steps = [record for record in self._steps if record.step >= WARM_UP] or self._steps
+        typical = mean if self.method.apart else median
         return (
-            statistics.median(step.compress_seconds for step in steps),
-            statistics.median(step.exchange_seconds for step in steps),
+            typical([(record.compress_seconds, record.steps) for record in steps]),
+            typical([(record.exchange_seconds, record.steps) for record in steps]),
         )
 
     def mean_gain(self) -> float | None:
         """See ``Exchange``."""
-        gains = [step.gain for step in self._seen if step.gain is not None]
-        return statistics.fmean(gains) if gains else None
+        return mean([(record.gain, record.steps) for record in self._steps if record.gain is not None])
 
     def close(self) -> None:
         """See ``Exchange``."""
         self._made.close()
+
+
+class Stopwatch:
+    """Seconds that gravac takes of a step in hooks of the model's forward and of the optimizer's step."""
+
+    def __init__(self) -> None:
+        self._since = self._seconds = 0.0
+
+    def starts_at(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Start before hooks that are registered after this call."""
+        module.register_forward_pre_hook(self._start)
+        optimizer.register_step_post_hook(self._start)
+
+    def stops_at(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Stop after hooks that were registered before this call."""
+        module.register_forward_pre_hook(self._stop)
+        optimizer.register_step_post_hook(self._stop)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the seconds within."""
+        self._start()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    def taken(self) -> float:
+        """Return the seconds since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _start(self, *_: object) -> None:
+        self._since = time.perf_counter()
+
+    def _stop(self, *_: object) -> None:
+        self._seconds += time.perf_counter() - self._since
+
+
+class Tally:
+    """Number of exchanges of a run, and of steps in which DDP exchanged by itself.
+
+    Args:
+        compressor: runs the steps.
+
+    Attributes:
+        native_steps: number of steps in which DDP exchanged by itself, by CF.
+    """
+
+    def __init__(self, compressor: AdaptiveCompressor) -> None:
+        self.native_steps: Counter[float] = Counter()
+        self._compressor = compressor
+        self._together = self._rounds = 0
+        self._outer: RoundState | None = None
+        self._changes = -1
+        self._cf = 1.0
+
+    @property
+    def exchanges(self) -> int:
+        """Number of exchanges: of gradients, and of what ranks learned apart."""
+        return self._together + self._rounds + (0 if self._outer is None else self._outer.ended)
+
+    def step_ended(self, *_: object) -> None:
+        """The optimizer has made a step."""
+        outer = self._compressor.outer
+        if outer is not self._outer:
+            self._rounds += 0 if self._outer is None else self._outer.ended
+            self._outer = outer
+        if outer is None:
+            self._together += 1
+        if self._compressor.mode == "native":
+            changes = len(self._compressor.changes)
+            if changes != self._changes:  # what a native step sends changes with the mode alone
+                self._changes, self._cf = changes, self._compressor.cf
+            self.native_steps[self._cf] += 1
 
 
 def in_ddp(method: Method, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, **run: Any) -> Exchange:
@@ -241,29 +368,58 @@ def in_ddp(method: Method, ddp: DistributedDataParallel, optimizer: torch.optim.
     native = method.native != "bf16" or dist.get_backend(ddp.process_group) == "nccl"
     if not method.ours and native and run["pace"] is None:
         return TorchExchange(method, ddp, run["seed"])
-    seen, see = watching()
-    made = method.make(**run, sinks=[see])
-    if method.base is not None and method.base.owns_momentum:
-        without_momentum(optimizer)
-    made.attach(ddp, optimizer)
-    return OurExchange(method, ddp, made, seen)
+    return OurExchange(method, ddp, optimizer, **run)
 
 
-def watching() -> tuple[list[StepRecord], Callable[[Record], None]]:
-    """Return a list, and a sink that puts records of steps into it."""
-    seen: list[StepRecord] = []
-
-    def see(record: Record) -> None:
-        if isinstance(record, StepRecord):
-            seen.append(record)
-
-    return seen, see
+Weighted = Sequence[tuple[float, int]]
+"""Numbers, each with the number of steps that it is of."""
 
 
-def start_of(compressor: str, cf: float, every: int = 1, delay: int = 0) -> DecisionRecord:
+def mean(numbers: Weighted) -> float | None:
+    """Return the mean over steps of the numbers that are known; ``None`` if none is.
+
+    Example:
+        >>> mean([(1.0, 3), (5.0, 1), (float("nan"), 7)])
+        2.0
+    """
+    known = [(number, steps) for number, steps in numbers if math.isfinite(number)]
+    steps = sum(steps for _, steps in known)
+    return sum(number * steps for number, steps in known) / steps if steps else None
+
+
+def median(numbers: Weighted) -> float | None:
+    """Return the median over steps; ``None`` if that is of steps of which the number is not known.
+
+    Example:
+        >>> median([(1.0, 1), (5.0, 3)]), median([(1.0, 1), (float("nan"), 3)])
+        (5.0, None)
+    """
+    half, passed = sum(steps for _, steps in numbers) / 2, 0
+    for number, steps in sorted(numbers, key=lambda pair: (math.isnan(pair[0]), pair[0])):
+        passed += steps
+        if passed >= half:
+            return number if math.isfinite(number) else None
+    return None
+
+
+def start_of(candidate: Candidate) -> DecisionRecord:
     """Return the record of what ran first."""
-    record = DecisionRecord(0, compressor, cf, False, math.nan, math.nan, math.nan, None, None, "start", "start")
-    return replace(record, every=every, delay=delay)
+    return DecisionRecord(
+        step=0,
+        compressor=candidate.compressor,
+        cf=candidate.cf,
+        changed=False,
+        gain=math.nan,
+        gain_low=math.nan,
+        gain_high=math.nan,
+        t_system=None,
+        t_compression=None,
+        phase="start",
+        reason="start",
+        every=candidate.every,
+        delay=candidate.delay,
+        mode=candidate.mode,
+    )
 
 
 def shapes(module: torch.nn.Module) -> list[tuple[int, ...]]:

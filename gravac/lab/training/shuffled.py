@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from gravac.candidate import Candidate, Forecast, Span
-from gravac.controllers.base import LATENCY, Controller, Decision, Measurement
+from gravac.candidate import Candidate, Forecast, Mode, Span
+from gravac.controllers.base import LATENCY, WATCH, Controller, Decision, Measurement
 
 BLOCK = 5
 """Largest number of rounds that stay together: each round for itself would change what runs all the time."""
@@ -30,8 +30,9 @@ class Play(NamedTuple):
         compressor: name of the compressor.
         cf: compression factor.
         every: number of steps from one exchange to the next.
-        rounds: number of exchanges.
+        rounds: number of steps of the engine: of exchanges, or of native stretches of ``WATCH`` steps.
         delay: number of steps behind which each travels.
+        mode: who exchanges.
     """
 
     compressor: str
@@ -39,6 +40,7 @@ class Play(NamedTuple):
     every: int
     rounds: int
     delay: int = 0
+    mode: Mode = "hook"
 
 
 class Noted(Protocol):
@@ -64,23 +66,29 @@ class Noted(Protocol):
     def delay(self) -> int:
         """Number of steps behind which it travels."""
 
+    @property
+    def mode(self) -> Mode | None:
+        """Who exchanges; ``None`` if that was not noted."""
+
 
 def plays(turns: Sequence[Noted], steps: int) -> tuple[Play, ...]:
     """Return what a run of so many steps chose, in order.
 
     Example:
         >>> from types import SimpleNamespace as Turn
-        >>> turns = [Turn(step=0, compressor="topk", cf=10, every=1, delay=0)]
-        >>> turns += [Turn(step=8, compressor="dense", cf=1, every=5, delay=2)]
-        >>> plays(turns, 28)[1]
-        Play(compressor='dense', cf=1, every=5, rounds=4, delay=2)
+        >>> turns = [Turn(step=0, compressor="dense", cf=1, every=1, delay=0, mode="native")]
+        >>> turns += [Turn(step=16, compressor="dense", cf=1, every=5, delay=2, mode=None)]
+        >>> [(play.mode, play.rounds, play.delay) for play in plays(turns, 36)]
+        [('native', 2, 0), ('outer', 4, 2)]
     """
     ends = [*(turn.step for turn in turns[1:]), steps]
-    return tuple(
-        Play(turn.compressor, turn.cf, turn.every, math.ceil((end - turn.step) / turn.every), turn.delay)
-        for turn, end in zip(turns, ends, strict=True)
-        if end > turn.step
-    )
+    return tuple(_play(turn, end - turn.step) for turn, end in zip(turns, ends, strict=True) if end > turn.step)
+
+
+def _play(turn: Noted, steps: int) -> Play:
+    mode: Mode = turn.mode or ("outer" if turn.every > 1 else "hook")
+    rounds = math.ceil(steps / (WATCH if mode == "native" else turn.every))
+    return Play(turn.compressor, turn.cf, turn.every, rounds, turn.delay, mode)
 
 
 def shuffled(played: Iterable[Play], seed: int) -> list[Play]:
@@ -124,6 +132,11 @@ class Shuffled:
     def chooses_every(self) -> bool:
         """Tell whether the other chooses how often."""
         return bool(getattr(self.of, "chooses_every", False))
+
+    @property
+    def native(self) -> bool:
+        """Tell whether the other may choose native steps."""
+        return bool(getattr(self.of, "native", False))
 
     def for_latency(self, latency: int) -> Shuffled:
         """Return it as it is where a decision takes so many steps to hold."""
@@ -179,9 +192,10 @@ class _Position:
 def _nearest(one: Play, candidates: Sequence[Candidate]) -> Candidate:
     """Return the candidate that a play names, or what comes nearest where that was not admitted."""
 
-    def distance(candidate: Candidate) -> tuple[bool, float, float, bool, int]:
+    def distance(candidate: Candidate) -> tuple[bool, bool, float, float, bool, int]:
         often, sent = abs(math.log(candidate.every / one.every)), abs(math.log(candidate.cf / one.cf))
         waits = (candidate.delay > 0) != (one.delay > 0)
-        return (candidate.compressor != one.compressor, often, sent, waits, abs(candidate.delay - one.delay))
+        others = candidate.compressor != one.compressor
+        return (candidate.mode != one.mode, others, often, sent, waits, abs(candidate.delay - one.delay))
 
     return min(candidates, key=distance)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gravac.candidate import DENSE
+from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import AllReduce
 from gravac.lab.training.exchange import Exchange, start_of
 from gravac.lab.training.methods import Diloco, Method
@@ -51,10 +51,11 @@ class TorchftExchange(Exchange):
         else:
             self._algorithm = LocalSGD(self._manager, model, optimizer, self._every)
         self._algorithm.__enter__()  # hooks on the optimizer's step
+        optimizer.register_step_post_hook(self._step_ended)
         self._shared = self._held()
 
-    def stepped(self) -> None:
-        """See ``Exchange``. The optimizer's step has exchanged already."""
+    def _step_ended(self, *_: object) -> None:
+        """The optimizer has made a step, and torchft's hook on it has exchanged."""
         self._steps += 1
         if self._steps % self._every == 0:
             self._shared = self._held()
@@ -74,6 +75,16 @@ class TorchftExchange(Exchange):
     def shared(self) -> AbstractContextManager[None]:
         """See ``Exchange``: the weights after the last exchange."""
         return _holding(self.module, self._shared)
+
+    def shared_state(self) -> dict[str, torch.Tensor]:
+        """See ``Exchange``."""
+        with self.shared():
+            return super().shared_state()
+
+    @property
+    def mode(self) -> Mode:
+        """See ``Exchange``."""
+        return "outer"
 
     @property
     def cf(self) -> float | None:
@@ -100,7 +111,7 @@ class TorchftExchange(Exchange):
 
     def decisions(self) -> list[DecisionRecord]:
         """See ``Exchange``."""
-        return [start_of(DENSE, 1.0, self._every)]
+        return [start_of(Candidate("outer", DENSE, 1.0, self._every))]
 
     def close(self) -> None:
         """See ``Exchange``."""

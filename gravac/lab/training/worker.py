@@ -11,6 +11,7 @@ exchange nor counts as bytes. Where ranks train apart, what they share is evalua
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import statistics
@@ -80,6 +81,7 @@ class _Training:
         self.workers = 1 if alone else spec.workers
         self.task = make(spec.task, scale=spec.scale, seed=spec.seed, data=spec.data)
         self.model = self.task.model()
+        self.evaluated = copy.deepcopy(self.model)  # of earlier states, beside the one that trains
         self.optimizer = self.task.optimizer(self.model)
         self.samples = self.task.batch_size * self.workers
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -128,8 +130,6 @@ class _Training:
         loss.backward()  # type: ignore[no-untyped-call]
         self.clock.exchanged()
         self.optimizer.step()
-        if self.exchange:
-            self.exchange.stepped()
         command = self.commands.receive()
         if self.exchange and command == STOP:
             self.exchange.finish()
@@ -145,8 +145,7 @@ class _Training:
         assert self.exchange is not None
         if len(self.put_off) == MOST:
             self.exchange.settle()
-        with self.exchange.shared():
-            self.put_off.append((steps, {name: value.clone() for name, value in self.model.state_dict().items()}))
+        self.put_off.append((steps, self.exchange.shared_state()))
 
     def judge(self, command: int) -> bool:
         """Evaluate what rank 0 commanded, and what was put off; tell whether the target was reached."""
@@ -161,19 +160,16 @@ class _Training:
 
     def evaluate(self, now: bool = True) -> bool:
         """Take the metric on every rank, of what was put off and of ``now``; tell whether it reached the target."""
+        while self.put_off:
+            steps, then = self.put_off.pop(0)
+            self.evaluated.load_state_dict(then)
+            if self._reached(steps, self.evaluated):
+                return True
         with self.exchange.shared() if self.exchange else nullcontext():
-            present = {name: value.clone() for name, value in self.model.state_dict().items()} if self.put_off else {}
-            reached = False
-            while self.put_off and not reached:
-                steps, then = self.put_off.pop(0)
-                self.model.load_state_dict(then)
-                reached = self._evaluated(steps)
-            if present:
-                self.model.load_state_dict(present)
-            return reached or (now and self._evaluated(len(self.laps)))
+            return now and self._reached(len(self.laps), self.model)
 
-    def _evaluated(self, steps: int) -> bool:
-        self.metric = _evaluate(self.task, self.model, self.workers, self.rank, self.control)
+    def _reached(self, steps: int, model: torch.nn.Module) -> bool:
+        self.metric = _evaluate(self.task, model, self.workers, self.rank, self.control)
         self.report.evaluation(steps, self.ends[steps], self.metric)
         return self.leg.target is not None and self.task.metric.reached(self.metric, self.leg.target)
 
@@ -184,7 +180,7 @@ class _Training:
             dist.all_reduce(spent, group=self.control)
         cpu_seconds, interface_bytes = spent.tolist()
         exchange = self.exchange
-        # a mean over all steps has the exchanges of all rounds, and no part of one
+        # a mean over all steps has the exchanges of all rounds, and no part of a round
         counted = self.laps if exchange and exchange.every is not None else self.laps[WARM_UP:] or self.laps
         self.report.line(
             "end",
@@ -267,7 +263,7 @@ def _evaluate(task: Task, model: torch.nn.Module, workers: int, rank: int, contr
 
 
 def _every(steps: int, exchange: Exchange | None) -> float | None:
-    """Mean number of steps from one exchange to the next; ``None`` where there is one in every step."""
+    """Mean number of steps from one exchange to the next; ``None`` if each step has its exchange by all means."""
     exchanges = exchange.exchanges() if exchange else None
     return None if exchanges is None else steps / max(1, exchanges)
 
@@ -279,13 +275,14 @@ def _typical(exchange: Exchange | None) -> Callable[[Iterable[float]], float]:
 
 def _split(laps: list[Lap], exchange: Exchange | None) -> dict[str, float | None]:
     """Where a step's time went: seconds over the counted steps."""
-    ours, typical = exchange.split() if exchange else None, _typical(exchange)
+    compress, exchanged = exchange.split() if exchange else (None, None)
+    typical = _typical(exchange)
     return {
         "compute": typical(lap.compute for lap in laps),
         "exposed": typical(lap.exposed for lap in laps),
         "input_wait": typical(lap.input_wait for lap in laps),
-        "compress": ours[0] if ours else None,
-        "exchange": ours[1] if ours else None,
+        "compress": compress,
+        "exchange": exchanged,
     }
 
 

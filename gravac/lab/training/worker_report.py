@@ -58,7 +58,7 @@ class WorkerReport:
             self._board.add_scalar("loss/training", loss, step)
         if self._lines and time.monotonic() - self._last >= REPORT_SECONDS:
             self._last = time.monotonic()
-            told = {name: getattr(exchange, name) if exchange else None for name in ("cf", "gain", "every")}
+            told = {name: getattr(exchange, name) if exchange else None for name in ("mode", "cf", "gain", "every")}
             self.line("step", step=step, seconds=clock, loss=loss, samples_per_s=step * samples / clock, **told)
 
     def evaluation(self, step: int, clock: float, metric: float) -> None:
@@ -103,6 +103,7 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
             "cf": turn.cf,
             "every": turn.every,
             "delay": turn.delay,
+            "mode": turn.mode,
             "changed": turn.changed,
             "gain": turn.gain if math.isfinite(turn.gain) else None,
             "t_system": turn.t_system,

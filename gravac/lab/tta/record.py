@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
+from gravac.candidate import Mode
 from gravac.lab.json_file import write_json
 from gravac.lab.provenance import Stamp, one_commit
 from gravac.settings import SettingsError
@@ -53,6 +54,7 @@ class Turn(_Record):
         cf: its compression factor; 1 is dense float32, 2 is 16 bit.
         every: number of steps from one exchange to the next.
         delay: number of steps behind which each travels.
+        mode: who exchanges; older files have none, and ``every`` tells.
         changed: whether that differs from before.
         gain: gain of the window that ended; ``None`` at the start.
         t_system: samples per second of the window.
@@ -65,6 +67,7 @@ class Turn(_Record):
     cf: float
     every: int = 1
     delay: int = 0
+    mode: Mode | None = None
     changed: bool
     gain: float | None = None
     t_system: float | None = None
@@ -76,8 +79,8 @@ class Split(_Record):
 
     Attributes:
         compute: forward, backward and optimizer.
-        compress: encode, decode and error feedback; ``None`` for methods that are not ours.
-        exchange: waiting for collectives; ``None`` for methods that are not ours.
+        compress: encode, decode and error feedback; ``None`` for methods that are not ours, and native steps.
+        exchange: waiting for collectives; ``None`` likewise.
         exposed: what the exchange adds to the step: from the end of backward's computation to its return.
         input_wait: waiting for the batch.
     """

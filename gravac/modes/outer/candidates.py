@@ -12,7 +12,7 @@ from gravac.candidate import Forecast
 from gravac.compressors.profile import MEASURED_WORLD
 from gravac.controllers.base import Controller
 from gravac.engine.admission import Admission
-from gravac.modes.outer.efficiency import efficiency
+from gravac.modes.outer.efficiency import doubt, efficiency
 from gravac.settings import SettingsError
 
 STEPS = (1, 2, 5)
@@ -71,8 +71,12 @@ def widened(
     chooses: bool = True,
     world: int = MEASURED_WORLD,
     before: Offered = NOTHING,
+    leaving_s: float | None = None,
 ) -> Admission:
     """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
+
+    Candidates that exchange in each step stay as they are, and outer steps beside these must be better even if beliefs
+    about them are wrong: see ``doubt``.
 
     Args:
         admission: forecasts of an exchange in each step.
@@ -86,16 +90,38 @@ def widened(
         world: number of ranks.
         before: delays of candidates of the run that is continued, which stay as they are: others would be other
             candidates, since times are never measured alike twice.
+        leaving_s: seconds that it takes the ranks to be one again; ``None``: not known.
     """
-    outer: list[Forecast] = []
+    together, outer = admission.forecasts if every[0] == 1 else (), list[Forecast]()
     known = before if delay == "auto" else NOTHING
     for number in every:
+        if number == 1:
+            continue
         for forecast in admission.forecasts:
             key = forecast.candidate.compressor, forecast.candidate.cf, number
             behind = known.get(key) or delays(forecast, number, compute_s, delay, fragments)
             outer_forecasts = [at_every(forecast, number, compute_s, steps, world) for steps in behind]
+            if together:
+                outer_forecasts = [doubted(outer_forecast, leaving_s) for outer_forecast in outer_forecasts]
             outer += outer_forecasts if chooses else [most_promising(outer_forecasts)]
-    return Admission(screened(outer, keep_all), admission.dropped)
+    if not together:
+        return admission._replace(forecasts=screened(outer, keep_all))
+    left = screened((*together, *outer), keep_all)
+    return admission._replace(
+        forecasts=(*together, *(forecast for forecast in left if forecast.candidate.mode == "outer"))
+    )
+
+
+def doubted(forecast: Forecast, leaving_s: float | None) -> Forecast:
+    """Return the forecast of outer steps where the ranks could also exchange in each step: with less efficiency.
+
+    Args:
+        forecast: forecast of outer steps.
+        leaving_s: seconds that it takes the ranks to be one again; ``None``: not known.
+    """
+    factor = doubt(forecast.candidate.every)
+    lower = round(factor * forecast.efficiency, 4)
+    return replace(forecast, efficiency=lower, doubted=factor, leaving_s=leaving_s)
 
 
 def offered(identities: Iterable[Sequence[Any]]) -> Offered:
@@ -106,7 +132,9 @@ def offered(identities: Iterable[Sequence[Any]]) -> Offered:
         {('topk', 10.0, 50): (0, 25)}
     """
     delays: dict[tuple[str, float, int], tuple[int, ...]] = {}
-    for _, compressor, cf, every, delay in identities:
+    for mode, compressor, cf, every, delay in identities:
+        if mode != "outer":
+            continue
         key = compressor, cf, every
         delays[key] = tuple(sorted({*delays.get(key, ()), delay}))
     return delays
@@ -151,14 +179,14 @@ def screened(forecasts: Sequence[Forecast], keep_all: bool) -> tuple[Forecast, .
         keep_all: whether to leave nothing out.
     """
     first, *others = forecasts
-    kept = [
+    left = [
         forecast
         for forecast in others
         if keep_all or forecast.candidate.dense or not any(_better(other, forecast) for other in forecasts)
     ]
     return (
         first,
-        *sorted(kept, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf, forecast.candidate.delay)),
+        *sorted(left, key=lambda forecast: (forecast.wire_ratio, forecast.candidate.cf, forecast.candidate.delay)),
     )
 
 

@@ -24,6 +24,23 @@ BEHIND: EfficiencyPoints = ((1, 1.0), (3, 0.98), (6, 0.94), (11, 0.89), (26, 0.7
 by ``docs/measurements/outer_delays.json``, which has but a bound of one task at the last."""
 
 
+DOUBT, SHORT_DOUBT, SHORT = 0.6, 0.7, 5
+"""Factors in the efficiency of outer steps where the ranks could also exchange in each step, the second at no more than
+``SHORT`` steps from one exchange to the next. Beliefs come from three small tasks, and were wrong on nanoGPT
+(``docs/nanogpt.md``): as long as nothing measures progress, outer steps must win even if one of theirs makes so much
+less of it."""
+
+
+def doubt(every: int) -> float:
+    """Return the factor in the efficiency of outer steps beside candidates that exchange in each step.
+
+    Example:
+        >>> doubt(5), doubt(10)
+        (0.7, 0.6)
+    """
+    return SHORT_DOUBT if every <= SHORT else DOUBT
+
+
 def efficiency(forecast: Forecast, every: int, delay: int = 0, world: int = MEASURED_WORLD) -> float:
     """Return the efficiency of a step if ranks exchange in rounds, by the forecast of an exchange in each step.
 
