@@ -55,7 +55,7 @@ def metric_against_bytes(section: Section, drawn: Looks) -> Figure | None:
 
 
 def bytes_sent(run: TrainingRecord) -> list[float]:
-    """Return megabytes sent at each point of the curve: the run's total, shared out over steps by CF and every of decisions.
+    """Return megabytes sent at each point of the curve: the run's total, shared out by decisions' CF and every.
 
     Not a number before the first step: there is no zero on a logarithmic axis.
     """
