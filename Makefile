@@ -44,8 +44,8 @@ test-integrations: environment-integrations  ## with Lightning, Accelerate and H
 	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework \
 		tests/integrations tests/packaging/test_docs_run.py $(LANGUAGE_TESTS) $(ARGS)
 
-test-integrations-short:  ## the same without examples and scripts of the docs, and with one of the two packages that Lightning comes as
-	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not script_runs and not pytorch_lightning" $(ARGS)'
+test-integrations-short:  ## the same without examples and scripts of the docs, with one of the two packages that Lightning comes as, and one case of ranks apart each
+	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not script_runs and not pytorch_lightning and not other_cells" $(ARGS)'
 
 test-trackers: $(INTEGRATIONS)/.trackers  ## with Weights & Biases and MLflow themselves, in the same environment (2 minutes more)
 	$(INTEGRATIONS)/bin/python -m pytest tests/telemetry/test_trackers.py $(ARGS)

@@ -393,7 +393,7 @@ def test_of_a_round_no_more_hides_than_may_travel(behind: float | None, least: f
 def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, delay: int) -> None:
     """What a search tries besides the best costs at most a fiftieth of thirty rounds."""
     cluster = Cluster(0.08, lambda step: dense, CODING, booked=True)
-    forecasts = widened(Admission(cluster.foreseen()), (1, 2, 5, 10, 20, 50), 0.08, delay, False).forecasts
+    forecasts = widened(Admission(cluster.foreseen()), (2, 5, 10, 20, 50), 0.08, delay, False).forecasts
     expected = {forecast.candidate: forecast for forecast in forecasts}
 
     def goodput(forecast: Forecast) -> float:

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from gravac.lab.demo.decided import mostly
 from gravac.lab.demo.outcome import Comparison
@@ -48,7 +51,7 @@ def in_terminal(comparison: Comparison) -> str:
                 grid[row][column] = MARKS[run.method]
     ends = {run.method: run.at_time(seconds) for run in comparison.outcomes}
     rows = spread([row_of(loss) for loss in ends.values()], 1, (0, ROWS - 1))
-    names = {round(row): run for row, run in zip(rows, comparison.outcomes, strict=True)}
+    names = {math.floor(row + 0.5): run for row, run in zip(rows, comparison.outcomes, strict=True)}
     lines = ["validation loss, nats"]
     for at, cells in enumerate(grid):
         axis = f"{high - (high - low) * at / (ROWS - 1):5.2f} |" if at % 3 == 0 else "      |"
@@ -79,7 +82,7 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     low, high = loss_range(comparison)
     figure = Figure(figsize=(8.6, 4.6), dpi=130, layout="constrained", facecolor="white")
     axes = figure.add_subplot()
-    reach = {
+    reach: dict[str, Any] = {
         "color": COLOURS["dense-fp16"],
         "linewidth": 0.9,
         "linestyle": (0, (1, 3)),
@@ -88,8 +91,12 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     for run in comparison.outcomes:
         ours = run.method.startswith("adaptive")
         times, losses = [point.seconds for point in run.curve], [point.metric for point in run.curve]
-        look = {"color": COLOURS[run.method], "linewidth": 2.4 if ours else 1.5, "zorder": 3 if ours else 2}
-        axes.plot(times, losses, label=f"{run.label}: {mostly(run)}" + " mostly" * ours, **look)
+        look: dict[str, Any] = {
+            "color": COLOURS[run.method],
+            "linewidth": 2.4 if ours else 1.5,
+            "zorder": 3 if ours else 2,
+        }
+        axes.plot(times, losses, label=f"{run.label}: mostly {mostly(run)}" if ours else run.label, **look)
         reached = run.time_to(target) if ours else None
         if reached:
             axes.plot(reached, target, marker="o", markersize=6, color=COLOURS[run.method], zorder=4)
@@ -105,7 +112,7 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     axes.plot([0, seconds], [target] * 2, zorder=1, **reach)
     axes.legend(loc="upper right", frameon=False, fontsize=9, handlelength=2.2)
     ends = [run.at_time(seconds) for run in comparison.outcomes]
-    for run, at in zip(comparison.outcomes, spread(ends, 0.085 * (high - low), (low, high)), strict=True):
+    for run, at in zip(comparison.outcomes, spread(ends, 0.065 * (high - low), (low, high)), strict=True):
         axes.annotate(
             f"{run.label}  {run.at_time(seconds):.2f}",
             (seconds, at),
@@ -131,17 +138,25 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
 def spread(places: Sequence[float], apart: float, within: tuple[float, float]) -> list[float]:
     """Return places moved so that each is at least so far from its neighbours, in the order they were in.
 
+    Those that would touch are moved about their mean, as little as it takes.
+
     Example:
-        >>> spread([3, 1, 3], 1, (0, 3))
-        [2, 1, 3]
+        >>> spread([3, 1, 3], 1, (0, 9))
+        [2.5, 1.0, 3.5]
     """
     order = sorted(range(len(places)), key=lambda at: places[at])
-    moved = [float(places[at]) for at in order]
-    for at in range(1, len(moved)):
-        moved[at] = max(moved[at], moved[at - 1] + apart)
-    top = within[1]
-    for at in reversed(range(len(moved))):
-        moved[at] = top = min(moved[at], top)
-        top -= apart
-    found = dict(zip(order, moved, strict=True))
-    return [found[at] for at in range(len(places))]
+    groups: list[list[float]] = []  # of places, less what lies between them
+    for number, at in enumerate(order):
+        groups.append([places[at] - number * apart])
+        while len(groups) > 1 and fmean(groups[-2]) > fmean(groups[-1]):
+            last = groups.pop()
+            groups[-1] += last
+    moved = [fmean(group) for group in groups for _ in group]
+    moved = [place + number * apart for number, place in enumerate(moved)]
+    low, high = within
+    for number in range(len(moved)):
+        moved[number] = max(moved[number], low + number * apart)
+    for number in range(len(moved)):
+        moved[-1 - number] = min(moved[-1 - number], high - number * apart)
+    by_place = dict(zip(order, moved, strict=True))
+    return [by_place[at] for at in range(len(places))]

@@ -4,6 +4,7 @@
 
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import torch
@@ -113,6 +114,26 @@ def own_in_the_folder(rank: int, world: int, folder: Path) -> tuple[bool, bool]:
     (path,) = folder.glob(f"gravac/*/rank{rank}.pt")
     state = torch.load(path)
     return apart.is_apart(state), apart.holds_shared(load_file(folder / "model.safetensors"), state)
+
+
+def without_gravac_before(rank: int, world: int, folder: Path) -> list[str]:
+    """Go on from a checkpoint of a run without gravac, apart; what is warned of."""
+    as_torchrun_says(rank, world)
+    for apart_now in (False, True):
+        accelerator = Accelerator(cpu=True)
+        module = model()
+        ddp, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9))
+        if not apart_now:
+            accelerator.save_state(str(folder))
+            accelerator.wait_for_everyone()
+            continue
+        with attach(accelerator, ddp, optimizer, **apart.settings(5)), warnings.catch_warnings(record=True) as told:
+            accelerator.load_state(str(folder))
+            for position in range(7):
+                accelerator.backward(cross_entropy(ddp(batch(rank, position)[0]), batch(rank, position)[1]))
+                optimizer.step()
+                optimizer.zero_grad()
+    return [str(warning.message) for warning in told if "gravac" in str(warning.message)]
 
 
 def two_models(rank: int, world: int, folder: Path) -> list[str]:

@@ -53,6 +53,11 @@ def test_own_weights_are_in_gravacs_folder_and_shared_ones_in_accelerates_file(t
     assert ranks(program.own_in_the_folder, tmp_path) == [(True, True)] * 2
 
 
+def test_a_checkpoint_of_a_run_without_gravac_is_gone_on_from(tmp_path: Path) -> None:
+    for (told,) in ranks(program.without_gravac_before, tmp_path):
+        assert "holds no state of gravac's" in told
+
+
 def test_each_models_states_have_a_folder_as_long_as_the_accelerator_holds_it(tmp_path: Path) -> None:
     for folders in ranks(program.two_models, tmp_path):
         assert [name for name in folders if name.count("/") == 1] == ["both/gravac", "both/gravac_1"]

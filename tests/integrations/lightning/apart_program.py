@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a Lightning run in which ranks train apart, of the package ``lightning.pytorch`` or ``pytorch_lightning``."""
+"""A rank of a run in which ranks train apart, with Lightning as ``lightning.pytorch`` or ``pytorch_lightning``."""
 
 import importlib
 import signal

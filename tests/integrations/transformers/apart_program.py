@@ -73,10 +73,33 @@ def went_on(rank: int, world: int, folder: Path, every: apart.Every, accumulate:
     return straight, resumed, hand
 
 
+def twice(rank: int, world: int, folder: Path) -> tuple[list[int], list[str], torch.Tensor]:
+    """Call ``train`` twice, with one optimizer: rounds and modes of each, and the weights in the end."""
+    as_torchrun_says(rank, world)
+    trainer, gravac = make(folder, (1, 20))
+    rounds, modes = [], []
+    for _ in range(2):
+        trainer.train()
+        assert gravac.compressor is not None
+        rounds.append(gravac.compressor.state_dict()["step"])
+        modes.append(gravac.compressor.mode)
+    return rounds, modes, flat(trainer.model.model.parameters())
+
+
+def failed_once(rank: int, world: int, folder: Path) -> tuple[int, torch.Tensor]:
+    """Memory does not suffice in the middle of a round; the Trainer begins anew with smaller batches."""
+    as_torchrun_says(rank, world)
+    trainer, gravac = make(folder, 5, auto_find_batch_size=True)
+    trainer.model.fails_at = 7
+    trainer.train()
+    assert gravac.compressor is not None
+    return gravac.compressor.state_dict()["step"], flat(trainer.model.model.parameters())
+
+
 def saved(rank: int, world: int, folder: Path, best: bool) -> dict[str, Any]:
     """Evaluate and save every four steps; what was logged, what files hold, and what the module does in the end."""
     as_torchrun_says(rank, world)
-    trainer, gravac = make(
+    trainer, _ = make(
         folder,
         5,
         eval_strategy="steps",

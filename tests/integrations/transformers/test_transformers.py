@@ -92,3 +92,15 @@ def test_every_checkpoint_has_the_loss_that_was_evaluated_and_the_best_stays(bes
         assert rank["apart"][8] and rank["apart"][16] and not rank["apart"][apart.STEPS]
         assert torch.equal(rank["weights"], rank["best"]) == best
     assert torch.equal(first["weights"], second["weights"])
+
+
+def test_ranks_apart_are_one_again_when_train_ends_and_may_train_again(tmp_path: Path) -> None:
+    (rounds, modes, weights), other = ranks(apart_program.twice, tmp_path)
+    assert rounds[0] == rounds[1] and (rounds, modes) == other[:2]
+    assert torch.equal(weights, other[2]), "the second run began natively, with moments that were each rank's own"
+
+
+def test_the_trainer_begins_anew_after_an_exception_within_a_round(tmp_path: Path) -> None:
+    (rounds, weights), (_, other_weights) = ranks(apart_program.failed_once, tmp_path)
+    assert rounds == -(-apart_program.apart.STEPS // 5)
+    assert torch.equal(weights, other_weights)
