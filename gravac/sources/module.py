@@ -117,7 +117,7 @@ class ModuleSource:
       Over NCCL the host of a rank without a gradient waits for that message.
     - *Buffers.* Running statistics must be the same on all ranks when they evaluate. DDP sends rank 0's in each
       forward, which waits for them. Here rank 0's leave when backward begins, beside the gradients, and are in place
-      when ``backward()`` returns: after a step all ranks have the same. SentBuffers of normalization layers are sent
+      when ``backward()`` returns: after a step all ranks have the same. Buffers of normalization layers are sent
       in each step. Another one that changes on any rank is sent with the step after. So constants, such as masks, cost
       nothing.
     - *Activation checkpointing.* In its reentrant form autograd may accumulate a parameter's gradient several times in
