@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor
 
-WAYS = {"native": "DDP by itself", "hook": "compressed gradients", "outer": "each site alone"}
+WAYS = {"native": "gradients in each step, by DDP", "hook": "gradients in each step, by gravac", "outer": "sites apart"}
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +57,8 @@ def train(steps: int) -> None:
         optimizer.step()
         if rank == 0 and (step + 1) % 20 == 0:
             progress = f"step {step + 1:4d}  {time.perf_counter() - began:6.1f} s  loss {loss.item():.3f}"
-            print(f"{progress}  {WAYS[compressor.mode]}, exchange every {compressor.every} steps")
+            often = f", exchange every {compressor.every} steps" if compressor.mode == "outer" else ""
+            print(f"{progress}  {WAYS[compressor.mode]}{often}")
     compressor.synchronize()  # the last steps too
     if rank == 0:
         x, y = batch(99, steps)

@@ -34,7 +34,7 @@ from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import device_of, same_on_all_ranks
-from gravac.modes.switch import ModeChange, Source, Switch, innermost
+from gravac.modes.switch import Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
 from gravac.sources.ddp import DDPAdapter, failed, refuse_momentum, refuse_unfit
@@ -44,7 +44,7 @@ from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.sources.module import ModuleSource
 from gravac.sources.module_steering import SteeredModule
 from gravac.sources.weights import share
-from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
+from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 from gravac.texts import text_of, texts_of
 
@@ -538,7 +538,7 @@ class AdaptiveCompressor(Live):
         return self.policy.every[0] if candidate is None else candidate.every
 
     @property
-    def changes(self) -> list[ModeChange]:
+    def changes(self) -> list[ModeRecord]:
         """Changes of mode so far, with what each took on this rank."""
         return [] if self._switch is None else list(self._switch.changes)
 

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,7 @@ from gravac.modes.outer.apart import OuterSteps
 from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import LeftBehind
+from gravac.telemetry.records import ModeRecord
 
 
 class Source(Protocol):
@@ -98,23 +99,6 @@ class Source(Protocol):
         """An optimizer's step has ended, of a step by the hook."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModeChange:
-    """A change of mode.
-
-    Attributes:
-        step: number of training steps made before it.
-        before: mode of the steps before.
-        after: mode of the steps that follow.
-        seconds: seconds that it took on this rank, exchanges included.
-    """
-
-    step: int
-    before: Mode
-    after: Mode
-    seconds: float
-
-
 class Switch:
     """Runs each step in the mode that was decided.
 
@@ -142,7 +126,7 @@ class Switch:
     ) -> None:
         self.mode: Mode | None = None
         self.outer: OuterSteps | None = None
-        self.changes: list[ModeChange] = []
+        self.changes: list[ModeRecord] = []
         self.rounds_before = 0
         self.without_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
@@ -231,6 +215,7 @@ class Switch:
     def prepare_to_save(self) -> None:
         """Have the state tell all that was done, at a point between two steps. Called on every rank."""
         if self.mode == "native":
+            self._watch.prepare_to_save()
             self._engine.state.native.uncounted = self._has_averaged()
         if self.outer is not None:
             self.outer.prepare_to_save()
@@ -321,9 +306,12 @@ class Switch:
 
     def _change_to(self, candidate: Candidate) -> None:
         """Run steps in a candidate's mode from this one on. Called on every rank before the same step."""
-        before, since = self.mode, time.perf_counter()
+        self._engine.drain()
+        before, since, sent_before = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
         if before == "outer":
             self.come_together()
+        elif before == "native":
+            self._watch.leave()
         if candidate.mode == "outer":
             self._part(candidate)
         elif candidate.mode == "native":
@@ -339,9 +327,11 @@ class Switch:
                 self._source.use_hook()
             self._set_mode("hook")
         if before is not None:
-            self.changes.append(
-                ModeChange(self._engine.state.trained, before, candidate.mode, time.perf_counter() - since)
-            )
+            self._engine.drain()
+            seconds, sent = time.perf_counter() - since, self._engine.ledger.wire_bytes - sent_before
+            change = ModeRecord(self._engine.state.trained, before, candidate.mode, seconds, sent)
+            self.changes.append(change)
+            self._engine.deciding.emit(change)
 
     def _set_mode(self, mode: Mode) -> None:
         self.mode = mode

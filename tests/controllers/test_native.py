@@ -116,8 +116,8 @@ class Site:
             steps = 1 if holds.candidate.mode == "hook" else WATCH
             chance = math.exp(draw.gauss(0, self.noise / math.sqrt(steps))) if self.noise else 1.0
             error = 0.0 if holds.candidate.dense else 1.0
-            times = {"waited": chance * waited, "coded": coded, "exchanged": exchanged}
-            return Measurement(0, holds.candidate, chance * seconds, 16.0, error, self.energy, **times)
+            made = Measurement(0, holds.candidate, chance * seconds, 16.0, error, self.energy)
+            return replace(made, waited=chance * waited, coded=coded, exchanged=exchanged)
 
         return measured
 

@@ -121,14 +121,14 @@ class Comparison:
         after = f"after {self.equal_seconds:.0f} s"
         figures = f"validation loss {adaptive:.3f} against {rival:.3f} of {best.label} {after}"
         if abs(adaptive - rival) < DRAW:
-            return f"A draw: {figures}. The simpler one is then the better choice: {best.label}."
+            return f"With every=1 a draw: {figures}. The simpler one is then the better choice: {best.label}."
         if adaptive > rival:
-            return f"Adaptive LOST: {figures}. On this link, with this model and in this time, use {best.label}."
+            return f"With every=1 it LOST: {figures}. On this link, with this model and in this time, use {best.label}."
         reached, its_time = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
         if not reached or not its_time:
-            return f"Adaptive won: {figures}."
+            return f"With every=1 it won: {figures}."
         faster = f"{its_time / reached:.1f} times as fast"
-        return f"Adaptive won: {figures}. It reached the final loss of float16 {faster}."
+        return f"With every=1 it won: {figures}. It reached the final loss of float16 {faster}."
 
     def verdict_of_outer_steps(self) -> str:
         """Say in words what it brought that ranks may train apart."""

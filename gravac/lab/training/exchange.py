@@ -25,7 +25,7 @@ from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import AllReduce
 from gravac.lab.training.methods import NATIVE, Method
 from gravac.modes.outer.round_state import RoundState
-from gravac.telemetry.records import DecisionRecord, Record, StepRecord
+from gravac.telemetry.records import DecisionRecord, ModeRecord, Record, StepRecord
 
 POWERSGD_START = 2
 """Number of steps before torch's PowerSGD compresses: the least it allows."""
@@ -109,6 +109,10 @@ class Exchange:
 
     def decisions(self) -> list[DecisionRecord]:
         """Return what was run first, then every decision, also those that changed nothing."""
+        return []
+
+    def changes(self) -> list[ModeRecord]:
+        """Return the changes of mode so far, each with the seconds that it took on this rank."""
         return []
 
     def split(self) -> tuple[float | None, float | None]:
@@ -259,6 +263,10 @@ class OurExchange(Exchange):
     def decisions(self) -> list[DecisionRecord]:
         """See ``Exchange``. What ran first is known when ranks have agreed on it."""
         return [*self._first(), *self._made.history]
+
+    def changes(self) -> list[ModeRecord]:
+        """See ``Exchange``."""
+        return self._made.changes
 
     def _first(self) -> list[DecisionRecord]:
         if self._steps:

@@ -33,7 +33,7 @@ from gravac.lab.training.exchange import Exchange
 from gravac.lab.training.methods import Method
 from gravac.lab.training.session import ALONE, WARM_UP, Leg, Spec, log_folder
 from gravac.lab.training.step_clock import Lap, TrainingClock
-from gravac.lab.training.worker_report import WorkerReport, decisions
+from gravac.lab.training.worker_report import WorkerReport, changes, decisions
 
 IFNAME = "GLOO_SOCKET_IFNAME"
 """Variable of the environment that names gloo's interface."""
@@ -194,6 +194,7 @@ class _Training:
             gain=exchange.mean_gain() if exchange else None,
             every=_every(len(self.laps), exchange),
             turns=decisions(exchange, self.ends) if exchange else [],
+            changes=changes(exchange, self.ends) if exchange else [],
             split=_split(counted, exchange),
         )
         spec = self.spec

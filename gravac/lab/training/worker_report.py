@@ -111,3 +111,20 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
         }
         for turn in exchange.decisions()
     ]
+
+
+def changes(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
+    """Return an exchange's changes of mode as JSON values; arguments are those of ``decisions``.
+
+    ``at_seconds`` is the training time at a change, ``seconds`` what the change took on this rank.
+    """
+    return [
+        {
+            "step": change.step,
+            "at_seconds": ends[min(change.step, len(ends) - 1)],
+            "before": change.before,
+            "after": change.after,
+            "seconds": change.seconds,
+        }
+        for change in exchange.changes()
+    ]

@@ -1,0 +1,210 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What gravac costs where it has settled on native steps: against DDP without it, in blocks, in one pair of processes.
+
+Four models of the same weights train by turns, each in DDP of its own: two without gravac (``native`` and ``again``),
+one settled on native steps, one settled on dense float32 with the hook kept (``native=False``). A cycle is a block of
+steps of each, then the same blocks in reverse order, so that a drift of the machine falls on all alike. A cycle's ratio
+is the time of two blocks over that of ``native``'s two; what ``again`` over ``native`` shows is the machine's noise.
+The first steps of a block, after another model has used the caches, are not timed. Two ranks over gloo on loopback.
+
+    python -m tests.measure.native [--json FILE] [--cycles N] [--steps N] [--tasks T ...] [--minutes N]
+"""
+
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gravac import AdaptiveCompressor, Static, topk
+from gravac.controllers.native import longer
+from gravac.lab.tasks import make
+from gravac.lab.training.methods import Method, bucket_mb
+from tests.measure.racing import Book, Progress, parser_of, resumable, until
+from tests.measure.rank_lines import RANK, Say, lines_of, rank_main
+from tests.modes.scripted import NATIVE, Scripted, script
+
+TASKS = {"denoise": 0.5, "lstm": 1.0, "charlm": 0.4}
+"""Tasks and their scales: steps of some 15, 70 and 100 ms."""
+
+NAMES = ("native", "settled", "hook", "again")
+"""Models by name; the first is the one that others are compared with."""
+
+UNTIMED = 2
+"""Number of steps at a block's beginning that are not timed."""
+
+WARM_UP = 24
+"""Number of steps of each model before the first block: buckets are laid anew, a first stretch ends."""
+
+CYCLES = {"denoise": 120, "lstm": 60, "charlm": 60}
+
+FIELDS = ("task", "scale", "steps", "cycle")
+
+RESAMPLES = 5000
+
+
+@dataclass
+class Model:
+    """A model that trains by turns with others.
+
+    Attributes:
+        step: makes a training step, given its number.
+        compressor: what is attached; ``None`` without gravac.
+        numbers: numbers of the steps to come.
+    """
+
+    step: Callable[[int], None]
+    compressor: AdaptiveCompressor | None
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def seconds(self, steps: int) -> list[float]:
+        """Make a number of steps; return the seconds of each."""
+        found = []
+        for _ in range(steps):
+            since = time.perf_counter()
+            self.step(next(self.numbers))
+            found.append(time.perf_counter() - since)
+        return found
+
+
+def model_of(name: str, task_name: str, scale: float, rank: int, watch: int) -> Model:
+    """Set up one of the models, with native stretches of ``watch`` steps."""
+    task = make(task_name, scale=scale)
+    module = task.model()
+    size = sum(parameter.numel() for parameter in module.parameters())
+    ddp = DistributedDataParallel(module, bucket_cap_mb=bucket_mb(Method.parse("fp32"), size))
+    optimizer = task.optimizer(module)
+    compressor: AdaptiveCompressor | None = None
+    if name == "settled":
+        compressor = AdaptiveCompressor(topk, (10, 10), controller=Scripted(script=script((0, NATIVE)), watch=watch))
+    elif name == "hook":
+        compressor = AdaptiveCompressor(topk, (1, 1000), controller=Static(cf=1), native=False)
+    if compressor is not None:
+        compressor.attach(ddp, optimizer)
+    batches = [task.batch(step, rank) for step in range(16)]
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(task.loss(ddp, batches[number % len(batches)]))
+        optimizer.step()
+
+    return Model(step, compressor)
+
+
+def trains(rank: int, world: int, argument: dict[str, Any], say: Say) -> None:
+    """Train all models by turns; rank 0 tells of each cycle."""
+    task, scale, steps = argument["task"], argument["scale"], argument["steps"]
+    trial = model_of("native", task, scale, rank, 8)
+    typical = torch.tensor(statistics.median(trial.seconds(12)[4:]))
+    dist.all_reduce(typical)
+    watch = longer(400, float(typical) / world, 8)
+    models = {name: model_of(name, task, scale, rank, watch) for name in NAMES}
+    for model in models.values():
+        model.seconds(WARM_UP)
+    for cycle in argument["cycles"]:
+        order = list(NAMES)
+        random.Random(cycle).shuffle(order)
+        blocks: dict[str, list[list[float]]] = {name: [] for name in NAMES}
+        for name in (*order, *reversed(order)):
+            dist.barrier()
+            blocks[name].append(models[name].seconds(steps + UNTIMED)[UNTIMED:])
+        told = torch.tensor([[sum(map(sum, blocks[name])), _median(blocks[name])] for name in NAMES])
+        dist.all_reduce(told)
+        told /= world
+        settled = models["settled"].compressor
+        assert settled is not None and settled.mode == "native"
+        means = {name: round(float(told[i, 0]) / 2 / steps, 7) for i, name in enumerate(NAMES)}
+        medians = {name: round(float(told[i, 1]), 7) for i, name in enumerate(NAMES)}
+        say({"cycle": cycle, "order": order, "mean_s": means, "median_s": medians, "watch": watch})
+    for model in models.values():
+        if model.compressor is not None:
+            model.compressor.close()
+
+
+def _median(blocks: Sequence[Sequence[float]]) -> float:
+    return statistics.median([seconds for block in blocks for seconds in block])
+
+
+def measure(book: Book, tasks: Sequence[str], cycles: int | None, steps: int, minutes: float) -> None:
+    """Run the cycles that the file does not have."""
+    over = until(minutes)
+    todo = {
+        task: [
+            cycle
+            for cycle in range(CYCLES[task] if cycles is None else cycles)
+            if not book.find(task=task, scale=TASKS[task], steps=steps, cycle=cycle)
+        ]
+        for task in tasks
+    }
+    progress = Progress(sum(map(len, todo.values())))
+    for task, left in todo.items():
+        if not left or over():
+            continue
+        about = {"task": task, "scale": TASKS[task], "steps": steps}
+        with lines_of("tests.measure.native", {**about, "cycles": left}) as rows:
+            for row in rows:
+                book.add({**about, **row})
+                seconds = row["mean_s"]
+                shown = ", ".join(f"{name} {seconds[name] / seconds['native']:.3f}" for name in NAMES[1:])
+                progress.say(f"{task}: native {1e3 * seconds['native']:.1f} ms; over it: {shown}")
+                if over():
+                    break
+
+
+def interval(logs: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios and its 95 % bootstrap interval over cycles."""
+    draws = random.Random(0)
+    means = sorted(statistics.fmean(draws.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
+    low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
+    return math.exp(statistics.fmean(logs)), math.exp(low), math.exp(high)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return step times over native's as Markdown."""
+    lines = [
+        "| task | native's step | settled on native | by medians | native again | by medians | `native=False`, dense | cycles |",
+        "|" + " --- |" * 8,
+    ]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        step = statistics.median(row["mean_s"]["native"] for row in own)
+        cells = []
+        for name, kind in (
+            ("settled", "mean_s"), ("settled", "median_s"), ("again", "mean_s"), ("again", "median_s"),
+            ("hook", "mean_s"),
+        ):  # fmt: skip
+            mean, low, high = interval([math.log(row[kind][name] / row[kind]["native"]) for row in own])
+            cells.append(f"{mean:.3f} [{low:.3f}-{high:.3f}]")
+        lines.append(f"| {task} | {1e3 * step:.1f} ms | {' | '.join(cells)} | {len(own)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    if sys.argv[1:2] == [RANK]:
+        return rank_main(trains, sys.argv[1:])
+    parser = parser_of(__doc__, "docs/measurements/native.json")
+    parser.add_argument("--cycles", type=int, help="of each task; as many as its steps need")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of a block")
+    parser.add_argument("--tasks", nargs="+", default=tuple(TASKS), choices=tuple(TASKS))
+    parser.add_argument("--show", action="store_true", help="measure nothing, print the table")
+    options = parser.parse_args()
+    book = Book(options.json, FIELDS)
+    status = 0
+    if not options.show:
+        status = resumable(lambda: measure(book, options.tasks, options.cycles, options.steps, options.minutes))
+    if book.rows:
+        print(table(book.rows))
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,266 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions in which methods train to one loss, one after another in one pair of processes; and a file of their rows.
+
+The loss to reach is what native DDP has after ``AT`` of its steps. It is taken from a run of its own, by steps, so that
+no time of that run counts. Each method trains a fresh model with the session's seed.
+"""
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gravac.lab.links.link import UNTHROTTLED, parse_link
+from gravac.lab.links.network import EmulatedNetwork
+from gravac.lab.tasks import make
+from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
+from gravac.lab.training.session import Leg
+from gravac.lab.tta.record import CurvePoint, first_reached
+from gravac.lab.tta.runner import TARGET_AT, target_of
+from tests.measure.results import Rows, keep, read, todays
+
+AT = TARGET_AT
+"""Share of native's steps at which its loss is the one to reach."""
+
+WORKERS = 2
+
+NATIVE = "fp32"
+
+WARM_UP = Leg(NATIVE, "warm-up", steps=8)
+
+RESAMPLES = 5000
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained.
+
+    Attributes:
+        task: name of a reference task.
+        scale: its scale.
+        steps: number of native's steps.
+    """
+
+    task: str
+    scale: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method in a session.
+
+    Attributes:
+        method: method in words.
+        about: fields of its row that tell it from others in the session.
+    """
+
+    method: str
+    about: tuple[tuple[str, Any], ...] = ()
+
+
+class Book:
+    """Rows of a file. Each row is written when it is there, so that an interrupted measurement loses none.
+
+    Args:
+        path: the file; what it has is kept.
+        fields: names of the fields that tell rows apart.
+    """
+
+    def __init__(self, path: str | Path, fields: Sequence[str]) -> None:
+        self.path, self.fields = str(path), tuple(fields)
+        self.rows: Rows = read(path) if Path(path).exists() else []
+
+    def find(self, **about: Any) -> dict[str, Any] | None:
+        """Return the row of which the fields have these values."""
+        return next((row for row in self.rows if all(row.get(name) == value for name, value in about.items())), None)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a row, and write the file."""
+        self.rows.append(row)
+        keep(self.rows, self.path)
+
+
+class Progress:
+    """Says how far a measurement is.
+
+    Args:
+        total: number of parts to do.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.began = total, 0, time.monotonic()
+
+    def say(self, words: str) -> None:
+        """A part was done."""
+        self.done += 1
+        spent = time.monotonic() - self.began
+        left = spent / self.done * (self.total - self.done) / 60
+        print(f"[{self.done}/{self.total}, about {left:.0f} minutes left] {words}", flush=True)
+
+
+def settings(training: Training, link: str, seed: int) -> TrainingSettings:
+    """Return the settings of a session."""
+    parsed = parse_link(link)
+    return TrainingSettings(
+        workers=WORKERS, link=link, slowest=parsed.slowest, task=training.task, scale=training.scale, seed=seed
+    )
+
+
+def ended(training: Training, link: str, seed: int, legs: Sequence[Leg]) -> Iterator[tuple[int, Any, Any]]:
+    """Yield index, evaluations and end of each leg, once it has ended.
+
+    Raises:
+        RunFailed: a leg failed; those before it were yielded.
+    """
+    curve: list[CurvePoint] = []
+    with EmulatedNetwork(WORKERS, parse_link(link)) as network:
+        with TrainingRun(legs, settings(training, link, seed), network) as run:
+            for event in run.events():
+                if event["event"] == "start":
+                    curve = []
+                elif event["event"] == "evaluation":
+                    curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
+                elif event["event"] == "end":
+                    yield event["leg"], tuple(curve), event
+
+
+def target_row(training: Training, seed: int) -> dict[str, Any]:
+    """Train native DDP over an unthrottled link; return the loss that others are to reach."""
+    task = make(training.task, scale=training.scale, seed=seed)
+    leg = Leg(NATIVE, NATIVE, steps=training.steps, every_steps=task.every)
+    _, curve, end = next(iter(list(ended(training, UNTHROTTLED, seed, [leg]))))
+    target = target_of(curve, training.steps)
+    reached = first_reached(curve, target, task.metric.higher_is_better)
+    assert reached is not None, f"{training}: native did not reach its own target"
+    return {
+        "target": target,
+        "native_seconds": round(reached[0], 3),
+        "native_steps": round(reached[1]),
+        "step_s": end["step_s"],
+    }
+
+
+def race(
+    training: Training, link: str, seed: int, target: float, limit_s: float, entrants: Sequence[Entrant]
+) -> Iterator[dict[str, Any]]:
+    """Train the entrants in this order to the target; yield each one's row. One that fails has a row that says so.
+
+    Args:
+        training: what is trained.
+        link: link in words.
+        seed: seed of weights and batches.
+        target: value of the task's metric to reach.
+        limit_s: seconds of training after which an entrant is given up.
+        entrants: methods.
+    """
+    task = make(training.task, scale=training.scale, seed=seed)
+    left = list(entrants)
+    while left:
+        legs = [WARM_UP]
+        legs += [
+            Leg(one.method, one.method, seconds=limit_s, target=target, every_steps=task.every) for one in left
+        ]  # a leg that has no target would not end
+        running = list(left)
+        try:
+            for index, curve, end in ended(training, link, seed, legs):
+                if not index:
+                    continue
+                entrant = running[index - 1]
+                left.remove(entrant)
+                reached = first_reached(curve, target, task.metric.higher_is_better)
+                yield row_of(entrant, reached, end)
+        except RunFailed as failure:
+            failed = left.pop(0)
+            yield {
+                **dict(failed.about), "method": failed.method, "seconds": limit_s, "reached": False,
+                "failed": str(failure)[-400:],
+            }  # fmt: skip
+
+
+def row_of(entrant: Entrant, reached: tuple[float, float] | None, end: dict[str, Any]) -> dict[str, Any]:
+    """Return an entrant's row: seconds to the target, or all it had."""
+    return {
+        **dict(entrant.about),
+        "method": entrant.method,
+        "seconds": round(reached[0] if reached else end["seconds"], 4),
+        "reached": reached is not None,
+        "steps": round(reached[1]) if reached else end["step"],
+        "step_s": round(end["step_s"], 5),
+        "modes": modes_of(end["turns"], end["step"]),
+        "runs": runs_of(end["turns"], end["step"]),
+        "changes": [{**change, "seconds": round(change["seconds"], 4)} for change in end["changes"]],
+        "interface_bytes": end["interface_bytes"],
+    }
+
+
+def runs_of(turns: Sequence[dict[str, Any]], steps: int) -> dict[str, int]:
+    """Return the number of steps for which each candidate ran, by its words."""
+    found: dict[str, int] = {}
+    for turn, after in zip(turns, [*[one["step"] for one in turns[1:]], steps], strict=True):
+        words = f"{turn['mode']}, {turn['compressor']} {turn['cf']:.4g}"
+        words += f", every {turn['every']}, delay {turn['delay']}" if turn["mode"] == "outer" else ""
+        found[words] = found.get(words, 0) + max(0, min(after, steps) - turn["step"])
+    return {words: count for words, count in found.items() if count}
+
+
+def modes_of(turns: Sequence[dict[str, Any]], steps: int) -> dict[str, int]:
+    """Return the number of steps in each mode."""
+    found: dict[str, int] = {}
+    for words, count in runs_of(turns, steps).items():
+        mode = words.split(",")[0]
+        found[mode] = found.get(mode, 0) + count
+    return found
+
+
+def two_way(logs: Sequence[Sequence[float]], resamples: int = RESAMPLES) -> tuple[float, float, float]:
+    """Return a geometric mean with its 95 % interval by a bootstrap over rows and columns at once.
+
+    Args:
+        logs: logarithms of ratios, by cell and seed; all cells have the same seeds.
+        resamples: number of draws.
+    """
+    draws = random.Random(0)
+    cells, seeds = len(logs), len(logs[0])
+    means = []
+    for _ in range(resamples):
+        columns = draws.choices(range(seeds), k=seeds)
+        means.append(
+            sum(sum(logs[cell][seed] for seed in columns) for cell in draws.choices(range(cells), k=cells))
+            / (cells * seeds)
+        )
+    means.sort()
+    middle = sum(map(sum, logs)) / (cells * seeds)
+    low, high = means[int(0.025 * resamples)], means[int(0.975 * resamples)]
+    return math.exp(middle), math.exp(low), math.exp(high)
+
+
+def resumable(measure: Callable[[], None]) -> int:
+    """Measure; return the exit status. Ctrl-C ends it, and what was measured stays."""
+    todays()  # the machine's speed, before ranks take it
+    try:
+        measure()
+    except KeyboardInterrupt:
+        print("\nstopped; what was measured is in the file, and the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def until(minutes: float) -> Callable[[], bool]:
+    """Return what tells whether so many minutes have passed."""
+    end = time.monotonic() + 60 * minutes
+    return lambda: time.monotonic() > end
+
+
+def parser_of(documentation: str | None, path: str) -> argparse.ArgumentParser:
+    """Return a parser with what all of these measurements take."""
+    parser = argparse.ArgumentParser(description=documentation)
+    parser.add_argument("--json", default=path)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after so many")
+    return parser
