@@ -440,7 +440,7 @@ def innermost(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def tensors_in(output: object) -> list[torch.Tensor]:
-    """Return the tensors of a forward's output: a tensor, or lists, dicts and dataclasses of such."""
+    """Return the tensors, of any shapes, of a forward's output: a tensor, or lists, dicts and dataclasses of such."""
     if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, Mapping):

@@ -23,7 +23,7 @@ class Memory(Settings):
     Attributes:
         mode: the mode.
         part: what takes the memory, in words.
-        when: since when and how long it does, in words.
+        when: moments between which it takes the memory, in words.
         sizes: its size in float32 models, of 4 bytes a parameter.
         extra_bytes: bytes that it takes besides, whatever the model.
     """

@@ -67,7 +67,7 @@ class Exchange:
         return nullcontext()
 
     def shared_state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the model's state that all ranks share, without waiting for what travels."""
+        """Return a copy of the model's state, of any shapes, that all ranks share, without waiting for what travels."""
         module = getattr(self.module, "module", self.module)
         return {name: value.clone() for name, value in module.state_dict().items()}
 

@@ -77,7 +77,7 @@ class TorchftExchange(Exchange):
         return _holding(self.module, self._shared)
 
     def shared_state(self) -> dict[str, torch.Tensor]:
-        """See ``Exchange``."""
+        """See ``Exchange``: tensors of any shapes."""
         with self.shared():
             return super().shared_state()
 

@@ -161,16 +161,16 @@ class OuterSteps:
 
     @property
     def shared(self) -> dict[str, torch.Tensor]:
-        """What all ranks share, by name: the anchors of parameters and of buffers."""
+        """What all ranks share, by name: the anchors of parameters and of buffers, of their shapes."""
         return {name: anchor.detach() for name, anchor in self._anchors.items()} | self.state.buffers.anchors
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The module's parameters and buffers that the ranks have the same of when they are one."""
+        """The module's parameters and buffers, of their shapes, that the ranks have the same of when they are one."""
         return [*(p.detach() for p in self._parameters.values()), *self.state.buffers.live]
 
     def shared_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return what all ranks share, by the names that a state dict of the module has, in the module's formats."""
+        """Return what all ranks share, by the names that a state dict of the module has, in its shapes and formats."""
         anchors = {id(self._parameters[name]): anchor.detach() for name, anchor in self._anchors.items()}
         named = dict(module.named_parameters(remove_duplicate=False)).items()
         shared = {name: anchors[id(p)].to(p) for name, p in named if id(p) in anchors}

@@ -61,7 +61,7 @@ class Buffers:
 
     @property
     def live(self) -> list[torch.Tensor]:
-        """The buffers that are averaged, as the module has them now."""
+        """The buffers that are averaged, as the module has them now, of any shapes."""
         return list(self._live.values())
 
     @property

@@ -234,7 +234,10 @@ class Fragment:
 
     @torch.no_grad()
     def start_at(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Have weights that all ranks share, by parameter name, take the place of the anchors; nothing is under way."""
+        """Replace the anchors by weights of their shapes, which all ranks share, by parameter name.
+
+        Nothing is under way.
+        """
         for name, anchor in self.anchors.items():
             anchor.copy_(weights[name])
         self.due, self.left = None, {}
