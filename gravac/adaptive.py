@@ -362,9 +362,10 @@ class AdaptiveCompressor(Live):
         setting = os.environ.get(OFF, "on").lower()
         if setting not in ("on", "off"):
             raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
-        alone = not dist.is_initialized() or dist.get_world_size(self._given_group) == 1
+        group = self._given_group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
+        alone = not dist.is_initialized() or dist.get_world_size(group) == 1
         if not alone and isinstance(module, torch.nn.Module):
-            check_alike({OFF: setting}, device_of(module), self._given_group)
+            check_alike({OFF: setting}, device_of(module), group)
         if setting == "off":
             why = f"{OFF}=off in the environment"
         elif alone and self.policy.native:
