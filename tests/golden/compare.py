@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether two recordings are the same: tensors bit for bit, all else equal. What is in them does not matter here."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,16 @@ SHOWN = 20
 """Most differences of a case that are printed."""
 
 
-def compare(before: Path, after: Path) -> int:
+def compare(before: Path, after: Path, in_rounds: Collection[str] = ()) -> int:
     """Compare the recordings in two folders, print what differs, and return the number of differences.
 
     A case that only one side recorded is a difference; so are two folders without recordings.
+
+    Args:
+        before: folder of one side.
+        after: folder of the other side.
+        in_rounds: names of cases whose candidates are compared in their order, and not by the numbers of their steps: a
+            commit may count rounds or training steps.
     """
     cases = sorted({file.stem for folder in (before, after) for file in folder.glob("*.pt")})
     if not cases:
@@ -28,12 +34,23 @@ def compare(before: Path, after: Path) -> int:
         if len(there) == 1:
             lines = [f"recorded {there[0]} only"]
         else:
-            lines = differences(*(torch.load(file, weights_only=True) for file in sides.values()))
+            recordings = [torch.load(file, weights_only=True) for file in sides.values()]
+            lines = differences(*(map(unnumbered, recordings) if case in in_rounds else recordings))
         print(f"{case}: {f'{len(lines)} differences' if lines else 'the same, bit for bit'}")
         for line in lines[:SHOWN]:
             print(f"  {line}")
         total += len(lines)
     return total
+
+
+def unnumbered(recording: Any) -> Any:
+    """Return a recording without the numbers of the steps that candidates ran in, or were decided for."""
+    if isinstance(recording, Mapping):
+        return {
+            key: [{**candidate, "step": None} for candidate in part] if key in ("decided", "ran") else unnumbered(part)
+            for key, part in recording.items()
+        }
+    return recording
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

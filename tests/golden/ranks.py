@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac import AdaptiveCompressor, OuterOptimizer
+from gravac import AdaptiveCompressor
 from gravac.telemetry.records import DecisionRecord, Record, StepRecord
 from tests.engine.adapter import Averaged
+from tests.outer.by_hand import OuterByHand
 
 Plain = dict[str, Any]
 """Tensors and plain values by name."""
@@ -50,7 +51,7 @@ class Rank(ABC):
         checkpoint: what ``state_dict`` of an earlier rank returned; ``None`` starts anew.
     """
 
-    compressor: AdaptiveCompressor | OuterOptimizer
+    compressor: AdaptiveCompressor | OuterByHand
 
     def __init__(self, rank: int, settings: Settings, optimizer: Any, executor: Any, checkpoint: Plain | None) -> None:
         self.rank = rank
@@ -103,11 +104,11 @@ class Rank(ABC):
 
 
 class DDPRank(Rank):
-    """A rank over gloo, by DDP's hook, with several buckets."""
+    """A rank over gloo, by DDP's hook in each step, with several buckets."""
 
     def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
         self.model = ddp = DistributedDataParallel(self.net, bucket_cap_mb=0.1)
-        self.compressor = AdaptiveCompressor(**settings)
+        self.compressor = AdaptiveCompressor(**settings, native=False)
         if checkpoint is not None:
             self.net.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
@@ -145,10 +146,10 @@ class DoorRank(Rank):
 class OuterRank(Rank):
     """A rank with outer steps; an exchange with a fixed delay is always there in time, however slow the machine."""
 
-    compressor: OuterOptimizer
+    compressor: OuterByHand
 
     def start(self, settings: Settings, executor: Any, checkpoint: Plain | None) -> None:
-        self.compressor = OuterOptimizer(self.net, self.optimizer, executor=executor, **settings)
+        self.compressor = OuterByHand(self.net, self.optimizer, executor=executor, **settings)
         self.in_time = bool(settings["delay"]) and settings["delay"] != "auto" and executor is None
         if checkpoint is not None:
             self.compressor.load_state_dict(checkpoint["gravac"])

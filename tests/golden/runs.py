@@ -55,11 +55,13 @@ def recorded(rank: int, world: int, name: str) -> list[Plain]:
         more = Run(case, rank, script, saved)
         more.train(range(case.steps, end))
         resumed = more.results()
-    for beginning, rest in zip(beginnings, resumed, strict=True):
+    for without, beginning, rest in zip(uninterrupted, beginnings, resumed, strict=True):
         rest["losses"] = torch.cat([beginning["losses"], rest["losses"]])
+        numbers = {candidate["step"]: number for number, candidate in enumerate(without["ran"])}  # of exchanges
         # a checkpoint may have the clocks of exchanges that ranks had not agreed on, and so their records, or not
-        last = max((candidate["step"] for candidate in beginning["ran"]), default=0) + LATENCY
-        rest["ran"] = beginning["ran"] + [candidate for candidate in rest["ran"] if candidate["step"] > last]
+        last = max((numbers.get(candidate["step"], 0) for candidate in beginning["ran"]), default=0) + LATENCY
+        more_ran = [candidate for candidate in rest["ran"] if numbers.get(candidate["step"], last + 1) > last]
+        rest["ran"] = beginning["ran"] + more_ran
     pairs = zip(uninterrupted, resumed, strict=True)
     return [{"uninterrupted": without, "resumed": with_stop} for without, with_stop in pairs]
 

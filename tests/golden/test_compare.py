@@ -73,6 +73,20 @@ def test_a_change_is_a_difference_with_its_path(change: Callable[[dict[str, Any]
     assert differences(recording(), after) == [f"rank 0/uninterrupted/{line}"]
 
 
+def test_where_steps_may_be_counted_otherwise_candidates_are_compared_in_their_order(tmp_path: Path) -> None:
+    other_steps, other_cf = recording(), recording()
+    for made in (other_steps, other_cf):
+        for candidate in run_of(made)["ran"]:
+            candidate["step"] *= 5
+    run_of(other_cf)["ran"][2]["cf"] = 20.0
+    for folder, made in (("before", recording()), ("steps", other_steps), ("cf", other_cf)):
+        (tmp_path / folder).mkdir()
+        torch.save(made, tmp_path / folder / "outer.pt")
+    assert compare(tmp_path / "before", tmp_path / "steps", ["outer"]) == 0
+    assert compare(tmp_path / "before", tmp_path / "steps") == 3
+    assert compare(tmp_path / "before", tmp_path / "cf", ["outer"]) == 1
+
+
 def test_another_number_of_steps_is_a_difference_of_losses_and_of_what_ran() -> None:
     lines = differences(recording(4), recording(5))
     assert "rank 0/uninterrupted/losses: torch.float32 [4] before, torch.float32 [5] after" in lines
