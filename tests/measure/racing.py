@@ -120,22 +120,24 @@ def ended(training: Training, link: str, seed: int, legs: Sequence[Leg]) -> Iter
         RunFailed: a leg failed; those before it were yielded.
     """
     curve: list[CurvePoint] = []
-    with EmulatedNetwork(WORKERS, parse_link(link)) as network:
-        with TrainingRun(legs, settings(training, link, seed), network) as run:
-            for event in run.events():
-                if event["event"] == "start":
-                    curve = []
-                elif event["event"] == "evaluation":
-                    curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
-                elif event["event"] == "end":
-                    yield event["leg"], tuple(curve), event
+    with (
+        EmulatedNetwork(WORKERS, parse_link(link)) as network,
+        TrainingRun(legs, settings(training, link, seed), network) as run,
+    ):
+        for event in run.events():
+            if event["event"] == "start":
+                curve = []
+            elif event["event"] == "evaluation":
+                curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
+            elif event["event"] == "end":
+                yield event["leg"], tuple(curve), event
 
 
 def target_row(training: Training, seed: int) -> dict[str, Any]:
     """Train native DDP over an unthrottled link; return the loss that others are to reach."""
     task = make(training.task, scale=training.scale, seed=seed)
     leg = Leg(NATIVE, NATIVE, steps=training.steps, every_steps=task.every)
-    _, curve, end = next(iter(list(ended(training, UNTHROTTLED, seed, [leg]))))
+    _, curve, end = next(iter([*ended(training, UNTHROTTLED, seed, [leg])]))
     target = target_of(curve, training.steps)
     reached = first_reached(curve, target, task.metric.higher_is_better)
     assert reached is not None, f"{training}: native did not reach its own target"
@@ -203,7 +205,8 @@ def row_of(entrant: Entrant, reached: tuple[float, float] | None, end: dict[str,
 def runs_of(turns: Sequence[dict[str, Any]], steps: int) -> dict[str, int]:
     """Return the number of steps for which each candidate ran, by its words."""
     found: dict[str, int] = {}
-    for turn, after in zip(turns, [*[one["step"] for one in turns[1:]], steps], strict=True):
+    ends = [*(one["step"] for one in turns[1:]), steps]
+    for turn, after in zip(turns, ends, strict=False):
         words = f"{turn['mode']}, {turn['compressor']} {turn['cf']:.4g}"
         words += f", every {turn['every']}, delay {turn['delay']}" if turn["mode"] == "outer" else ""
         found[words] = found.get(words, 0) + max(0, min(after, steps) - turn["step"])
