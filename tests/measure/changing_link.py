@@ -26,6 +26,7 @@ from tests.measure.racing import (
     NATIVE,
     Book,
     Entrant,
+    Goal,
     Progress,
     Training,
     ended,
@@ -64,6 +65,9 @@ SCALE = 0.4
 
 PROBE = {FAST: 40, SLOW: 8}
 """Number of steps by which native's step is timed on each link."""
+
+EVALUATED = 20
+"""Number of steps between two evaluations of ``charlm``: the link's clock does not stop for these."""
 
 LIMIT = 4.0
 """Multiple of native's time at which a run is given up."""
@@ -158,7 +162,7 @@ class Measurement:
         target = self._known("target", program, seed, "native")["target"]
         if program == CHARLM:
             entrants = [Entrant(METHODS[name], (("link", link),))]
-            return next(race(self._training(), link, seed, target, LIMIT * native_s, entrants))
+            return next(race(self._training(), link, seed, Goal(target, LIMIT * native_s, EVALUATED), entrants))
         assert self.clone is not None
         row = nanogpt_links.run(self.clone, _case(name, seed), self.steps[program], link)
         seconds, there = nanogpt_links.reached(row["curve"], target)

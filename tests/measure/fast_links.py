@@ -24,6 +24,7 @@ from tests.measure.judgement import interval
 from tests.measure.racing import (
     Book,
     Entrant,
+    Goal,
     Progress,
     Training,
     parser_of,
@@ -34,7 +35,7 @@ from tests.measure.racing import (
     until,
 )
 
-TRAININGS = (Training("charlm", 0.4, 130), Training("lstm", 1.0, 170), Training("denoise", 1.0, 360))
+TRAININGS = (Training("charlm", 0.4, 120), Training("lstm", 1.0, 160), Training("denoise", 1.0, 330))
 """Each takes native some ten seconds to the target."""
 
 SHORT = 16
@@ -153,9 +154,8 @@ class Measurement:
         told = self.book.find(part="target", task=training.task, seed=seed, native=training.steps)
         assert told is not None
         about = {"part": part, "task": training.task, "link": link, "seed": seed, "native": training.steps}
-        for order, row in enumerate(
-            race(training, link, seed, told["target"], LIMIT * told["native_seconds"], entrants)
-        ):
+        goal = Goal(told["target"], LIMIT * told["native_seconds"])
+        for order, row in enumerate(race(training, link, seed, goal, entrants)):
             self.book.add({**about, **row, "order": order})
             words = f"{row['seconds']:.1f} s" if row["reached"] else "not reached"
             progress.say(f"{part} {training.task} {link} seed {seed}: {row['method']}: {words}")

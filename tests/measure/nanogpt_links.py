@@ -29,7 +29,7 @@ from typing import Any
 from gravac.lab.links.link import UNTHROTTLED, parse_link
 from gravac.lab.links.network import INTERFACE, EmulatedNetwork
 from gravac.lab.links.schedule import Schedule
-from tests.measure.judgement import interval
+from tests.measure.judgement import interval as student_interval
 from tests.measure.nanogpt import (
     NATIVE,
     RANKS,
@@ -55,6 +55,9 @@ STEPS = 1000
 
 MORE = 1.2
 """Number of steps that are made, over ``STEPS``."""
+
+LONG, EVALUATIONS, EVALUATIONS_OF_SHORT = 200, 24, 4
+"""Number of steps from which on a run is a long one; numbers of evaluations of a long run and of a short one."""
 
 EVERY_1 = Method("every=1", "AdaptiveCompressor()", "hook")
 EVERY_100 = Method("every=(1, 100)", "AdaptiveCompressor(every=(1, 100))", "hook")
@@ -106,11 +109,10 @@ def run(clone: Path, case: Case, steps: int, link: str) -> dict[str, Any]:
     Raises:
         RunFailed: ``train.py`` failed.
     """
+    parts = EVALUATIONS if steps >= LONG else EVALUATIONS_OF_SHORT
+    interval = max(2, round(MORE * steps / parts))
     settings = Configuration(
-        max_iters=round(MORE * steps),
-        eval_interval=max(2, steps // 25),
-        eval_iters=20,
-        warmup_iters=min(100, steps // 4),
+        max_iters=parts * interval, eval_interval=interval, eval_iters=10, warmup_iters=min(100, steps // 4)
     )
     original = (clone / "train.py").read_text(encoding="utf-8")
     with ExitStack() as stack:
@@ -277,7 +279,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     sums = [f"{link}: {' '.join(f'{ratio:.2f}' for ratio in of)}" for link, of in ratios.items()]
     every = [ratio for of in ratios.values() for ratio in of]
     if len(every) > 1:
-        mean, low, high = interval(every)
+        mean, low, high = student_interval(every)
         sums.append(f"pooled over both links: {mean:.3f} [{low:.3f}-{high:.3f}]")
     return "\n".join([*lines, "", f"`every=(1, 100)` over `every=1`, by seed: {'; '.join(sums)}."])
 
