@@ -44,8 +44,8 @@ test-integrations: environment-integrations  ## with Lightning, Accelerate and H
 	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadfile -m framework \
 		tests/integrations tests/packaging/test_docs_run.py $(LANGUAGE_TESTS) $(ARGS)
 
-test-integrations-short:  ## the same without examples and scripts of the docs, and with one of the two packages that Lightning comes as
-	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not script_runs and not pytorch_lightning" $(ARGS)'
+test-integrations-short:  ## the same without examples and scripts of the docs, with one of the two packages that Lightning comes as, and one case of ranks apart each
+	@$(MAKE) --no-print-directory test-integrations ARGS='-k "not example and not script_runs and not pytorch_lightning and not other_cells" $(ARGS)'
 
 test-trackers: $(INTEGRATIONS)/.trackers  ## with Weights & Biases and MLflow themselves, in the same environment (2 minutes more)
 	$(INTEGRATIONS)/bin/python -m pytest tests/telemetry/test_trackers.py $(ARGS)
@@ -176,7 +176,7 @@ measure-nanogpt-links: $(VENV)/.lab $(VENV)/.test  ## nanoGPT in NANOGPT=<clone>
 measure-native: $(VENV)/.lab $(VENV)/.test  ## a step settled on native, and with the hook kept, against DDP without gravac; resumable (40 minutes)
 	$(BIN)/python -m tests.measure.native $(ARGS)
 
-measure-fast-links: $(VENV)/.lab $(VENV)/.test  ## every=1 and every=(1, 100) against the best static method on fast links; needs root; resumable (80 minutes)
+measure-fast-links: $(VENV)/.lab $(VENV)/.test  ## every=1 and every=(1, 100) against the best static method on fast links; needs root; resumable (75 minutes)
 	$(BIN)/python -m tests.measure.fast_links $(ARGS)
 
 measure-changing-link: $(VENV)/.lab $(VENV)/.test  ## 1 Gbit/s, 20 Mbit/s, 1 Gbit/s: charlm, and nanoGPT in NANOGPT=<clone>; needs root; resumable (40 minutes)

@@ -29,7 +29,9 @@ def samples(number: int) -> TensorDataset:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    steps = parser.parse_args().steps
+    parser.add_argument("--every", type=int, default=1, help="steps from one exchange to the next")
+    parsed = parser.parse_args()
+    steps = parsed.steps
     accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir="runs")
     accelerator.init_trackers("accelerate")
     set_seed(0)
@@ -38,7 +40,8 @@ def main() -> None:
     batches = DataLoader(samples(64 * 2 * steps), batch_size=64)
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
 
-    compressor = attach(accelerator, model, optimizer, base=topk, cf_range=(10, 1000), log_dir="runs/accelerate")
+    settings = {"base": topk, "cf_range": (10, 1000), "log_dir": "runs/accelerate"}
+    compressor = attach(accelerator, model, optimizer, every=parsed.every, **settings)
 
     for step, (inputs, labels) in enumerate(batches, 1):
         loss = torch.nn.functional.cross_entropy(model(inputs), labels)
@@ -51,6 +54,7 @@ def main() -> None:
             if step % 50 == 0 or step == steps:
                 accelerator.print(f"step {step}: " + ", ".join(f"{name} {value:.3g}" for name, value in logged.items()))
 
+    compressor.synchronize()  # ranks that trained apart exchange what they learned since the last exchange
     accelerator.save_state("runs/accelerate/last")  # every rank's residuals are in it
     compressor.close()
     accelerator.end_training()

@@ -36,7 +36,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
 
     compressor = AdaptiveCompressor(topk, cf_range=(10, 1000), log_dir="runs/ddp")
-    compressor.attach(ddp)
+    compressor.attach(ddp, optimizer)
 
     for step in range(steps):
         inputs, labels = batch(dist.get_rank(), step)

@@ -46,9 +46,11 @@ def samples(number: int) -> TensorDataset:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    steps = parser.parse_args().steps
+    parser.add_argument("--every", type=int, default=1, help="steps from one exchange to the next")
+    parsed = parser.parse_args()
+    steps = parsed.steps
     pl.seed_everything(0)
-    gravac = GravacCallback(base=topk, cf_range=(10, 1000), log_dir="runs/lightning")
+    gravac = GravacCallback(base=topk, cf_range=(10, 1000), every=parsed.every, log_dir="runs/lightning")
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=2,

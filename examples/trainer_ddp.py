@@ -37,7 +37,9 @@ class Sequences(Dataset[dict[str, torch.Tensor]]):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    steps = parser.parse_args().steps
+    parser.add_argument("--every", type=int, default=1, help="steps from one exchange to the next")
+    parsed = parser.parse_args()
+    steps = parsed.steps
     torch.set_num_threads(1)
     torch.manual_seed(0)
     size = {"n_positions": CONTEXT, "n_embd": 128, "n_layer": 2, "n_head": 4}
@@ -56,7 +58,7 @@ def main() -> None:
     )
     trainer = Trainer(model, arguments, train_dataset=Sequences())
 
-    gravac = GravacCallback(trainer, log_dir="runs/trainer")
+    gravac = GravacCallback(trainer, every=parsed.every, log_dir="runs/trainer")
     trainer.add_callback(gravac)
 
     trainer.train()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Two sites with a slow link between them: each trains on its own, and how often they exchange what is decided too.
+"""Two sites with a slow link between them: how often they exchange is decided too, and in between each trains alone.
 
 On two real ones, of which one is HOST:
 
@@ -20,8 +20,11 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from gravac import OuterOptimizer
+from gravac import AdaptiveCompressor
+
+WAYS = {"native": "gradients in each step, by DDP", "hook": "gradients in each step, by gravac", "outer": "sites apart"}
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,30 +43,33 @@ def train(steps: int) -> None:
     torch.manual_seed(0)
     layers = torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU()
     model = torch.nn.Sequential(*layers, torch.nn.Linear(1024, 8))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    outer = OuterOptimizer(model, optimizer, every=(1, 50), log_dir="runs/two_sites")
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
+    compressor = AdaptiveCompressor(every=(1, 50), log_dir="runs/two_sites")
+    compressor.attach(ddp, optimizer)
 
     began = time.perf_counter()
     for step in range(steps):
         x, y = batch(rank, step)
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss = torch.nn.functional.cross_entropy(ddp(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        outer.step()
         if rank == 0 and (step + 1) % 20 == 0:
-            said = f"step {step + 1:4d}  {time.perf_counter() - began:6.1f} s  loss {loss.item():.3f}"
-            print(f"{said}  exchange every {outer.every} steps at {outer.cf:g}x, {outer.rounds} so far")
-    outer.synchronize()  # the last steps too
+            progress = f"step {step + 1:4d}  {time.perf_counter() - began:6.1f} s  loss {loss.item():.3f}"
+            often = f", exchange every {compressor.every} steps" if compressor.mode == "outer" else ""
+            print(f"{progress}  {WAYS[compressor.mode]}{often}")
+    compressor.synchronize()  # the last steps too
     if rank == 0:
-        with outer.synced():  # what both sites share
-            x, y = batch(99, steps)
+        x, y = batch(99, steps)
+        with torch.no_grad():  # a forward without gradients is of what both sites share
             right = (model(x).argmax(1) == y).float().mean().item()
-        sent = 1.0 if outer.wire_ratio is None else outer.wire_ratio
-        print(
-            f"right: {100 * right:.1f} %; in the last round 1/{sent:.0f} of the bytes of dense exchanges in every step"
-        )
-    outer.close()
+        sent = compressor.wire_ratio or 1.0
+        print(f"right: {100 * right:.1f} %; at last 1/{sent:.0f} of the bytes of dense exchanges in every step")
+    for change in compressor.changes:
+        if rank == 0:
+            print(f"from step {change.step} {WAYS[change.after]} ({change.seconds:.2f} s to change)")
+    compressor.close()
     dist.destroy_process_group()
 
 

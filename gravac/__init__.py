@@ -35,7 +35,8 @@ from gravac.compressors import (
 )
 from gravac.controllers import Accordion, Goodput, GraVAC, Static, Warmup
 from gravac.integrations.hook import HookState, hook
-from gravac.policy import Policy, load_policy, policy_names
+from gravac.modes.outer.sgd import OuterSGD
+from gravac.policy import OuterSettings, Policy, load_policy, policy_names
 from gravac.settings import SettingsError
 from gravac.version import __version__
 
@@ -50,6 +51,8 @@ __all__ = [
     "Goodput",
     "GraVAC",
     "HookState",
+    "OuterSGD",
+    "OuterSettings",
     "Policy",
     "RandomK",
     "SettingsError",

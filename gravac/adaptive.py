@@ -34,7 +34,7 @@ from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import device_of, same_on_all_ranks
-from gravac.modes.switch import ModeChange, Source, Switch, innermost
+from gravac.modes.switch import Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
 from gravac.sources.ddp import DDPAdapter, failed, refuse_momentum, refuse_unfit
@@ -44,7 +44,7 @@ from gravac.sources.exchange_layout import ExchangeLayout
 from gravac.sources.module import ModuleSource
 from gravac.sources.module_steering import SteeredModule
 from gravac.sources.weights import share
-from gravac.telemetry.records import DecisionRecord, EndRecord, Sink
+from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
 from gravac.texts import text_of, texts_of
 
@@ -280,15 +280,16 @@ class AdaptiveCompressor(Live):
     ) -> None:
         for optimizer in optimizers or (None,):
             refuse_unfit(ddp, self.policy.base, optimizer)
-        switches = self.policy.native or self.policy.every != (1, 1)
-        if switches:
-            Reducer(ddp)
+        native = () if not self.policy.native else native_formats(ddp, scaler)
+        if self.policy.every != (1, 1):
+            Reducer(ddp)  # which refuses a torch that lacks what ranks need to train apart
+        switches = bool(native) or self.policy.every != (1, 1)
         group = self._given_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
         self._group = group
         self._adapter.bind(ddp)
-        self._admission.native = native_formats(ddp, scaler) if self.policy.native else ()
+        self._admission.native = native
         self._ready(ddp.module, optimizers, scaler, {})
         self._adapter.follow(ddp, optimizers[0] if optimizers else None)
         self._adapter.loss_scale = self._loss_scale(scaler)
@@ -337,6 +338,10 @@ class AdaptiveCompressor(Live):
             self._engine.averager.feedback.guard()
         self._attached = True
 
+    def _without_native(self) -> None:
+        """Admit no candidates of native steps."""
+        self._admission.native = ()
+
     def _loss_scale(self, scaler: torch.amp.GradScaler | None) -> Callable[[], Number] | None:
         return None if scaler is None else scale_of(scaler, device=not self._engine.schedule.looks)
 
@@ -348,6 +353,7 @@ class AdaptiveCompressor(Live):
     ) -> None:
         """Have steps run in the mode that is decided."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler)
+        self._switch.without_native = self._without_native
         self._take_up_outer()
         self._switch.listen()
 
@@ -532,7 +538,7 @@ class AdaptiveCompressor(Live):
         return self.policy.every[0] if candidate is None else candidate.every
 
     @property
-    def changes(self) -> list[ModeChange]:
+    def changes(self) -> list[ModeRecord]:
         """Changes of mode so far, with what each took on this rank."""
         return [] if self._switch is None else list(self._switch.changes)
 
@@ -596,14 +602,15 @@ class AdaptiveCompressor(Live):
             RuntimeError: this compressor has made steps already.
         """
         self._engine.drain()
-        if self._engine.decision is not None:
+        apart = None if self._switch is None else self._switch.outer
+        if self._engine.decision is not None or (apart is not None and apart.begun):
+            steps = self._engine.state.trained + (0 if apart is None else apart.state.in_round)
             raise RuntimeError(
-                f"load_state_dict: this compressor has made {self._engine.state.step} steps, and goes on from them; "
-                "load into a new AdaptiveCompressor, before its first backward"
+                f"load_state_dict: this compressor has made {steps} steps, and goes on from them; load into "
+                "a new AdaptiveCompressor, before its first backward"
             )
         outer = self._outer_of(state)
-        world = state.get("world")
-        with nullcontext() if outer is None else outer.restoring(state["outer"], of_other_ranks=world is None):
+        with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):
             unpack(state, self.policy, self._engine)
         self._adapter.layout = ExchangeLayout(self._engine.state.layout)
         self._restored = {key: state[key] for key in ("rank", "world")}
@@ -737,6 +744,14 @@ def moments_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 def native_formats(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
-    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges."""
+    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges.
+
+    None if native steps cannot be counted: this torch lacks what that takes, or the model has a single parameter.
+    """
+    try:
+        if not Reducer(ddp).counts_surely:
+            return ()
+    except SettingsError:
+        return ()
     formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
     return (1.0, 2.0) if formats == {torch.float32} and scaler is None else (1.0,)

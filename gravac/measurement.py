@@ -61,7 +61,7 @@ class LocalMeasurement:
         step: number of the step, counted from 0.
         candidate: candidate that ran.
         first: number of training steps that were made before it.
-        steps: number of training steps that it stands for: 1, or those of a round of outer steps, or of a native stretch.
+        steps: number of training steps that it stands for: 1, or as many as a round or a native stretch has.
         watched: seconds of one of these, as seen from outside, of a native stretch; ``None``: moments tell them.
         shadow: CFs evaluated without sending, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.

@@ -428,6 +428,8 @@ def check_optimizer(path: str, plain: Mapping[str, Any], optimizer: torch.optim.
                 _check_alike(f"{where}/{name}", setting, own[name])
             if name == "capturable" and setting and any(parameter.is_cpu for parameter in own["params"]):
                 raise SettingsError(f"{where}/{name}: {described(setting)}, which torch refuses for CPU parameters")
+            if name == "betas" and not all(0 <= beta < 1 for beta in setting):
+                raise SettingsError(f"{where}/{name}: {described(setting)}, numbers from 0 and below 1 expected")
     keys: dict[int, set[str]] = {}
     kinds = [kind for kind in type(optimizer).__mro__ if kind is not torch.optim.Optimizer]
     of_torch = any(kind.__module__.startswith("torch.optim.") for kind in kinds)
@@ -439,6 +441,8 @@ def check_optimizer(path: str, plain: Mapping[str, Any], optimizer: torch.optim.
         for name, remembered in its.items():
             _check_remembered(f"{where}/{name}", name, remembered, parameter if of_torch else None)
         always = next((names for kind, names in ALWAYS if isinstance(optimizer, kind)), ())
+        if groups[group_number].get("amsgrad") and always:
+            always = (*always, "max_exp_avg_sq")
         if its and always:
             check_names(
                 where, its.keys() & {*keys.setdefault(group_number, {*its}), *always}, {*keys[group_number], *always}

@@ -22,7 +22,7 @@ CHUNK_BYTES = 64 * 2**20  # that ``collect`` has under way at a time, of all ran
 
 
 class Checkpointed(Protocol):
-    """What a checkpoint is made of, and loaded into: an ``AdaptiveCompressor``, or an ``OuterOptimizer``."""
+    """What a checkpoint is made of, and loaded into: an ``AdaptiveCompressor``."""
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:

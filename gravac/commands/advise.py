@@ -15,8 +15,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "advise",
         help="predict which compression, if any, makes steps shorter, and whether outer steps pay",
-        description="Predicts the step time of every compressor for a model, a number of workers and a network, with "
-        "DDP's hook and with outer steps, and says which is worth it. Measures nothing.",
+        description="Predicts the step time of every compressor for a model, a number of workers and a network, in "
+        "each step and in outer steps, and says which mode AdaptiveCompressor should come to. Measures nothing.",
     )
     parser.add_argument("--model", required=True, help="such as resnet50, resnet101, vgg16, lstm, bert-base")
     parser.add_argument("--batch-seconds", type=float, required=True, metavar="S", help="of one batch on one worker")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 
 from gravac.commands.common import FAILED, Commands, runs
 
@@ -15,16 +16,22 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help="check what is installed, and whether ranks find each other",
-        description="Tells versions, devices and backends, trains a small model for a few compressed steps, and says "
-        "what to do. Under torchrun between its ranks; otherwise between two that it starts here.",
+        description="Tells versions, devices and backends, trains a small model for a few compressed steps, tells what "
+        "each mode takes of memory, and says what to do. Under torchrun between its ranks; otherwise between two that "
+        "it starts here.",
     )
+    parser.add_argument("--model", help="whose memory is told: resnet50, vgg16, lstm, bert-base (multiples of any)")
     parser.add_argument("--json", action="store_true", help="print everything found as JSON")
     runs(parser, _run)
 
 
 def _run(options: argparse.Namespace) -> int:
     from gravac.lab import doctor
+    from gravac.lab.advise import shapes_of
     from gravac.lab.local_ranks import under_torchrun
+
+    shapes = None if options.model is None else shapes_of(options.model)
+    memories = doctor.memory_of_modes(shapes)
 
     launched = under_torchrun()
     check, failure = None, None
@@ -37,8 +44,16 @@ def _run(options: argparse.Namespace) -> int:
     found = doctor.facts()
     said = doctor.advice(found, check, failure)
     if options.json:
-        whole = {"facts": found.model_dump(), "ranks": check and check.model_dump(), "failure": failure, "advice": said}
+        whole = {
+            "facts": found.model_dump(),
+            "ranks": check and check.model_dump(),
+            "memory": [memory.model_dump() for memory in memories],
+            "failure": failure,
+            "advice": said,
+        }
         print(json.dumps(whole, indent=2))
     else:
-        print("\n".join([doctor.in_words(found, check), "", *(f"- {one}" for one in said)]))
+        elements = None if shapes is None else sum(map(math.prod, shapes))
+        memory = doctor.memory_words(memories, options.model, elements)
+        print("\n".join([doctor.in_words(found, check), "", memory, "", *(f"- {one}" for one in said)]))
     return FAILED if failure is not None or (check is not None and not check.same) else 0

@@ -275,10 +275,22 @@ class Goodput(Settings):
             more = steps * (seconds - ran.efficiency_at(state.window.gain) / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
         before = state.entry(state.position)
+        if before is not None and self._quicker(state, before, seconds):
+            reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, not the {1000 * before.seconds:.4g} it was"
+            state = replace(state.changed(min(seconds, before.seconds)), best=state.position)
+            return self._anew(state, f"{reason}: the link became faster")
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         state = state.enter(seconds, share)
         reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, efficiency {state.efficiency(state.position):.2f}"
         return self._go_on(state, f"{reason}: given up early" if given_up else reason)
+
+    def _quicker(self, state: GoodputState, before: GoodputEntry, seconds: float) -> bool:
+        """True if a candidate that is tried again takes so much less time that the link must have become faster."""
+        best, ran = state.entry(state.best), state.forecast
+        if best is None or state.position == state.best or ran.candidate.mode == "native":
+            return False
+        better = ran.efficiency_at(state.window.gain) > seconds * state.goodput(best)
+        return state.freed or (better and seconds < (1 - self.change) * before.seconds)
 
     def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
         """Enter what a window of the chosen candidate measured; search again if the link or the machine changed."""

@@ -36,7 +36,7 @@ def longer(watch: int, seconds: float, least: int) -> int:
         least: number of steps of the shortest stretch.
 
     Example:
-        >>> longer(8, 0.07, least=8), longer(16, 0.07, least=8), longer(400, 0.001, least=8)
+        >>> longer(8, 0.02, least=8), longer(16, 0.07, least=8), longer(400, 0.001, least=8)
         (16, 15, 400)
     """
     return max(least, min(LONGEST, 2 * watch, math.ceil(LOOK_S / seconds)))

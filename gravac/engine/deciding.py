@@ -59,6 +59,8 @@ class Deciding:
     Attributes:
         decision: decision in force; ``None`` before the first step.
         forecasts: forecasts of the candidates admitted; none before the first step.
+        emit: takes records; called by the executor, or while it has nothing to do.
+        seconds: seconds of the training step that the ranks agreed on last; 0 before.
         restored: state of the controller, dumped, that the next ``decide_first`` restores; ``None``: there is none.
     """
 
@@ -73,7 +75,8 @@ class Deciding:
         self.forecasts: tuple[Forecast, ...] = ()
         self._controller = controller
         self._admit = admit
-        self._emit = emit
+        self.emit = emit
+        self.seconds = 0.0
         self._reporting = reporting
         self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
@@ -114,7 +117,7 @@ class Deciding:
             state.controller, self.decision = self._restored_state(self.restored)
         else:
             state.controller, self.decision = self._controller.start(self.forecasts)
-        self._emit(RunRecord(dict(self._reporting.settings), world, self.forecasts, dropped, self._timed))
+        self.emit(RunRecord(dict(self._reporting.settings), world, self.forecasts, dropped, self._timed))
         if self.restored is not None and self.decision.reason:
             self._record(state, state.trained, state.candidate != self.decision.candidate)
         return self.decision
@@ -144,7 +147,9 @@ class Deciding:
         state.gain = gain(measured.error, measured.energy)
         if not local.restored:
             state.wire_ratio = local.wire_ratio
-            self._emit(step_record(measured, local))
+            self.emit(step_record(measured, local))
+        if math.isfinite(measured.seconds):
+            self.seconds = measured.seconds
         before = self.decision.runs
         state.controller, self.decision = self._controller.observe(state.controller, measured)
         changed = self.decision.runs != before
@@ -168,7 +173,7 @@ class Deciding:
         if self.forecasts == before:
             return
         ends = measured.first + measured.steps
-        self._emit(ForecastsRecord(ends, self.forecasts, dropped))
+        self.emit(ForecastsRecord(ends, self.forecasts, dropped))
         state.controller, self.decision = self._restored_state(self._controller.dump(state.controller))
 
     def _record(self, state: RunState, first: int, changed: bool) -> None:
@@ -177,7 +182,7 @@ class Deciding:
         record = decided(first, self.decision, changed, state.gain, self._reporting.steps_per_epoch)
         state.history.append(record)
         self._shorten(state)
-        self._emit(record)
+        self.emit(record)
 
     def _shorten(self, state: RunState) -> None:
         """Drop the oldest records beyond the setting ``history``."""

@@ -585,7 +585,8 @@ class Engine:
 
     def _concluded(self) -> Candidate:
         """Decide by all steps that have ended."""
-        assert self._agreement is not None and self.decision is not None
+        assert self._agreement is not None
+        assert self.decision is not None
         self._agreement.observe(self.state.step)
         return self.decision.candidate
 

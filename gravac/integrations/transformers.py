@@ -80,7 +80,7 @@ class GravacCallback(TrainerCallback):
             load_if_there(self._resumed / FOLDER, compressor, self._on_resize)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """After the last step, exchange what ranks learned apart: the Trainer evaluates and saves after this."""
+        """Exchange what ranks learned apart, after the last step: the Trainer evaluates and saves after this."""
         if self._attached is not None and self.compressor is not None and control.should_training_stop:
             self.compressor.synchronize()
 

@@ -3,17 +3,21 @@
 """Native steps, in which DDP exchanges by itself: watched from outside, so that no Python runs in backward.
 
 Steps are timed from forward to forward. At the end of a stretch of steps the ranks send each other their median time,
-and go on to train; two steps later the sums are there, and the controller decides by them. All ranks count alike: DDP
-lets no rank make a synced backward that the others do not make.
+and go on to train; two steps later the sums are there, and the controller decides by them. In a long stretch the ranks
+ask each other now and then whether a step took far longer than before. If so, the stretch ends at once: steps may take
+seconds where a link broke down. All ranks count alike: DDP lets no rank make a synced backward that the others do not
+make.
 """
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import WATCH
 from gravac.engine.engine import Engine, StepInputs
+from gravac.engine.handle import RankSums
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
 
@@ -23,6 +27,20 @@ SETTLING = 3
 ANSWER = 2
 """Number of steps for which the ranks' sums travel: no rank makes the second before all have made the first, so that
 nobody waits for a rank that waits for it."""
+
+
+FAR = 2.0
+"""Ratio of a step's time to the agreed one from which on a rank tells the others that it took far longer."""
+
+BREAKING = 1.5
+"""Ratio of the median of a stretch's last steps to that of all from which on the ranks go by the last ones."""
+
+LAST = 8
+"""Number of a stretch's last steps that are looked at by themselves."""
+
+PACES = ((0.1, 2), (0.05, 4), (0.01, 16), (0.0, 64))
+"""``(seconds, steps)``: how many steps the ranks make between two questions, if a step takes so long at least; each
+question takes a rank some tenths of a millisecond."""
 
 
 class NativeWatch:
@@ -43,6 +61,8 @@ class NativeWatch:
         self._seconds: list[float] = []
         self._since: float | None = None
         self._length = WATCH
+        self._question: RankSums | None = None
+        self._asked_at = self._told = 0
 
     def start(self, taken_up: bool = False) -> None:
         """Native steps begin.
@@ -51,11 +71,16 @@ class NativeWatch:
             taken_up: whether a checkpoint may have brought a stretch that goes on.
         """
         self._settling, self._seconds, self._since = SETTLING, [], None
-        self._length = self._to_watch()
+        self._question, self._told, self._length = None, 0, self._to_watch()
         if not taken_up:
             self._state.made, self._state.travels, self._state.uncounted = 0, False, False
         elif self._state.travels:
             self._engine.conclude()
+
+    def leave(self) -> None:
+        """Native steps end: count those that no stretch has told of."""
+        self._engine.state.trained += self._state.made
+        self._state.made = 0
 
     def pause(self) -> None:
         """The present step is not timed: the model is evaluated, or saved."""
@@ -76,11 +101,21 @@ class NativeWatch:
         self._since = now
         if not stepped:
             return None
-        if self._state.travels and self._state.made >= ANSWER:
-            return self._decided()
-        if not self._state.travels and self._state.made >= self._length:
+        if self._question is not None and self._state.made >= self._asked_at + ANSWER and self._answer():
+            self._end_stretch(last=ANSWER + 1)
+            return self._decided()  # all ranks are here, and none trains on: what it waits for is the link alone
+        if self._state.travels:
+            return self._decided() if self._state.made >= ANSWER else None
+        if self._state.made >= self._length and self._question is None:
             self._end_stretch()
+        elif self._asks():
+            self._ask()
         return None
+
+    def prepare_to_save(self) -> None:
+        """Have nothing in flight but what the state tells. Called on every rank."""
+        if self._question is not None:
+            self._answer()
 
     def _count(self, now: float) -> None:
         self._state.made += 1
@@ -89,9 +124,37 @@ class NativeWatch:
         elif self._since is not None:
             self._seconds.append(now - self._since)
 
-    def _end_stretch(self) -> None:
-        """Start to agree with the other ranks on the steps made."""
-        seconds = statistics.median(self._seconds) if self._seconds else float("nan")
+    def _asks(self) -> bool:
+        """Tell whether the ranks ask each other now, by what they all know."""
+        if self._question is not None or not self._state.made or self._state.made + ANSWER >= self._length:
+            return False
+        agreed = self._engine.deciding.seconds
+        pace = next(steps for seconds, steps in PACES if agreed >= seconds)
+        return self._state.made % pace == 0
+
+    def _ask(self) -> None:
+        """Ask whether a step took far longer on any rank, and tell the others."""
+        agreed = self._engine.deciding.seconds
+        slow = 0 < agreed < max(self._seconds[self._told :], default=0.0) / FAR
+        self._told = len(self._seconds)
+        self._question = self._engine.sum_over_ranks("whether a native step took far longer", [float(slow)])
+        self._asked_at = self._state.made
+
+    def _answer(self) -> bool:
+        """Return whether a step took far longer on any rank; the same on all ranks."""
+        question, self._question = self._question, None
+        assert question is not None
+        question.receive()
+        (ranks,) = question.result()
+        return ranks > 0
+
+    def _end_stretch(self, last: int = 0) -> None:
+        """Start to agree with the other ranks on the steps made.
+
+        Args:
+            last: number of steps, the last, that count; 0: all, unless the last ones show that something broke.
+        """
+        seconds = median_of(self._seconds[-last:])
 
         def fill(measurement: LocalMeasurement) -> None:
             measurement.watched = seconds
@@ -100,7 +163,7 @@ class NativeWatch:
         self._engine.begin(inputs)
         self._engine.end(fill)
         self._engine.conclude()
-        self._state.made, self._state.travels, self._seconds = 0, True, []
+        self._state.made, self._state.travels, self._seconds, self._told = 0, True, [], 0
 
     def _decided(self) -> Candidate:
         """Decide by what the ranks agreed on."""
@@ -113,3 +176,16 @@ class NativeWatch:
         """Return the number of steps of the stretch that begins, as decided."""
         decision = self._engine.decision
         return WATCH if decision is None else decision.watch
+
+
+def median_of(seconds: Sequence[float]) -> float:
+    """Return the median of steps' times; that of the last ones if they took far longer; nan if there are none.
+
+    Example:
+        >>> median_of([0.1] * 20), median_of([0.1] * 20 + [0.4] * 8)
+        (0.1, 0.4)
+    """
+    if not seconds:
+        return math.nan
+    middle, recent = statistics.median(seconds), statistics.median(seconds[-LAST:])
+    return recent if recent > BREAKING * middle else middle

@@ -18,10 +18,10 @@ Nothing changes within an optimizer's step, since a closure runs forwards there.
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,7 @@ from gravac.modes.outer.apart import OuterSteps
 from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import LeftBehind
+from gravac.telemetry.records import ModeRecord
 
 
 class Source(Protocol):
@@ -98,23 +99,6 @@ class Source(Protocol):
         """An optimizer's step has ended, of a step by the hook."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModeChange:
-    """A change of mode.
-
-    Attributes:
-        step: number of training steps made before it.
-        before: mode of the steps before.
-        after: mode of the steps that follow.
-        seconds: seconds that it took on this rank, exchanges included.
-    """
-
-    step: int
-    before: Mode
-    after: Mode
-    seconds: float
-
-
 class Switch:
     """Runs each step in the mode that was decided.
 
@@ -129,6 +113,7 @@ class Switch:
         mode: who exchanges in the present step; ``None`` before the first forward with gradients.
         outer: what ranks do that train apart; ``None`` unless they do.
         changes: changes of mode so far.
+        without_native: called before the first decision if no native steps may be decided.
     """
 
     def __init__(
@@ -141,8 +126,9 @@ class Switch:
     ) -> None:
         self.mode: Mode | None = None
         self.outer: OuterSteps | None = None
-        self.changes: list[ModeChange] = []
+        self.changes: list[ModeRecord] = []
         self.rounds_before = 0
+        self.without_native: Callable[[], None] = lambda: None
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._watch = NativeWatch(engine, self._learning_rate)
@@ -187,6 +173,11 @@ class Switch:
     def _forward_starts(self, *_: object) -> None:
         if not torch.is_grad_enabled():
             return
+        if self._source.in_join and self._policy.every != (1, 1):
+            raise RuntimeError(
+                f"every: {self._policy.every}, and under join() ranks run out of inputs and then answer no round; use "
+                "every=1, or train as many steps on all ranks"
+            )
         if self.mode is None:
             self._begin()
         if self.mode == "native":
@@ -199,10 +190,7 @@ class Switch:
     def _begin(self) -> None:
         """Begin as decided, before the first step."""
         if self._source.in_join:
-            raise RuntimeError(
-                "gravac: under join() ranks run out of inputs, and then answer no round, nor count native steps; make "
-                "AdaptiveCompressor(every=1, native=False), which keeps the hook"
-            )
+            self.without_native()
         if self.outer is not None:  # a checkpoint brought it
             self._set_mode("outer")
             self._source.part()
@@ -212,7 +200,7 @@ class Switch:
             self._change_to(self._engine.decide_first().result())
 
     def _native_starts(self) -> None:
-        if not self._source.synced:
+        if not self._source.synced or self._source.in_join:  # a rank without inputs has no forward to count
             return
         candidate = self._watch.forward_starts(self._has_averaged())
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
@@ -227,12 +215,13 @@ class Switch:
     def prepare_to_save(self) -> None:
         """Have the state tell all that was done, at a point between two steps. Called on every rank."""
         if self.mode == "native":
+            self._watch.prepare_to_save()
             self._engine.state.native.uncounted = self._has_averaged()
         if self.outer is not None:
             self.outer.prepare_to_save()
 
     def _hook_starts(self) -> None:
-        decided = self._source.decided
+        decided = None if self._source.in_join else self._source.decided
         if decided is not None and decided.done() and decided.exception() is None:
             candidate = decided.result()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
@@ -267,10 +256,20 @@ class Switch:
     def _backward_began(self, gradient: torch.Tensor) -> None:
         self._owed = True
 
-    def _step_starts(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Add residuals to the gradients: now, or when they are there if the step gets them of a closure."""
         self._within += 1
-        if self._residuals:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
             self._add_residuals(optimizer)
+            return None
+
+        def closure_and_residuals() -> Any:
+            loss = closure()  # whose forward may be the one in which the ranks part
+            self._add_residuals(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": closure_and_residuals}
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._within -= 1
@@ -307,9 +306,12 @@ class Switch:
 
     def _change_to(self, candidate: Candidate) -> None:
         """Run steps in a candidate's mode from this one on. Called on every rank before the same step."""
-        before, since = self.mode, time.perf_counter()
+        self._engine.drain()
+        before, since, sent_before = self.mode, time.perf_counter(), self._engine.ledger.wire_bytes
         if before == "outer":
             self.come_together()
+        elif before == "native":
+            self._watch.leave()
         if candidate.mode == "outer":
             self._part(candidate)
         elif candidate.mode == "native":
@@ -325,9 +327,11 @@ class Switch:
                 self._source.use_hook()
             self._set_mode("hook")
         if before is not None:
-            self.changes.append(
-                ModeChange(self._engine.state.trained, before, candidate.mode, time.perf_counter() - since)
-            )
+            self._engine.drain()
+            seconds, sent = time.perf_counter() - since, self._engine.ledger.wire_bytes - sent_before
+            change = ModeRecord(self._engine.state.trained, before, candidate.mode, seconds, sent)
+            self.changes.append(change)
+            self._engine.deciding.emit(change)
 
     def _set_mode(self, mode: Mode) -> None:
         self.mode = mode
@@ -387,8 +391,9 @@ class Switch:
             )
 
     def _add_residuals(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add what was not sent before the ranks parted to this rank's own gradients, once."""
-        assert self.outer is not None
+        """Add what was not sent before the ranks parted to this rank's own gradients, once, if there is any."""
+        if not self._residuals or self.outer is None:
+            return
         names = {id(p): name for part in self.outer.state.fragments for name, p in part.parameters.items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers of a module that training changes, such as running statistics: found, and sent from rank 0 as bytes."""
+"""SentBuffers of a module that training changes, such as running statistics: found, and sent from rank 0 as bytes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +9,7 @@ import torch
 from gravac.sources.ddp import canonical
 
 
-class Buffers:
+class SentBuffers:
     """A module's buffers, and which of them rank 0 sends.
 
     Those of normalization layers are sent in each step. A change of another one is noticed, on any rank, and sent with

@@ -34,7 +34,7 @@ from gravac.exchange.alike import described
 from gravac.exchange.executor import Job, Mark, Number
 from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement
-from gravac.sources.buffers import Buffers
+from gravac.sources.buffers import SentBuffers
 from gravac.sources.ddp import canonical, learning_rate
 from gravac.sources.ddp_private import LeftBehind
 from gravac.sources.flags import pack, unpack
@@ -155,7 +155,7 @@ class ModuleSource:
         self._frozen: dict[str, torch.nn.Parameter] = {}
         self._groups: list[list[str]] = []
         self._group_of: dict[str, int] = {}
-        self._buffers = Buffers()
+        self._buffers = SentBuffers()
         self._module: weakref.ref[torch.nn.Module] | None = None
         self._watched: list[torch.utils.hooks.RemovableHandle] = []
         self._accumulating = 0
@@ -193,7 +193,7 @@ class ModuleSource:
         self._frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
         self._groups = _grouped(parameters)
         self._group_of = {name: number for number, names in enumerate(self._groups) for name in names}
-        self._buffers = Buffers(module if self._broadcasts_buffers else None)
+        self._buffers = SentBuffers(module if self._broadcasts_buffers else None)
 
     @property
     def accumulating(self) -> bool:

@@ -4,7 +4,7 @@
 
 from gravac.telemetry.background import BackgroundSink
 from gravac.telemetry.jsonl import JSONLSink, read_jsonl
-from gravac.telemetry.records import DecisionRecord, EndRecord, Record, RunRecord, Sink, StepRecord
+from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Record, RunRecord, Sink, StepRecord
 from gravac.telemetry.tensorboard import TensorBoardSink
 from gravac.telemetry.trackers import CSVSink, TrackerSink, mlflow_sink, wandb_sink
 
@@ -14,6 +14,7 @@ __all__ = [
     "DecisionRecord",
     "EndRecord",
     "JSONLSink",
+    "ModeRecord",
     "Record",
     "RunRecord",
     "Sink",

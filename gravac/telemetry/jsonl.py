@@ -14,13 +14,22 @@ from typing import Any, Literal, TypeVar
 
 from gravac.settings import SettingsError
 from gravac.telemetry.quiet import Quiet
-from gravac.telemetry.records import DecisionRecord, EndRecord, ForecastsRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.records import (
+    DecisionRecord,
+    EndRecord,
+    ForecastsRecord,
+    ModeRecord,
+    Record,
+    RunRecord,
+    StepRecord,
+)
 
 KINDS: dict[str, type[Record]] = {
     "run": RunRecord,
     "forecasts": ForecastsRecord,
     "step": StepRecord,
     "decision": DecisionRecord,
+    "mode": ModeRecord,
     "end": EndRecord,
 }
 """The value of ``"kind"`` in a line, and the record it stands for."""

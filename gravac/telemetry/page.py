@@ -56,6 +56,12 @@ DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
 END = "gravac_end/"
 """Beginning of the tags of a run's totals: a group of their own, as a total is one point and no curve."""
 
+MODE_TEXT = PREFIX + "mode"
+"""Tag of changes of mode in words, a text."""
+
+MODE_SECONDS = PREFIX + "seconds/change_of_mode"
+"""Tag of the seconds that a change of mode took."""
+
 RUN_TEXT = PREFIX + "run"
 """Tag of a run in words, a text."""
 

@@ -155,6 +155,25 @@ class DecisionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ModeRecord:
+    """A change of mode: who exchanges from a training step on, and what the change took.
+
+    Attributes:
+        step: number of training steps made before it.
+        before: mode of the steps before, see ``gravac.candidate.Mode``.
+        after: mode of the steps that follow.
+        seconds: time that it took on this rank, exchanges included, seconds.
+        wire_bytes: bytes that this rank sent for it.
+    """
+
+    step: int
+    before: Mode
+    after: Mode
+    seconds: float
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EndRecord:
     """What a run came to: written once, at ``close()``.
 
@@ -170,7 +189,7 @@ class EndRecord:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | EndRecord
+Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | ModeRecord | EndRecord
 """Whatever a run tells the outside."""
 
 Sink = Callable[[Record], None]

@@ -15,7 +15,15 @@ from gravac.telemetry import page, words
 from gravac.telemetry.jsonl import plain_settings
 from gravac.telemetry.points import Points
 from gravac.telemetry.quiet import Quiet
-from gravac.telemetry.records import DecisionRecord, EndRecord, ForecastsRecord, Record, RunRecord, StepRecord
+from gravac.telemetry.records import (
+    DecisionRecord,
+    EndRecord,
+    ForecastsRecord,
+    ModeRecord,
+    Record,
+    RunRecord,
+    StepRecord,
+)
 
 CHANGES = 500
 """Most changes kept for the table at the end of a run: the latest ones."""
@@ -65,6 +73,9 @@ class TensorBoardSink:
             elif isinstance(record, ForecastsRecord):
                 if self._run is not None:
                     self._began(replace(self._run, forecasts=record.forecasts, dropped=record.dropped), record.step)
+            elif isinstance(record, ModeRecord):
+                self._writer.add_text(page.MODE_TEXT, words.mode_words(record), record.step)
+                self._scalars({page.MODE_SECONDS: record.seconds}, record.step)
             else:
                 self._end(record)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gravac.candidate import Candidate, Dropped, Forecast, Mode
-from gravac.telemetry.records import DecisionRecord, RunRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, ModeRecord, RunRecord, StepRecord
 
 WAYS: Mapping[Mode, str] = {
     "native": "DDP exchanges by itself",
@@ -207,3 +207,12 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 
 def _cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def mode_words(change: ModeRecord) -> str:
+    """Return a change of mode in words."""
+    sent = f", {change.wire_bytes / 1e6:.3g} MB sent" if change.wire_bytes else ""
+    return (
+        f"from step {change.step} on: {WAYS[change.before]} → {WAYS[change.after]}; the change took "
+        f"{1000 * change.seconds:.3g} ms{sent}"
+    )

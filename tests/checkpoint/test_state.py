@@ -31,8 +31,8 @@ def test_a_state_is_tensors_and_plain_values() -> None:
 @pytest.mark.parametrize(
     ("compressor", "given", "said"),
     [
-        (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 4"),
-        (AdaptiveCompressor(topk), {"version": 3}, "version: the state has 3, this gravac reads 4"),
+        (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 5"),
+        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has 4, this gravac reads 5"),
         (AdaptiveCompressor(topk), {}, "version: the state has None"),
         (AdaptiveCompressor(randomk), state(), "base: the state was made with 'topk', this compressor has 'randomk'"),
         (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'goodput'"),
@@ -97,8 +97,8 @@ def test_merging_keeps_what_compressors_keep() -> None:
 def pending(*shadow: float) -> dict[str, Any]:
     """A rank's numbers of step 3, of which the ranks have not agreed yet."""
     numbers = {slot: float(at) for at, slot in enumerate(slots(shadow))}
-    candidate = asdict(Candidate("hook", "topk", 10.0))
-    return {"step": 3, "candidate": candidate, "shadow": [*shadow], "numbers": numbers, "norms": {"w": 4.0}}
+    made = {"step": 3, "candidate": asdict(Candidate("hook", "topk", 10.0)), "first": 7, "steps": 2}
+    return {**made, "shadow": [*shadow], "numbers": numbers, "norms": {"w": 4.0}}
 
 
 def test_pending_numbers_come_back_as_they_were_saved() -> None:
@@ -109,6 +109,7 @@ def test_pending_numbers_come_back_as_they_were_saved() -> None:
     assert compressor.state_dict()["pending"] == [given]
     (measurement,) = compressor._engine.state.pending
     assert measurement.candidate == Candidate("hook", "topk", 10.0)
+    assert (measurement.first, measurement.steps) == (7, 2)
     assert measurement.vectors() == [[*given["numbers"].values()], [4.0]]
 
 

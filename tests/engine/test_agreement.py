@@ -27,7 +27,7 @@ def measured(shadow: tuple[float, ...], learning_rate: float = 0.01, **given: An
     given = {"errors": [1.0, 2.0], "energies": [4.0], "shadow_errors": [errors], **given}
     moments: dict[str, Any] = {"backward": 0.45, "exchanged": 0.5, "over": 0.5, "spent": lambda: (0.2, 0.1)}
     moments["previous"] = LocalMeasurement(6, TOPK, exchanged=0.0, over=0.0)
-    local = LocalMeasurement(7, TOPK, shadow, learning_rate, **moments, **given)
+    local = LocalMeasurement(7, TOPK, shadow=shadow, learning_rate=learning_rate, **moments, **given)
     local.read(Lockstep(1).executors[0])
     return local
 
@@ -43,7 +43,7 @@ def test_a_vector_and_its_names_are_one(shadow: tuple[float, ...], data: st.Data
     names = slots(shadow)
     assert len(set(names)) == len(names) == len(FIRST) + len(shadow) + len(LAST) + 1
     given = {slot: data.draw(numbers) for slot in names}
-    (vector,) = LocalMeasurement(7, TOPK, shadow, numbers={**given}).vectors()
+    (vector,) = LocalMeasurement(7, TOPK, shadow=shadow, numbers={**given}).vectors()
     assert slot_numbers(shadow, [*map(float, vector)]) == given
 
 

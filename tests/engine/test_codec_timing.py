@@ -135,8 +135,8 @@ def test_goodput_starts_by_them() -> None:
     started = []
     for cheap in cfs:
         coding = {cf: 1e-12 if cf == cheap else 1.0 for cf in cfs}
-        candidates, _ = admitted(policy, coding, SQUARE, rate=1e7)
-        started.append(policy.controller.start(candidates)[1].candidate.cf)
+        forecasts = admitted(policy, coding, SQUARE, rate=1e7).forecasts
+        started.append(policy.controller.start(forecasts)[1].candidate.cf)
     assert started == cfs
     assert len(cfs) > 2
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from gravac import Static, topk
 from tests.distributed.training import batch
-from tests.integrations.by_hand import Trained, assert_same, flat, model
+from tests.integrations.by_hand import Trained, assert_same, model
 from tests.modes.scripted import APART, HOOK, NATIVE, Scripted, script
 
 Every = int | tuple[int, int]
@@ -32,7 +32,7 @@ Runs = tuple[Trained, Trained, Trained]
 def settings(every: Every) -> dict[str, Any]:
     """Settings whose decisions depend on no measured time; where there is a choice, all modes follow each other."""
     if isinstance(every, int):
-        return {"base": topk, "controller": Static(cf=10), "every": every}
+        return {"base": topk, "controller": Static(cf=10), "every": every, "outer": {"delay": 0}}
     scripted = Scripted(script=script((0, HOOK), (4, APART), (11, HOOK), (16, NATIVE)), watch=4)
     return {"base": topk, "cf_range": (10, 10), "controller": scripted, "every": every, "dense_below": 0}
 
@@ -58,8 +58,7 @@ def assert_trained_apart(runs: list[Runs]) -> None:
 def loss_of(weights: Mapping[str, torch.Tensor]) -> float:
     """Loss of weights on a batch that no rank trains on; the names end as the model's do."""
     plain = model()
-    ends = {name: next(tensor for full, tensor in weights.items() if full.endswith(name)) for name in plain.state_dict()}
-    plain.load_state_dict(ends)
+    plain.load_state_dict({name: _named(weights, name) for name in plain.state_dict()})
     return validation_loss(plain)
 
 
@@ -70,11 +69,18 @@ def validation_loss(module: torch.nn.Module) -> float:
     return float(cross_entropy(module(x), y))
 
 
-def shared_weights(state: Mapping[str, Any]) -> torch.Tensor:
-    """What all ranks share, flat, by a rank's state of gravac's; ranks trained apart then."""
-    return flat(tensor for fragment in state["outer"]["fragments"] for tensor in fragment["anchors"].values())
+def is_apart(state: Mapping[str, Any]) -> bool:
+    """Tell whether a rank's weights, in its state of gravac's, are its own, and not what all ranks share."""
+    fragments = state["outer"]["fragments"]
+    return not all(torch.equal(part["own"][name], part["anchors"][name]) for part in fragments for name in part["own"])
 
 
-def own_weights(state: Mapping[str, Any]) -> torch.Tensor:
-    """A rank's own weights, flat, likewise."""
-    return flat(tensor for fragment in state["outer"]["fragments"] for tensor in fragment["own"].values())
+def holds_shared(weights: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> bool:
+    """Tell whether weights, whose names end as the model's do, are what all ranks share by a rank's state."""
+    shared = {name: anchor for part in state["outer"]["fragments"] for name, anchor in part["anchors"].items()}
+    return all(torch.equal(anchor, _named(weights, name)) for name, anchor in shared.items())
+
+
+def _named(weights: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    (tensor,) = [tensor for full, tensor in weights.items() if f".{full}".endswith(f".{name}") or name.endswith(full)]
+    return tensor

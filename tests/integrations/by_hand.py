@@ -59,8 +59,12 @@ def by_hand(
     accumulate: int = 1,
     scaler: torch.amp.GradScaler | None = None,
     settings: dict[str, Any] = SETTINGS,
+    detach: bool = False,
 ) -> Trained:
-    """Train on batches, and step after every ``accumulate`` of them; with a scaler in float16."""
+    """Train on batches, and step after every ``accumulate`` of them; with a scaler in float16.
+
+    ``detach``: whether to leave the module to DDP in the end, as the Trainer's callback does.
+    """
     half, scaler = scaler is not None, scaler or torch.amp.GradScaler("cpu", enabled=False)
     ddp = DistributedDataParallel(model())
     optimizer = sgd(ddp)
@@ -79,6 +83,8 @@ def by_hand(
                 scaler.update()
                 optimizer.zero_grad()
         compressor.synchronize()
+        if detach:
+            compressor.detach()
         return trained(losses, ddp.module, compressor)
 
 

@@ -12,7 +12,8 @@ import torch
 from gravac import AdaptiveCompressor, SettingsError, topk
 from gravac.integrations.accelerate import attach
 from gravac.integrations.frameworks import metrics, recipe
-from gravac.integrations.lightning_hooks import LightningHooks
+from gravac.integrations.lightning_hooks import LightningHooks, is_last_step
+from gravac.policy import Policy
 
 
 class FSDPStrategy:
@@ -43,6 +44,33 @@ def test_a_recipe_takes_a_policy_and_can_be_pickled() -> None:
     made = ForkingPickler.loads(sent)()
     assert made.policy.controller.name == "gravac"
     assert recipe({"base": topk}, "mean")() is not recipe({"base": topk}, "mean")()
+
+
+def test_how_often_is_an_argument_or_the_policys() -> None:
+    assert recipe({"base": topk}, "mean")().policy.every == (1, 1)
+    assert recipe({"base": topk}, "mean", 5)().policy.every == (5, 5)
+    assert recipe({}, "mean", (1, 20))().policy.every == (1, 20)
+    assert recipe({"policy": Policy(every=7)}, "mean")().policy.every == (7, 7)
+    with pytest.raises(SettingsError, match="every: 5 beside a policy"):
+        recipe({"policy": "goodput"}, "mean", 5)
+    with pytest.raises(SettingsError, match="every"):
+        LightningHooks(every=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        ({"max_steps": 10, "max_epochs": None}, False),
+        ({"max_steps": 7, "max_epochs": None}, True),
+        ({"max_steps": -1, "max_epochs": 3}, True),
+        ({"max_steps": -1, "max_epochs": 3, "is_last_batch": False}, False),
+        ({"max_steps": -1, "max_epochs": 4}, False),
+        ({"max_steps": -1, "max_epochs": -1}, False),
+    ],
+)
+def test_the_last_step_is_known_before_lightning_validates(given: dict[str, Any], last: bool) -> None:
+    defaults = {"global_step": 7, "current_epoch": 2, "is_last_batch": True}
+    assert is_last_step(SimpleNamespace(**{**defaults, **given})) == last
 
 
 def test_lightnings_other_strategies_are_refused_by_name() -> None:

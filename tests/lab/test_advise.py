@@ -5,6 +5,7 @@
 import argparse
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,27 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.parallel import DistributedDataParallel
 
-from gravac import OuterOptimizer, Static, dense, topk
+from gravac import AdaptiveCompressor, Static, dense, topk
 from gravac.candidate import Candidate, Forecast
 from gravac.collectives import AllReduce
 from gravac.commands import advise as advise_command
 from gravac.commands import calibrate as calibrate_command
 from gravac.compressors import Quantize
 from gravac.costmodel import Machine, Network, collective_seconds
-from gravac.exchange.lockstep import Lockstep
 from gravac.lab import calibrate
 from gravac.lab.advise import Advice, advise, shapes_of
+from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import code
 from gravac.lab.calibrate import Calibration, line, read_calibration
-from gravac.lab.shapes import MODELS
+from gravac.lab.shapes import MODELS as SHAPES
 from gravac.lab.tta.observed import hold_out, observations
 from gravac.lab.tta.record import Split
 from gravac.modes.outer.efficiency import efficiency
 from tests.lab.made_up_runs import made_up
+
+MODES = ("native", "hook", "outer")
 
 SLOW = Network(50e-6, 1e8)
 FAST = Network(5e-6, 1e11)
@@ -56,23 +60,27 @@ def test_the_command_shows_a_table_and_writes_json_and_a_plot(
     assert run("advise", "--model", "resnet50", "--batch-seconds", "0.15", "--link", "100mbit", *which, *where) == 0
     said = capsys.readouterr().out
     lines = said.splitlines()
-    assert lines[0].startswith("DDP's hook: try 4 bits (7.7x fewer bytes): ")
-    assert lines[1].startswith("outer steps: ") and " steps: " in lines[1]
-    assert lines[2].startswith("take outer steps: ") and "assumed" in lines[2]
-    assert "OuterOptimizer(" in lines[3] and "a step takes" in lines[4] and "not measured" in lines[5]
+    assert lines[0].startswith("in each step: try 4 bits (7.7x fewer bytes): ")
+    assert lines[1].startswith("outer steps: ") and " steps: " in lines[1] and "even if" in lines[1]
+    assert lines[2].startswith("expect outer steps: ") and "0.6 of a synchronous step's progress" in lines[2]
+    assert lines[3] == "in code: AdaptiveCompressor(every=(1, 100)).attach(ddp, optimizer)"
+    assert "controller=Static(" in lines[4] and "a native step in 16 bit takes" in lines[5]
+    assert "not measured" in lines[6]
     assert "efficiency" in said and "break-even" in said
     content = json.loads((tmp_path / "a.json").read_text())
-    assert [(c["compressor"], c["cf"]) for c in content["choices"] if c["every"] is None] == [
+    assert [(c["compressor"], c["cf"]) for c in content["choices"] if c["mode"] != "outer"] == [
         ("dense", 1.0), ("dense", 2.0), ("topk", 8.0), ("topk", 100.0), ("quantize", 8.0)
     ]  # fmt: skip
     assert content["workers"] == 8
-    assert lines[:5] == [
-        f"DDP's hook: {content['hook']}",
+    assert lines[:6] == [
+        f"in each step: {content['each_step']}",
         f"outer steps: {content['outer']}",
         content["verdict"],
         f"in code: {content['code']}",
-        f"with DDP's hook: {content['reason']}",
+        f"without deciding: {content['fixed']}",
+        f"why: {content['reason']}",
     ]
+    assert content["mode"] == "outer"
     for choice in content["choices"]:
         assert choice["cost"] == pytest.approx(choice["step_s"] * 1000 / 3600 * 8 * 3)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -87,15 +95,15 @@ def test_the_ten_best_by_time_to_accuracy_are_shown_and_all_when_asked(
     def rows(*more: str) -> list[str]:
         assert run(*usual, *more) == 0
         after = capsys.readouterr().out.split("break-even")[1].splitlines()[2:]
-        return [" ".join(line.split()) for line in after if line.strip() and line.split()[1][0].isdigit()]
+        return [" ".join(line.split()) for line in after if line.strip() and line.split()[1] in MODES]
 
     best, whole = rows(), rows("--all")
     assert len(best) == 10 and len(whole) > 40
     assert best == [line for line in whole if line in best], "all are in the same order"
-    hook = [line for line in best if line.split()[2] == "-"]
-    assert sum(line.startswith("dense") for line in hook) == 2, "what is compared with is always there"
-    assert len(hook) > 2, "and so is the best that compresses in DDP's hook"
-    progress = [float(line.split()[3]) for line in whole]
+    modes = Counter(line.split()[1] for line in best)
+    assert modes["native"] == 2, "what is compared with is always there"
+    assert modes["hook"] > 0, "and so is the best that compresses in each step"
+    progress = [float(line.split()[4]) for line in whole]
     assert progress == sorted(progress, reverse=True)
 
 
@@ -103,9 +111,9 @@ def test_the_best_are_those_that_make_most_progress_per_second() -> None:
     advice = advise("resnet50", 0.15, 8, SLOW, GPU)
     best = advice.best(5)
     assert len(best) == 5 and sum(choice.reference for choice in best) == 2
-    for outer in (True, False):
-        left_out = [c.progress for c in advice.choices if c not in best and (c.every is not None) == outer]
-        taken = [c.progress for c in best if not c.reference and (c.every is not None) == outer]
+    for mode in ("outer", "hook"):
+        left_out = [c.progress for c in advice.choices if c not in best and c.mode == mode]
+        taken = [c.progress for c in best if c.mode == mode]
         assert min(taken) >= max(left_out)
     assert len(advice.best(0)) == 3
 
@@ -123,19 +131,29 @@ def test_a_calibration_gives_network_speed_and_workers(tmp_path: Path, capsys: p
     assert "latency_us: 5" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SHAPES)
 def test_every_model_has_advice(model: str) -> None:
     advice = advise(model, 0.3, 4, SLOW, GPU, ["topkc", "signsgd"])
     assert [choice.speed_up for choice in advice.choices[:2]][1] == 1.0
     assert all(math.isfinite(choice.step_s) and choice.step_s >= 0.3 for choice in advice.choices)
 
 
-def test_on_a_fast_network_it_says_to_stay_with_bf16() -> None:
+def test_on_a_fast_network_native_steps_are_expected() -> None:
     advice = advise("resnet50", 0.5, 8, FAST, GPU)
-    assert advice.hook.startswith("stay with bf16: nothing is predicted")
+    assert advice.each_step.startswith("stay native: nothing is predicted")
     assert max(choice.speed_up for choice in advice.choices) <= 1.05
-    assert advice.verdict.startswith("take DDP's hook, dense: ")
-    assert advice.code == "ddp.register_comm_hook(None, bf16_compress_hook)"
+    assert advice.mode == "native" and advice.verdict.startswith("expect native steps, by DDP itself in 16 bit")
+    assert advice.code == "AdaptiveCompressor().attach(ddp, optimizer)"
+    assert advice.fixed == "ddp.register_comm_hook(None, bf16_compress_hook)"
+
+
+def test_outer_steps_that_pay_only_if_beliefs_are_right_are_told_and_not_chosen() -> None:
+    advice = advise("resnet50", 0.15, 8, Network(50e-6, 1e10), Machine(14e9))
+    hoped = max(choice.progress for choice in advice.choices if choice.mode == "outer")
+    sure = max(choice.safe_progress for choice in advice.choices if choice.mode == "outer")
+    assert hoped > 1.05 > sure, "what this test is about"
+    assert advice.mode == "native" and "outer steps would bring 1.10 times that" in advice.verdict
+    assert "0.77 times if a step apart makes 0.7 of a synchronous step's progress: too little" in advice.verdict
 
 
 @given(
@@ -145,31 +163,32 @@ def test_on_a_fast_network_it_says_to_stay_with_bf16() -> None:
     bandwidth=st.floats(1e6, 1e12),
     copies=st.floats(1e9, 1e12),
 )
-def test_outer_steps_are_advised_only_where_ddp_waits(
+def test_outer_steps_are_expected_only_where_ddp_waits_and_if_they_pay_by_what_is_sure(
     batch_s: float, workers: int, latency: float, bandwidth: float, copies: float
 ) -> None:
     shapes, names = [(300, 200), (200,), (100, 200)], ["topk", "quantize"]
     advice = advise(shapes, batch_s, workers, Network(latency, bandwidth), Machine(copies), names)
-    hook = {(one.compressor, one.cf): one for one in advice.choices if one.every is None}
-    outer = [one for one in advice.choices if one.every is not None]
+    in_each = {(one.compressor, one.cf): one for one in advice.choices if one.mode != "outer"}
+    outer = [one for one in advice.choices if one.mode == "outer"]
     for one in outer:
-        same = hook[one.compressor, one.cf]
-        assert one.every != 1 or one.efficiency < same.efficiency, "one step a round is no more than gradient averaging"
+        same = in_each[one.compressor, one.cf]
         assert one.wire_ratio == pytest.approx(one.every * same.wire_ratio)
-        assert one.efficiency <= 1
-    usual = max(one.progress for one in hook.values() if one.reference)
-    best = max(one.progress for one in hook.values())
+        assert one.every > 1 and one.efficiency <= 1
+        assert one.safe_progress == pytest.approx((0.7 if one.every <= 5 else 0.6) * one.progress)
+    usual = max(one.progress for one in in_each.values() if one.reference)
+    best = max(one.progress for one in in_each.values())
     best = best if best > 1.05 * usual else usual
-    apart = max(one.progress for one in outer)
-    assert advice.verdict.startswith("take outer steps: ") <= (apart > 1.05 * best)
-    if hook["dense", 2.0].step_s <= 1.05 * batch_s:
-        assert advice.verdict.startswith("take DDP's hook")
+    apart = max(one.safe_progress for one in outer)
+    assert (advice.mode == "outer") <= (apart > 1.05 * best)
+    assert ("every=(1, 100)" in advice.code) == (advice.mode == "outer") == advice.verdict.startswith("expect outer")
+    if in_each["dense", 2.0].step_s <= 1.05 * batch_s:
+        assert advice.mode != "outer"
 
 
-def test_outer_steps_are_those_that_the_optimizer_would_admit() -> None:
+def test_outer_steps_are_those_that_gravac_would_admit() -> None:
     advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["topk"], [10.0, 30.0])
-    outer = {(one.compressor, one.cf, one.every): one for one in advice.choices if one.every is not None}
-    assert {every for _, _, every in outer} == {1, 2, 5, 10, 20, 50, 100}
+    outer = {(one.compressor, one.cf, one.every): one for one in advice.choices if one.mode == "outer"}
+    assert {every for _, _, every in outer} == {2, 5, 10, 20, 50, 100}
     for (name, cf, every), one in outer.items():
         own = topk.profile(cf).efficiency if name == "topk" else 1.0
         each = Forecast(Candidate("hook", name, cf), 1.0, own)
@@ -178,28 +197,49 @@ def test_outer_steps_are_those_that_the_optimizer_would_admit() -> None:
     assert not any(cf > 32 for _, cf, _ in outer)
 
 
-def test_the_code_that_is_advised_makes_what_it_says() -> None:
-    names: dict[str, Any] = {"Static": Static, "OuterOptimizer": OuterOptimizer, "dense": dense}
-    for name, cf, every in (("topk", 10.0, 20), ("quantize", 32 / 3, 5), ("dense", 2.0, 50), ("dense", 1.0, 2)):
-        model = torch.nn.Linear(64, 64)
-        names |= {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-        line = code(name, cf, every, "bfloat16")
-        outer = eval(line[:-1] + ", executor=executor)", names | {"executor": Lockstep(1).executors[0]})  # noqa: S307
-        for _ in range(max(3, every)):  # before the first choice two steps are timed
-            model(torch.randn(4, 64)).square().mean().backward()
-            outer.step()
-        assert outer.rounds == 1
-        assert (outer.every, outer.cf) == (every, pytest.approx(cf, rel=1e-4))
-        outer.close()
-    assert code("topk", 10.0, None, "bfloat16") == (
-        'AdaptiveCompressor(base="topk", controller=Static(cf=10)).attach(ddp, optimizer)'
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("name", "cf", "every"),
+    [("topk", 10.0, 20), ("quantize", 32 / 3, 5), ("dense", 2.0, 10), ("dense", 1.0, 2), ("topk", 10.0, 1)],
+)
+def test_the_code_that_is_advised_makes_what_it_says(name: str, cf: float, every: int) -> None:
+    model = torch.nn.Linear(64, 64)
+    ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    option = Option(name, cf, 1.0, 0.0, 0.0, 1.0, cf, None, 1.0, None, every=every)
+    made: list[AdaptiveCompressor] = []
+
+    class Noting(AdaptiveCompressor):
+        def attach(self, *given: Any, **named: Any) -> None:
+            made.append(self)
+            super().attach(*given, **named)
+
+    names = {"AdaptiveCompressor": Noting, "Static": Static, "dense": dense, "ddp": ddp, "optimizer": optimizer}
+    text = (
+        code(option, "bfloat16")
+        .replace(").attach", ", native=False).attach")
+        .replace(", native=False, native", ", native")
     )
+    eval(text, names)  # noqa: S307
+    for _ in range(max(3, 2 * every)):
+        optimizer.zero_grad()
+        ddp(torch.randn(4, 64)).square().mean().backward()
+        optimizer.step()
+    (compressor,) = made
+    assert (compressor.mode, compressor.every) == ("outer" if every > 1 else "hook", every)
+    assert compressor.cf == pytest.approx(cf, rel=1e-4)
+    compressor.close()
+
+
+def test_dense_in_each_step_is_advised_without_gravac() -> None:
+    option = Option("dense", 2.0, 1.0, 0.0, 0.0, 1.0, 2.0, None, 1.0, None)
+    assert code(option, "bfloat16") == "ddp.register_comm_hook(None, bf16_compress_hook)"
+    assert code(replace(option, cf=1.0), "bfloat16") == "DDP, no hook"
 
 
 def test_steps_worth_less_than_they_save_are_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quantize, "efficiency_points", ((1.0, 0.01),))
     advice = advise("resnet50", 0.15, 8, SLOW, GPU, ["quantize"])
-    assert advice.hook.startswith("stay with bf16: no choice")
+    assert advice.each_step.startswith("stay native: no choice")
     assert "1 bit (28x fewer bytes) makes steps" in advice.reason
 
 
@@ -215,7 +255,7 @@ def test_a_live_module_and_its_shapes_give_the_same() -> None:
 
 def test_one_worker_exchanges_nothing() -> None:
     advice = advise("resnet50", 0.15, 1, SLOW, GPU, ["topk", "quantize"])
-    assert advice.hook.startswith("stay with bf16") and advice.verdict.startswith("take DDP's hook, dense")
+    assert advice.each_step.startswith("stay native") and advice.mode == "native"
     assert advice.outer.startswith("nothing: one worker")
     assert all(choice.wire_ratio == 1.0 for choice in advice.choices)
 

@@ -3,14 +3,9 @@
 """Methods that train ranks apart, in the lab: what is shared, what is told, and what travels where."""
 
 import importlib.util
-import os
-from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,15 +23,6 @@ REASON = available()
 PLAYED = (Play("quantize", 8, 1, 12), Play("dense", 1, 1, 3))
 
 needs_torchft = pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed")
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("alone")

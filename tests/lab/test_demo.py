@@ -28,7 +28,7 @@ needs_namespaces = pytest.mark.skipif(REASON is not None, reason=f"no network na
 again = pytest.mark.long if REASON is None else ()
 """Of the demo without a link of its own, where one on a real link is tried too."""
 
-METHODS = ["dense-fp32", "dense-fp16", "adaptive"]
+METHODS = ["dense-fp32", "dense-fp16", "adaptive", "adaptive-100"]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -61,7 +61,8 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert ("paced, not a real link" in done.stdout) == paced
     assert f"tensorboard --logdir {tmp_path / 'logs'}" in done.stdout.replace("\n", "")
-    assert "Adaptive" in done.stdout or "A draw" in done.stdout
+    for words in ("With every=1 ", "With every=(1, 100) ", "What every=(1, 100) decided"):
+        assert words in done.stdout
 
     result = json.loads((tmp_path / "result.json").read_text())
     assert list(result) == ["stamp", "rate", "workers", "paced", "log_dir", "runs"]
@@ -72,7 +73,10 @@ def test_demo_runs_through(paced: bool, tmp_path: Path) -> None:
         assert run["steps"] >= 2 and run["seconds"] > (1 if paced else 1.5) and 0 < run["val_loss"] < 6
         assert run["cf_path"][0]["step"] == 0
         assert list((tmp_path / "logs" / run["method"]).glob("events.out.tfevents*"))
-    fp32, fp16, _ = result["runs"]
+    assert (tmp_path / "logs" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "validation loss, nats" in done.stdout and "# every=(1, 100)" in done.stdout
+    assert not paced or {turn["mode"] for run in result["runs"] for turn in run["cf_path"]} <= {"hook", "outer"}
+    fp32, fp16, *_ = result["runs"]
     assert fp32["wire_ratio"] == 1
     assert fp16["wire_ratio"] == pytest.approx(2, rel=0.05)
     assert list(temporary.glob("gravac*")) == []

@@ -8,11 +8,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from gravac.cli import main
 from gravac.exchange.link_probe import LinkProbe
 from gravac.lab import doctor, local_ranks
-from gravac.lab.doctor import Check, Facts, advice, in_words
+from gravac.lab.doctor import Check, Facts, advice, in_words, memory_of_modes, memory_words
+from gravac.lab.doctor.ranks import lacking
 
 
 def facts(**changes: object) -> Facts:
@@ -53,7 +56,8 @@ def test_two_ranks_are_started_here_and_train_alike(
     found = json.loads(capsys.readouterr().out)
     ranks = found["ranks"]
     assert ranks["same"] and ranks["ranks"] == 2 and ranks["loopback"] and ranks["wire_ratio"] > 5
-    assert ranks["link"][1] > 0 and found["failure"] is None
+    assert ranks["link"][1] > 0 and found["failure"] is None and ranks["lacks"] is None
+    assert {one["mode"] for one in found["memory"]} == {"native", "hook", "outer"}
     assert found["facts"]["packages"]["torch"].startswith("2.")
     assert "torchrun" in " ".join(found["advice"]), "loopback says nothing of a network"
 
@@ -91,6 +95,7 @@ def test_a_failure_is_told_with_a_remedy(capsys: pytest.CaptureFixture[str], mon
         (facts(devices=("A100 (8.0)",), backends=("gloo", "nccl")), check(), "triton is missing"),
         (facts(links="making network namespaces needs root"), check(), "by sleeping"),
         (facts(optional={}), check(), "gravac[lab]"),
+        (facts(), check(lacks="torch 9 has no such_name"), "no such_name"),
     ],
 )
 def test_advice_names_what_to_do(found: Facts, ranks: Check, words: str) -> None:
@@ -115,6 +120,30 @@ def test_words_of_what_is_not_here_are_whole() -> None:
     said = [line.split(maxsplit=1) for line in in_words(facts(optional={"rich": None}), None).splitlines()]
     assert all(len(line) == 2 for line in said) and "; not" not in [line[1][:5] for line in said]
     assert ["GPUs", "none that torch can use (built without CUDA)"] in said
+
+
+@pytest.mark.parametrize("name", ["_ddp_init_helper", "_register_builtin_comm_hook"])
+@pytest.mark.usefixtures("alone")
+def test_a_private_name_that_torch_lacks_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ddp = DistributedDataParallel(torch.nn.Linear(2, 2))
+    assert lacking(ddp) is None
+    monkeypatch.delattr(DistributedDataParallel, name)
+    said = lacking(ddp) or ""
+    assert name in said and torch.__version__ in said and "native=False" in said
+
+
+def test_memory_is_told_in_bytes_of_a_known_model_else_in_multiples() -> None:
+    known = memory_words(memory_of_modes([(100, 1000), (100_000,)]), "small", 200_000)
+    assert "of small, 0.2 M parameters" in known and "the anchor: 0.8 MB" in known
+    assert "the average of moments: 50.3 MB" in known, "groups of 16 MiB, three times"
+    assert "the anchor: 1 x the model" in memory_words(memory_of_modes(), None, None)
+    larger = next(one for one in memory_of_modes([(10_000, 10_000)]) if "moments" in one.part)
+    assert larger.extra_bytes == 3 * 4 * 10_000**2, "a tensor is averaged whole"
+
+
+def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", "resnet51"]) == 2
+    assert "resnet51" in capsys.readouterr().err
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

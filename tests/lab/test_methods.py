@@ -2,14 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods in words: what they stand for, and what is said of wrong ones."""
 
-import os
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from gravac import GraVAC
 from gravac.compressors import quantize, topk, topkc
@@ -127,15 +123,6 @@ def test_settings_of_a_compressor_are_read_not_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no compressor 'open'"):
         compressor(f"topk(values=open({str(tmp_path / 'made')!r}, 'w'))")
     assert not (tmp_path / "made").exists()
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("alone")

@@ -67,7 +67,7 @@ def test_thirds_are_those_of_natives_time_on_the_changing_link() -> None:
 
 def test_the_changing_link_is_judged_by_the_best_fixed_method() -> None:
     times = {"native": 30.0, "hook": 20.0, "outer, every 10": 25.0, "every=1": 21.0, "every=(1, 100)": 20.0}
-    change = {"step": 3, "before": "native", "after": "hook", "seconds": 0.01}
+    change = {"step": 3, "before": "native", "after": "hook", "seconds": 0.01, "wire_bytes": 1200}
     rows = [
         {"part": "race", "program": "charlm", "seed": seed, "name": name, "seconds": seconds, "reached": True,
          "link": "1gbit,10s:20mbit,20s:1gbit", "changes": [change] if name == "every=1" else []}
@@ -77,7 +77,9 @@ def test_the_changing_link_is_judged_by_the_best_fixed_method() -> None:
     table = changing_link.table(rows)
     assert "| charlm | `every=1` | 21.0 21.0 | 1.05 [1.05-1.05] | 0.70 [0.70-0.70] |" in table
     assert "the best fixed method is `hook`" in table
-    assert "| charlm | `every=1` | native to hook | 1 1 | 0.0100 | 0.0100 |" in changing_link.changes_table(rows)
+    assert "| charlm | `every=1` | native to hook | 1 1 | 0.0100 | 0.0100 | 1,200 |" in changing_link.changes_table(
+        rows
+    )
 
 
 CURVE = [(0, 4.0, 0.0), (50, 3.0, 5.0), (100, 2.0, 11.0)]

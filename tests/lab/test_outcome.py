@@ -2,19 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs are compared at equal time and at equal steps, and the verdict follows the numbers, losses included."""
 
+import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from gravac.lab.demo.decided import change_words, mostly
 from gravac.lab.demo.display import show_result
 from gravac.lab.demo.outcome import Comparison, DemoOutcome
+from gravac.lab.demo.plot import in_terminal, spread
 from gravac.lab.json_file import write_json
 from gravac.lab.tta.record import CurvePoint
 
 pytestmark = pytest.mark.timeout(30)
+
+
+def change(step: int, mode: str, compressor: str, cf: float, every: int = 1) -> dict[str, Any]:
+    named = {"mode": mode, "compressor": compressor, "cf": cf, "every": every, "delay": 0}
+    return {"step": step, **named, "reason": "start"}
 
 
 def outcome(method: str, steps: int, final: float, wire_bytes: int = 1000) -> DemoOutcome:
@@ -26,16 +38,17 @@ def outcome(method: str, steps: int, final: float, wire_bytes: int = 1000) -> De
         samples_per_s=steps * 16 / 10,
         wire_bytes=wire_bytes,
         curve=(CurvePoint(step=0, seconds=0.0, metric=5.0), CurvePoint(step=steps, seconds=10.0, metric=final)),
-        cf_path=({"step": 0, "cf": 10.0, "reason": "start"},),
+        cf_path=(change(0, "hook", "ladder", 10.24),),
     )
 
 
-def comparison(adaptive: float) -> Comparison:
+def comparison(adaptive: float, apart: float = 2.5) -> Comparison:
     return Comparison(
         (
             outcome("dense-fp32", 10, 4.0, 4000),
             outcome("dense-fp16", 20, 3.0, 4000),
             outcome("adaptive", 40, adaptive, 1600),
+            outcome("adaptive-100", 80, apart, 800),
         )
     )
 
@@ -56,7 +69,7 @@ def test_time_to_a_loss_is_its_first_crossing_or_none() -> None:
 
 def test_wire_ratio_is_bytes_a_step_of_dense_float32_over_its_own() -> None:
     runs = comparison(1.0)
-    assert [runs.wire_ratio(run) for run in runs.outcomes] == [1.0, 2.0, 10.0]
+    assert [runs.wire_ratio(run) for run in runs.outcomes] == [1.0, 2.0, 10.0, 40.0]
 
 
 @pytest.mark.parametrize(("adaptive", "words"), [(2.0, "won"), (3.5, "LOST"), (3.005, "draw")])
@@ -72,12 +85,60 @@ def test_verdict_of_a_win_says_how_much_faster_than_16_bit() -> None:
 def test_result_says_paced_when_it_is_and_only_then(paced: bool) -> None:
     console = Console(record=True, width=80, force_terminal=False)
     with console.capture() as captured:
-        show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, logs="runs/x")
+        show_result(console, comparison(3.5), rate=1e8, workers=2, paced=paced, logs=Path("runs/x"))
     shown = captured.get()
     assert ("paced, not a real link" in shown) == paced
     assert "3 bits, 10x fewer bytes: start" in shown
-    for expected in ("dense-fp16", "LOST", "not reached", "tensorboard --logdir runs/x", "100 Mbit/s"):
+    for expected in (
+        "float16",
+        "every=(1, 100)",
+        "LOST",
+        "of its steps 100% by gravac's hook",
+        "loss.png",
+        "not reached",
+        "tensorboard --logdir runs/x",
+        "100 Mbit/s",
+    ):
         assert expected in shown
+
+
+@pytest.mark.parametrize(("apart", "words"), [(2.0, "won"), (3.5, "LOST"), (2.505, "a draw")])
+def test_verdict_of_outer_steps_compares_with_an_exchange_in_each_step(apart: float, words: str) -> None:
+    assert words in comparison(2.5, apart).verdict_of_outer_steps()
+
+
+def test_shares_by_mode_and_what_ran_mostly_follow_the_changes() -> None:
+    path = (change(0, "native", "dense", 2.0), change(8, "hook", "ladder", 28.444444444444443))
+    run = replace(outcome("adaptive-100", 80, 2.0), cf_path=(*path, change(20, "outer", "ladder", 32.0, every=10)))
+    assert run.share_by_mode() == {"native": 0.1, "hook": 0.15, "outer": 0.75}
+    assert mostly(run) == "low rank 16, 320x fewer bytes, every 10 steps"
+    assert change_words(path[0]) == "  step     0  native float16, 2x fewer bytes: start"
+
+
+@given(
+    st.lists(st.floats(0, 10, allow_nan=False), min_size=1, max_size=6),
+    st.floats(0.01, 1.5),
+)
+def test_names_never_touch_keep_their_order_and_stay_within(places: list[float], apart: float) -> None:
+    moved = spread(places, apart, (0, 10))
+    assert all(-1e-9 <= place <= 10 + 1e-9 for place in moved)
+    order = sorted(range(len(places)), key=lambda at: places[at])
+    for lower, upper in itertools.pairwise(order):
+        assert moved[upper] - moved[lower] >= apart - 1e-9
+
+
+def test_names_that_do_not_touch_stay_where_they_are() -> None:
+    assert spread([7, 1, 4], 2, (0, 10)) == [7, 1, 4]
+
+
+@given(st.floats(0.5, 4.9), st.floats(0.5, 4.9))
+def test_the_terminals_plot_has_80_columns_and_every_name_and_mark(adaptive: float, apart: float) -> None:
+    lines = in_terminal(comparison(adaptive, apart)).splitlines()
+    assert max(map(len, lines)) <= 80
+    names = "\n".join(lines)
+    for words in (". float32 4.000", "o float16 3.000", f"+ every=1 {adaptive:.3f}", f"# every=(1, 100) {apart:.3f}"):
+        assert words in names
+    assert lines[0] == "validation loss, nats" and lines[-1].endswith("seconds of training")
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

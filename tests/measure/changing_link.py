@@ -167,8 +167,8 @@ class Measurement:
         row = nanogpt_links.run(self.clone, _case(name, seed), self.steps[program], link)
         seconds, there = nanogpt_links.reached(row["curve"], target)
         changes = [
-            {"step": step, "before": before, "after": after, "seconds": round(took, 4)}
-            for step, before, after, took in row.get("changes", ())
+            {"step": step, "before": before, "after": after, "seconds": round(took, 4), "wire_bytes": sent}
+            for step, before, after, took, sent in row.get("changes", ())
         ]
         return {**row, "seconds": round(seconds, 3), "reached": there, "changes": changes}
 
@@ -208,7 +208,10 @@ def _ratio(times: dict[int, float], others: dict[int, float], seeds: Sequence[in
 
 def changes_table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the changes of mode, with the seconds that each kind took on rank 0, as Markdown."""
-    lines = ["| program | setting | change | number, by seed | median seconds | most |", "|" + " --- |" * 6]
+    lines = [
+        "| program | setting | change | number, by seed | median seconds | most | bytes, most |",
+        "|" + " --- |" * 7,
+    ]
     raced = [row for row in rows if row["part"] == "race" and row["name"] in ADAPTIVE]
     for program in dict.fromkeys(row["program"] for row in raced):
         for name in ADAPTIVE:
@@ -216,14 +219,14 @@ def changes_table(rows: Sequence[dict[str, Any]]) -> str:
             kinds = {(change["before"], change["after"]) for row in own for change in row.get("changes", ())}
             for before, after in sorted(kinds):
                 found = [
-                    [c["seconds"] for c in row.get("changes", ()) if (c["before"], c["after"]) == (before, after)]
-                    for row in own
+                    [c for c in row.get("changes", ()) if (c["before"], c["after"]) == (before, after)] for row in own
                 ]
-                taken = [seconds for of in found for seconds in of]
+                taken = [change["seconds"] for of in found for change in of]
+                sent = max(change["wire_bytes"] for of in found for change in of)
                 numbers = " ".join(str(len(of)) for of in found)
                 lines.append(
                     f"| {program} | `{name}` | {before} to {after} | {numbers} | {statistics.median(taken):.4f} | "
-                    f"{max(taken):.4f} |"
+                    f"{max(taken):.4f} | {sent:,} |"
                 )
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ no time of that run counts. Each method trains a fresh model with the session's 
 import argparse
 import math
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -268,8 +269,9 @@ def two_way(logs: Sequence[Sequence[float]], resamples: int = RESAMPLES) -> tupl
 
 
 def resumable(measure: Callable[[], None]) -> int:
-    """Measure; return the exit status. Ctrl-C ends it, and what was measured stays."""
+    """Measure; return the exit status. Ctrl-C or a termination signal ends it, and what was measured stays."""
     todays()  # the machine's speed, before ranks take it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks too
     try:
         measure()
     except KeyboardInterrupt:

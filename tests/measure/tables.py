@@ -32,7 +32,7 @@ REPORT = "gravac report"
 
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 MEASUREMENTS, ADVISE = Path("docs/measurements.md"), Path("docs/advise.md")
-GPU, OUTER, MODES = Path("docs/gpu.md"), Path("docs/outer.md"), Path("docs/modes.md")
+GPU, OUTER, MODES = Path("docs/gpu.md"), Path("docs/outer.md"), Path("docs/modes-measured.md")
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {

@@ -55,6 +55,7 @@ class Scripted(Settings):
 
 
 HOOK: Entry = (0, "hook", "topk", 10.0, 1)
+DENSE: Entry = (0, "hook", "dense", 1.0, 1)
 NATIVE: Entry = (0, "native", "dense", 1.0, 1)
 HALF: Entry = (0, "native", "dense", 2.0, 1)
 APART: Entry = (0, "outer", "topk", 10.0, 5)

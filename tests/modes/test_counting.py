@@ -12,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import SettingsError
+from gravac.sources import ddp_private
 from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import APART, HOOK, NATIVE, same, script
 from tests.modes.test_switch import OPTIMIZERS, compressor_of
@@ -83,6 +84,8 @@ def dicts(ddp: Any, trains: Any, scaler: Any, rank: int, step: int) -> None:
 
 
 class TellsDict(torch.nn.Module):
+    """Returns its output in a dict."""
+
     def __init__(self) -> None:
         super().__init__()
         self.net = network(2)
@@ -163,3 +166,52 @@ def test_what_cannot_train_apart_is_refused_by_name() -> None:
     assert first == second
     for name, text in zip(("LBFGS", "ZeroRedundancyOptimizer", "optimizer"), first, strict=True):
         assert name in text
+
+
+def joined(rank: int, world: int) -> tuple[list[str], bool]:
+    """Rank 1 runs out of inputs first: in a join that begins with the run, and in one after native steps."""
+    modes, equal = [], True
+    for plan, before in ((script((0, HOOK), (4, NATIVE)), 0), (script((0, NATIVE)), 9)):
+        ddp = parallel(network(2))
+        trains = OPTIMIZERS["sgd"](ddp.parameters())
+        compressor = compressor_of(plan, every=1)
+        compressor.attach(ddp, trains)
+        for step in range(before):
+            trains.zero_grad()
+            loss_of(ddp, rank, step).backward()
+            trains.step()
+        with ddp.join():
+            for step in range(before, before + (20 if rank else 26)):
+                trains.zero_grad()
+                loss_of(ddp, rank, step).backward()
+                trains.step()
+        modes.append(compressor.mode)
+        equal = equal and same(ddp)
+        compressor.close()
+    return modes, equal
+
+
+def test_a_join_stays_in_the_mode_that_it_began_in() -> None:
+    assert processes(joined, 2) == [(["hook", "native"], True)] * 2
+
+
+def hidden(rank: int, world: int) -> tuple[str, str]:
+    """A torch that lacks a name: training apart is refused, averaging in each step keeps the hook."""
+    ddp = parallel(network(2))
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    ddp_private.STEERING = (*ddp_private.STEERING, "a_name_that_is_gone")
+    with pytest.raises(SettingsError) as told:
+        compressor_of(PLAN).attach(ddp, trains)
+    compressor = compressor_of(script((0, NATIVE)), every=1)
+    compressor.attach(ddp, trains)
+    for step in range(5):
+        loss_of(ddp, rank, step).backward()
+        trains.step()
+    mode = compressor.mode
+    compressor.close()
+    return mode, str(told.value)
+
+
+def test_where_torch_lacks_a_name_ranks_do_not_part_and_the_hook_stays() -> None:
+    for mode, text in processes(hidden, 2):
+        assert mode == "hook" and f"torch {torch.__version__} has no" in text and "a_name_that_is_gone" in text

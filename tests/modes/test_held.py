@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation, saving and loading while ranks train apart: all see what the ranks share, and training goes on unharmed."""
+"""Evaluation, saving and loading while ranks train apart: all see what ranks share, and training goes on unharmed."""
 
 import copy
 from typing import Any

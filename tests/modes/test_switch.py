@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that change their mode, over gloo: all ranks at the same step, the same bits whenever they are one."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, topk
+from gravac.telemetry import ModeRecord, read_jsonl
 from tests.distributed.training import batch, network, parallel
 from tests.modes.scripted import APART, HALF, HOOK, NATIVE, Scripted, same, same_moments, script
 from tests.ranks import processes
@@ -31,9 +34,9 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def compressor_of(entries: Any, **settings: Any) -> AdaptiveCompressor:
+def compressor_of(entries: Any, every: int | tuple[int, int] = (1, 5), **settings: Any) -> AdaptiveCompressor:
     return AdaptiveCompressor(
-        topk, (10, 10), controller=Scripted(script=entries), every=(1, 5), dense_below=0, **settings
+        topk, (10, 10), controller=Scripted(script=entries), every=every, dense_below=0, **settings
     )
 
 
@@ -133,3 +136,28 @@ def _step(ddp: DistributedDataParallel, trains: torch.optim.Optimizer, rank: int
 
 def test_detach_makes_ranks_one_again() -> None:
     assert processes(detached_while_apart, 2) == [True, True]
+
+
+def logged(rank: int, world: int, folder: str) -> list[ModeRecord]:
+    ddp = parallel()
+    trains = OPTIMIZERS["adamw"](ddp.parameters())
+    compressor = compressor_of(TOUR, log_dir=folder)
+    compressor.attach(ddp, trains)
+    for number in range(STEPS):
+        _step(ddp, trains, rank, number)
+    compressor.close()
+    return compressor.changes
+
+
+def test_a_log_tells_each_change_of_mode_and_its_price(tmp_path: Path) -> None:
+    changes, _ = processes(logged, 2, str(tmp_path))
+    records = read_jsonl(tmp_path / "gravac.jsonl")
+    assert [record for record in records if isinstance(record, ModeRecord)] == changes
+    together = [change for change in changes if change.before == "outer"]
+    assert all(change.wire_bytes > 0 for change in together)  # the last round, dense, and two moments
+    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("gravac/seconds/change_of_mode")] == [one.step for one in changes]
+    assert len(events.Tensors("gravac/mode/text_summary")) == len(changes)
+    cf = {event.value for event in events.Scalars("gravac/cf")}
+    assert {1.0, 2.0} <= cf  # native steps are in the chart of the CF

@@ -7,19 +7,24 @@ A user's loop says nothing: ``AdaptiveCompressor.attach`` sees steps by itself (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gravac import AdaptiveCompressor
+from gravac.averaging.plan import Form
+from gravac.building import RunAdmission
 from gravac.candidate import Candidate
-from gravac.checkpoint.state import check_place
 from gravac.collectives import Ledger
+from gravac.controllers.plain import identify
+from gravac.engine.admission import Admission, admit
+from gravac.engine.run_state import RunState
 from gravac.exchange.alike import check_alike
 from gravac.exchange.executor import Executor
 from gravac.live import Live
+from gravac.modes.outer import candidates
 from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.starting import described_optimizer, device_of, same_on_all_ranks
 from gravac.policy import OuterSettings
@@ -31,8 +36,39 @@ OUTER = tuple(OuterSettings.model_fields)
 """Names of the settings that stand in ``outer``."""
 
 
+class ApartAlone:
+    """Admits outer steps alone, also rounds of one step, none of them doubted: these ranks never average gradients.
+
+    Args:
+        admission: what a run admits that may change its mode.
+    """
+
+    def __init__(self, admission: RunAdmission) -> None:
+        self._admission = admission
+
+    def __call__(self, state: RunState, forms: Sequence[Form]) -> Admission:
+        """Admit candidates; see ``gravac.engine.deciding.Admit``."""
+        given = self._admission
+        policy, outer = given.settings.policy, given.settings.policy.outer
+        in_each_step = admit(policy, given.averager, forms, given.link, given.coding)
+        before = candidates.offered(state.candidates if outer.delay == "auto" else ())
+        forecasts = []
+        for every in candidates.choices(*policy.every):
+            for forecast in in_each_step.forecasts:
+                known = before.get((forecast.candidate.compressor, forecast.candidate.cf, every))
+                behind = known or candidates.delays(forecast, every, state.compute_s, outer.delay, outer.fragments)
+                ways = [
+                    candidates.at_every(forecast, every, state.compute_s, delay, state.world) for delay in behind
+                ]
+                chooses = getattr(policy.controller, "chooses_every", False)
+                forecasts += ways if chooses else [candidates.most_promising(ways)]
+        screened = candidates.screened(forecasts, policy.controller.keeps_all)
+        state.candidates = identify(forecast.candidate for forecast in screened)
+        return in_each_step._replace(forecasts=screened)
+
+
 class OuterByHand(Live):
-    """Ranks that train apart from their first step on.
+    """Ranks that train apart from their first step on, to the end.
 
     Args:
         module: trained on this rank; all ranks start from rank 0's weights.
@@ -63,6 +99,7 @@ class OuterByHand(Live):
         if executor is None:
             share(module, group)
         engine = self.compressor._engine
+        engine.deciding._admit = ApartAlone(self.compressor._admission)
         self.inner = inner
         self.steps = OuterSteps(engine, module, [inner], given, policy.every, policy.seed)
         same = {"outer": described_optimizer(self.steps.outer)}
@@ -71,6 +108,8 @@ class OuterByHand(Live):
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds
         self._fragments = self.steps.state.fragments
+        self._buffers = self.steps.state.buffers
+        self._anchors = self.steps._anchors
         self.outer = self.steps.outer
         self._closed = False
 
@@ -180,14 +219,12 @@ class OuterByHand(Live):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         if self._rounds.begun:
-            raise RuntimeError("load_state_dict: this has made steps already; load into a new one")
-        plain = state.get("outer")
+            raise RuntimeError("load_state_dict: this has made steps already, and goes on; load into a new one, before its first step")
+        plain = state.get("outer") if isinstance(state, Mapping) else None
         if plain is None:
             raise SettingsError("outer: the state is of ranks that do not train apart")
         self.steps.check(plain, state.get("world"))
-        if state.get("world") is not None:
-            check_place(state, self._engine.state.rank, self._engine.state.world)
-        with self.steps.restoring(plain, of_other_ranks=state["world"] is None):
+        with self.steps.restoring(plain, of_other_ranks=state.get("world") is None):
             self.compressor.load_state_dict({**state, "outer": None})
         self.steps.release()
 

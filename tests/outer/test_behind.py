@@ -260,11 +260,13 @@ def test_goodput_takes_what_hides() -> None:
     ran = []
     for step in range(60):
         one = decision.candidate
+        trained = {"first": sum(before.every for before in ran), "steps": one.every}
         ran.append(one)
         exchange = exchange_s[one]
         waited = max(0.0, exchange - 0.1 * min(one.delay, one.every) / one.every)
         times = {"waited": waited, "coded": 0.0, "exchanged": exchange}
-        state, decision = controller.observe(state, Measurement(step, one, 0.1 + waited, 32.0, 0.1, 1.0, **times))
+        measured = Measurement(step, one, 0.1 + waited, 32.0, 0.1, 1.0, **times, **trained)
+        state, decision = controller.observe(state, measured)
     assert (ran[-1].every, ran[-1].delay, ran[-1].compressor) == (10, 4, "quantize")
 
 
@@ -293,13 +295,16 @@ def test_a_little_more_is_not_tried_as_efficiencies_are_not_known_so_well(promis
             Candidate("outer", "any", 10.0, every=h), 10.0 * h, e, f"every {h}",
             behind=0.0, coding_s=0.0, exchange_s=0.0, step_s=s,
         )
-        for h, e, s in ((10, 0.5, 0.1), (11, 0.5 * promised, 0.2))
+        for h, e, s in ((10, 0.5, 0.1), (9, 0.5 * promised, 0.2))
     )  # fmt: skip
     state, decision = (controller := Goodput()).start((held, other))
+    made = 0
     for step in range(200):
         seconds = 0.1 if decision.candidate == held.candidate else 0.2
         times = {"waited": 0.0, "coded": 0.0, "exchanged": 0.0}
-        measured = Measurement(step, decision.candidate, seconds, 32.0, 0.1, 1.0, **times)
+        trained = {"first": made, "steps": decision.candidate.every}
+        made += decision.candidate.every
+        measured = Measurement(step, decision.candidate, seconds, 32.0, 0.1, 1.0, **times, **trained)
         state, decision = controller.observe(state, measured)
     assert (state.entry(1) is not None) == tried
     assert decision.candidate == held.candidate

@@ -354,7 +354,7 @@ def transpose(trained: Ranks) -> None:
         (unfreeze, "module: parameter 0.weight requires a gradient, and did not"),
         (rebind, "module: parameter 2.weight requires a gradient, .* was another tensor"),
         (widen, "module: parameter late.weight requires a gradient"),
-        (train_something_else, r"inner: it trains a tensor of shape \(3,\) that is no parameter of the module"),
+        (train_something_else, r"optimizer: it trains a tensor of shape \(3,\) that is no parameter of the module"),
         (move, r"module: parameter 2.weight is torch.float64 .*, and was torch.float32 .*move the module before"),
         (transpose, r"module: parameter 2.weight .* strides \(1, 40\), .* was .* strides \(32, 1\)"),
     ],
@@ -371,7 +371,7 @@ def test_what_would_be_trained_apart_is_named_on_every_rank_before_anything_leav
 
 def test_what_the_module_does_not_have_is_refused_at_the_start() -> None:
     other = torch.nn.Parameter(torch.zeros(3))
-    with pytest.raises(ValueError, match=r"inner: it trains a tensor of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"optimizer: it trains a tensor of shape \(3,\)"):
         Ranks(1, inner=lambda parameters: SGD([*parameters, other]))
 
 

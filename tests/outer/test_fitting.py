@@ -98,11 +98,13 @@ def test_spoilt_states_are_refused_in_words_or_train_on(kind: str, seed: int) ->
         (("ended",), -5, "outer/ended: -5, it should be greater than or equal to 0"),
         (("compression",), 1, "outer/compression: it is unknown here"),
         (
-            ("inner", "state", 0, "exp_avg"),
+            ("inner", 0, "state", 0, "exp_avg"),
             torch.ones(1),
-            r"outer/inner/state/0/exp_avg: shape \(1,\), \(32, 48\) expected",
+            r"outer/inner/0/state/0/exp_avg: shape \(1,\), \(32, 48\) expected",
         ),
-        (("inner", "param_groups", 0, "lr"), torch.nan, "outer/inner/param_groups/0/lr: nan, one like 0.001 expected"),
+        (("inner", 0, "param_groups", 0, "lr"), torch.nan, "outer/inner/0/param_groups/0/lr: nan, one like 0.001 expected"),
+        (("inner", 0, "param_groups", 0, "betas"), (0.9, 3), "outer/inner/0/param_groups/0/betas: .*, numbers from 0 "),
+        (("inner", 0, "param_groups", 0, "amsgrad"), True, "outer/inner/0/state/0/max_exp_avg_sq: it is missing"),
         (("optimizer", "param_groups"), [], "outer/optimizer/param_groups: .*, 1 groups"),
         (("buffers", "anchors"), {"x": torch.ones(2)}, "outer/buffers/anchors/x: it is unknown here"),
     ],
@@ -130,7 +132,7 @@ def test_an_optimizer_that_refuses_its_state_leaves_everything_as_it_was() -> No
     ranks = Ranks(1, inner=functools.partial(Refusing, lr=0.05), every=2, **FOUR_BITS)
     state = copy.deepcopy(Ranks(1, every=2, **FOUR_BITS).train(4).outer[0].state_dict())
     before = whole(ranks.outer[0])
-    with pytest.raises(SettingsError, match=r"outer/inner: Refusing refuses it: ValueError\('not mine'\)"):
+    with pytest.raises(SettingsError, match=r"outer/inner/0: Refusing refuses it: ValueError\('not mine'\)"):
         ranks.outer[0].load_state_dict(state)
     assert same(whole(ranks.outer[0]), before)
     assert ranks.inner[0].param_groups[0]["lr"] == 0.05

@@ -65,8 +65,8 @@ def test_steps_of_each_rank_are_told_and_drawn(tmp_path: Path) -> None:
     for outer in trained.train_rounds(5).outer:
         outer.close()
     rounds = [record for record in told if isinstance(record, StepRecord)]
-    assert {record.steps_of_ranks for record in rounds if record.step < 2} == {(10, 10)}
-    assert {record.steps_of_ranks for record in rounds if record.step >= 2} == {(15, 5)}
+    assert {record.steps_of_ranks for record in rounds if record.step < 20} == {(10, 10)}
+    assert {record.steps_of_ranks for record in rounds if record.step >= 20} == {(15, 5)}
     sink = TensorBoardSink(tmp_path)
     for record in {record.step: record for record in rounds}.values():  # of one rank
         sink(record)

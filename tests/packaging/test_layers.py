@@ -59,7 +59,7 @@ def test_a_room_without_a_layer_is_named_with_the_remedy() -> None:
 
 def test_what_users_import_lies_above_what_it_is_made_of() -> None:
     assert room_of("gravac.sources.ddp") == room_of("gravac.sources") == "sources"
-    assert layer_of("gravac") > layer_of("gravac.outer_optimizer") > layer_of("gravac.modes.outer.rounds")
+    assert layer_of("gravac") > layer_of("gravac.adaptive") > layer_of("gravac.modes.outer.rounds")
 
 
 @pytest.mark.parametrize(

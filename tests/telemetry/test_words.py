@@ -3,6 +3,7 @@
 """A candidate is shown by its method, the method's own setting and the bytes it saves; never by a bare CF."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,3 +79,14 @@ def test_what_a_record_does_not_know_is_left_out() -> None:
         "down to ladder 320x, from low rank 16, 15x fewer bytes"
     )
     assert reason_words("hold", []) == "hold"
+
+
+def test_the_mode_is_named_where_it_changes() -> None:
+    native = Forecast(Candidate("native", "dense", 1.0), 1.0)
+    rank = Forecast(Candidate("hook", "ladder", 32.0), 15.1, method="low rank 16")
+    before = DecisionRecord(0, "dense", 1.0, True, 1, 1, 1, None, None, "", "", mode="native")
+    after = replace(before, step=9, compressor="ladder", cf=32.0, mode="hook", reason="try ladder 32x")
+    assert decision_words(after, before, (native, rank)).startswith(
+        "**native float32 → low rank 16, 15x fewer bytes (DDP exchanges by itself → gravac exchanges gradients in each "
+        "step)**: try low rank 16, 15x fewer bytes"
+    )

@@ -3,6 +3,7 @@
 """The command: runs what was asked for, tells how it goes, judges, and keeps the table."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -24,12 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these tests")
     parser.add_argument("--native", action="store_true", help="without gravac only")
+    parser.add_argument(
+        "--mode",
+        choices=("hook", "switching", "apart"),
+        default="hook",
+        help="how gravac exchanges (hook); see rank.py",
+    )
     parser.add_argument("--list", action="store_true", help="names of the tests, and run none")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time (2)")
     parser.add_argument("--json", metavar="FILE", help="keep the table")
     parser.add_argument("--page", metavar="FILE", help="put the table into a document, between its marks")
     parser.add_argument("--verbose", action="store_true", help="tracebacks of all failures, native ones too")
     asked = parser.parse_args(arguments)
+    os.environ["TORCH_DDP_MODE"] = asked.mode
     names = cases.candidates()
     unknown = set(asked.only or ()) - set(names)
     if unknown:
@@ -46,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keep([row.plain() for row in rows], asked.json)
     if asked.page:
         page.write(rows, asked.page)
-    return status(rows, whole=asked.only is None and not asked.native)
+    return status(rows, whole=asked.only is None and not asked.native and asked.mode != "apart")
 
 
 def run(names: Sequence[str], native_only: bool, jobs: int) -> list[Row]:

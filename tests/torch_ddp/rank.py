@@ -24,7 +24,21 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
+from tests.modes.scripted import DENSE, NATIVE, Scripted, script
 from tests.torch_ddp import cases, cpu
+
+MODE = "TORCH_DDP_MODE"
+"""Name of the environment's variable that says how gravac is attached: a key of ``COMPRESSORS``."""
+
+BETWEEN = script((0, DENSE), (2, NATIVE), (5, DENSE), (7, NATIVE))
+"""Gradients by the hook and by DDP itself in turns, all dense."""
+
+COMPRESSORS: dict[str, Callable[[], AdaptiveCompressor]] = {
+    "hook": lambda: AdaptiveCompressor(topk, controller=Static(cf=1), native=False),
+    "switching": lambda: AdaptiveCompressor(topk, controller=Scripted(script=BETWEEN, watch=1)),
+    "apart": lambda: AdaptiveCompressor(topk, controller=Static(cf=1), every=5),
+}
+"""What is attached: the hook throughout; the hook and DDP itself in turns; ranks that train apart for five steps."""
 
 
 @dataclass
@@ -150,9 +164,9 @@ def watch(seen: Seen, compressors: list[AdaptiveCompressor] | None) -> None:
             return
         attaching = True
         try:
-            compressor = AdaptiveCompressor(topk, controller=Static(cf=1))
+            compressor = COMPRESSORS[os.environ.get(MODE, "hook")]()
             compressors.append(compressor)
-            compressor.attach(self)
+            compressor.attach(self, ())  # the optimizer is made later, if at all
             seen.attached += len(self._comm_hooks)
         except BaseException:
             # a test that expects its model to be refused must not take gravac's refusal for that

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from gravac.candidate import DENSE, Forecast, Span
+from gravac.candidate import DENSE, Forecast, Mode, Span
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
 from gravac.lab.advise.option import Option
-from gravac.lab.advise.outer_steps import Exchanged, bandwidth_below, outer_steps
-from gravac.lab.advise.verdict import which, with_hook, with_outer_steps
+from gravac.lab.advise.outer_steps import Exchanged, bandwidth_below, code, outer_steps
+from gravac.lab.advise.verdict import expected, in_each_step, line, with_outer_steps
 from gravac.lab.shapes import MODELS, Shape
 
 REACH = (1.0, 1000.0)
@@ -41,12 +41,14 @@ class Advice:
     """Predictions for a model, and the verdict that follows from them.
 
     Attributes:
-        choices: float32, 16 bit, then every compressor and CF with DDP's hook, then outer steps.
-        hook: which choice is best with DDP's hook, in words.
+        choices: float32 and 16 bit by DDP itself, then every compressor and CF in each step, then outer steps.
+        each_step: which choice is best with an exchange of gradients in each step, in words.
         outer: which choice is best with outer steps, in words.
-        verdict: which of the two to take, in words.
-        reason: what a step takes with DDP's hook, and what else comes near, in words.
-        code: the line of code that does what the verdict says.
+        verdict: which mode gravac is expected to run, and why, in words.
+        mode: that mode.
+        reason: what a step takes with an exchange in each, and what else comes near, in words.
+        code: the line to paste, by which gravac decides while training.
+        fixed: the line that makes the expected choice without deciding.
         workers: number of ranks.
         network: network between the workers.
         machine: speed of each worker.
@@ -55,11 +57,13 @@ class Advice:
     """
 
     choices: tuple[Option, ...]
-    hook: str
+    each_step: str
     outer: str
     verdict: str
+    mode: Mode
     reason: str
     code: str
+    fixed: str
     workers: int
     network: Network
     machine: Machine
@@ -72,11 +76,11 @@ class Advice:
         return tuple(sorted(self.choices, key=lambda choice: -choice.progress))
 
     def best(self, count: int) -> tuple[Option, ...]:
-        """The first ``count`` of them; among them DDP's dense ones, and the best that its hook can do."""
-        kept = [choice for choice in self.by_progress if choice.reference]
-        kept += [choice for choice in self.by_progress if choice.every is None and not choice.reference][:1]
-        others = [choice for choice in self.by_progress if choice not in kept][: max(0, count - len(kept))]
-        return tuple(choice for choice in self.by_progress if choice in (*kept, *others))
+        """The first ``count`` of them; among them DDP's own, and the best that compresses in each step."""
+        always = [choice for choice in self.by_progress if choice.reference]
+        always += [choice for choice in self.by_progress if choice.mode == "hook"][:1]
+        others = [choice for choice in self.by_progress if choice not in always][: max(0, count - len(always))]
+        return tuple(choice for choice in self.by_progress if choice in (*always, *others))
 
 
 def shapes_of(model: str | torch.nn.Module | Sequence[Shape]) -> list[Shape]:
@@ -217,21 +221,34 @@ def advise(
     in_single = load(shapes, None, 1, batch_s, workers, machine, dense="float32")
     in_sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense)
     sixteen = in_sixteen.over(network, machine)
-    hook = [choice(DENSE, 1.0, in_single.over(network, machine)), choice(DENSE, 2.0, sixteen)]
+    in_each = [choice(DENSE, 1.0, in_single.over(network, machine)), choice(DENSE, 2.0, sixteen)]
     ways: list[Exchanged] = []
     for compressor, cf in candidates(compressors, cfs, machine):
         ways.append(Exchanged(compressor, cf, load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)))
         predicted = ways[-1].load.over(network, machine)
         even = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
         even = _always_or_never(even, predicted.step_s < sixteen.step_s)
-        hook.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
+        in_each.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
     denses = [Exchanged(Dense(), 1.0, in_single), Exchanged(Dense(dtype=dense), 2.0, in_sixteen)]
     apart = outer_steps(denses, ways, full, network, machine, workers) if workers > 1 else []
     outer = [outer_choice(way, forecast) for way, forecast in apart]
-    best, reason = with_hook(hook[2:], sixteen, dense)
-    verdict, line = which(hook, outer, dense)
-    said = (best, with_outer_steps(outer, dense), verdict, reason, line)
-    return Advice((*hook, *outer), *said, workers, network, machine, batch_s, elements)
+    best, reason = in_each_step(in_each[2:], sixteen)
+    chosen, verdict = expected(in_each, outer)
+    return Advice(
+        choices=(*in_each, *outer),
+        each_step=best,
+        outer=with_outer_steps(outer),
+        verdict=verdict,
+        mode=chosen.mode,
+        reason=reason,
+        code=line(chosen),
+        fixed=code(chosen, dense),
+        workers=workers,
+        network=network,
+        machine=machine,
+        batch_s=batch_s,
+        elements=elements,
+    )
 
 
 def _always_or_never(even: float | None, wins: bool) -> float:

@@ -34,11 +34,11 @@ WORKERS = tuple(2**power for power in range(1, 13))
 SHOWN = 10
 """Choices in the table, unless all are asked for."""
 
-CHECK = "Predicted, not measured. Check it with gravac bench tta; without controller= it is found out while training."
+CHECK = "Predicted, not measured. The first line of code finds it out while training; gravac bench tta measures it."
 
 
 def show(advice: Advice, console: Console | None = None, count: int | None = SHOWN) -> None:
-    """Print the answer in three lines, what it rests on, and the table of the best choices below it. Needs rich.
+    """Print the answer in a few lines, what it rests on, and the table of the best choices below it. Needs rich.
 
     Args:
         advice: what to show.
@@ -52,11 +52,12 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
 
     console = wide(console)
     for line in (
-        f"DDP's hook: {advice.hook}",
+        f"in each step: {advice.each_step}",
         f"outer steps: {advice.outer}",
         advice.verdict,
         f"in code: {advice.code}",
-        f"with DDP's hook: {advice.reason}",
+        f"without deciding: {advice.fixed}",
+        f"why: {advice.reason}",
         CHECK,
     ):
         console.print(line, highlight=False, soft_wrap=True)
@@ -70,9 +71,10 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
         f"{1e6 * network.alpha:.4g} µs a message",
         caption=f"Soonest to an accuracy first{f'; {rest} more with --all' if rest else ''}. Coding costs as many "
         f"copies as on a CPU, at {machine.copy_bytes_per_s / 1e9:.4g} GB/s; {machine.overlap:.0%} of backward hides "
-        "exchange. H: steps from one exchange to the next, by OuterOptimizer; -: DDP's hook.",
+        "exchange. H: steps from one exchange to the next; native: by DDP itself.",
     )
     table.add_column("compressor")
+    table.add_column("mode")
     priced = any(choice.cost is not None for choice in advice.choices)
     heads = [
         "CF",
@@ -90,8 +92,9 @@ def show(advice: Advice, console: Console | None = None, count: int | None = SHO
         table.add_column(head, justify="right")
     for choice in shown:
         cells = [
+            choice.mode,
             f"{choice.cf:.4g}",
-            "-" if choice.every is None else str(choice.every),
+            str(choice.every),
             f"{choice.progress:.2f}",
             f"{1e3 * choice.step_s:.1f}",
             f"{1e3 * choice.compress_s:.1f}",
@@ -122,10 +125,13 @@ def as_json(advice: Advice) -> dict[str, Any]:
         even: float | str | None = choice.break_even
         if even in (0.0, math.inf):
             even = "never" if even == 0.0 else "always"
-        return {**{name: getattr(choice, name) for name in Option.__slots__}, "break_even": even}
+        named = {name: getattr(choice, name) for name in (*Option.__slots__, "mode", "safe_progress")}
+        return {**named, "break_even": even}
 
     return {
-        **{name: getattr(advice, name) for name in ("hook", "outer", "verdict", "reason", "code")},
+        **{
+            name: getattr(advice, name) for name in ("each_step", "outer", "verdict", "mode", "reason", "code", "fixed")
+        },
         "workers": advice.workers,
         "batch_seconds": advice.batch_s,
         "elements": advice.elements,
@@ -145,7 +151,7 @@ def save(advice: Advice, path: Path) -> None:
 def plot(
     advice: Advice, model: str | torch.nn.Module | Sequence[Shape], path: Path, dense: Format = "bfloat16"
 ) -> None:
-    """Draw speed-up over 16 bit by bandwidth, and by workers, of each compressor's best choice with DDP's hook.
+    """Draw speed-up over 16 bit by bandwidth, and by workers, of each compressor's best choice in each step.
 
     Needs matplotlib.
 
@@ -161,7 +167,7 @@ def plot(
     machine, network = advice.machine, advice.network
     best: dict[str, Option] = {}
     for choice in advice.choices:
-        if choice.reference or choice.every is not None:
+        if choice.mode != "hook":
             continue
         if choice.compressor not in best or choice.progress > best[choice.compressor].progress:
             best[choice.compressor] = choice

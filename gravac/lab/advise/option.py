@@ -4,8 +4,9 @@
 
 from dataclasses import dataclass
 
-from gravac.candidate import DENSE
+from gravac.candidate import DENSE, Mode
 from gravac.compressors import COMPRESSORS
+from gravac.modes.outer.efficiency import doubt
 from gravac.telemetry.words import bytes_words
 
 
@@ -22,10 +23,10 @@ class Option:
         speed_up: step time of 16 bit over this one.
         wire_ratio: wire bytes of dense float32 over those of this choice.
         break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
-            for DDP's dense exchange itself.
-        efficiency: share of a dense step's progress that one of its steps is expected to make.
+            for DDP's own exchange.
+        efficiency: share of a dense step's progress that a step of it is expected to make.
         cost: price of 1000 steps, in the price's currency; ``None`` without a price.
-        every: number of steps from one exchange to the next, of outer steps; ``None``: DDP's hook exchanges in each.
+        every: number of steps from one exchange to the next; 1: gradients are exchanged in each step.
     """
 
     compressor: str
@@ -38,20 +39,32 @@ class Option:
     break_even: float | None
     efficiency: float
     cost: float | None
-    every: int | None = None
+    every: int = 1
+
+    @property
+    def mode(self) -> Mode:
+        """Who exchanges: in each step DDP what is dense and gravac's hook what is compressed, or gravac in rounds."""
+        if self.every > 1:
+            return "outer"
+        return "native" if self.compressor == DENSE else "hook"
 
     @property
     def reference(self) -> bool:
-        """True for dense gradients by DDP, the baseline that all other options are compared with."""
-        return self.compressor == DENSE and self.every is None
+        """True for DDP's own exchange, the baseline that all other options are compared with."""
+        return self.mode == "native"
 
     @property
     def progress(self) -> float:
         """Speed-up in progress per second."""
         return self.speed_up * self.efficiency
 
+    @property
+    def safe_progress(self) -> float:
+        """The same even if beliefs about steps apart are wrong: what gravac goes by, see ``doubt``."""
+        return self.progress * (doubt(self.every) if self.mode == "outer" else 1.0)
+
     def __str__(self) -> str:
-        often = {None: "", 1: " every step"}.get(self.every, f" every {self.every} steps")
+        often = f" every {self.every} steps" if self.every > 1 else ""
         known = COMPRESSORS.get(self.compressor)
         dense = {1.0: "dense float32", 2.0: "dense in 16 bit"}.get(self.cf) if self.compressor == DENSE else None
         method = dense or (known.method_at(self.cf) if known else f"{self.compressor} {self.cf:.4g}x")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Outer steps among the choices: those that ``gravac.OuterOptimizer`` would admit, with what a step of each takes."""
+"""Outer steps among the choices: those that gravac would admit with ``every=(1, 100)``, with what a step takes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor
 from gravac.costmodel import Load, Machine, Network, crossing
 from gravac.engine.admission import Admission
+from gravac.lab.advise.option import Option
 from gravac.modes.outer.candidates import at_every, choices, widened
 
-EVERY = choices(1, 100)
-"""Numbers of steps from one exchange to the next: those that OuterOptimizer chooses from unless told otherwise."""
+MOST_EVERY = 100
+"""Largest number of steps from one exchange to the next."""
+
+EVERY = choices(1, MOST_EVERY)[1:]
+"""Numbers of steps from one exchange to the next: those that ``every=(1, 100)`` chooses from, besides 1."""
 
 MOST = 32.0
 """Highest CF that is taken into account: that of one bit, the least that was measured at more than one step
@@ -70,7 +74,7 @@ def outer_steps(
     machine: Machine,
     workers: int,
 ) -> list[tuple[Exchanged, Forecast]]:
-    """Return all that OuterOptimizer would choose from up to ``MOST``, over all bases, each with its forecast.
+    """Return all that gravac would choose from up to ``MOST``, over all bases, each with its forecast.
 
     Args:
         dense: float32 and 16 bit.
@@ -108,26 +112,23 @@ def bandwidth_below(
     return crossing(wins)
 
 
-def code(compressor: str, cf: float, every: int | None, dense: str) -> str:
-    """Return the line that makes just that choice.
+def code(option: Option, dense: str) -> str:
+    """Return the line that makes just that choice, and no other.
 
     Args:
-        compressor: name of the compressor.
-        cf: compression factor.
-        every: number of steps from one exchange to the next; ``None``: DDP's hook.
+        option: the choice.
         dense: the 16-bit format.
 
     Example:
-        >>> code("topk", 100.0, 20, "bfloat16")
-        'OuterOptimizer(model, optimizer, base="topk", controller=Static(cf=100), every=20)'
+        >>> numbers = dict(step_s=1, compress_s=0, exposed_s=0, speed_up=1, wire_ratio=1, break_even=0, efficiency=1)
+        >>> code(Option("topk", 100.0, cost=None, every=20, **numbers), "bfloat16")
+        'AdaptiveCompressor(base="topk", controller=Static(cf=100), every=20).attach(ddp, optimizer)'
     """
-    if every is None and compressor == DENSE:
+    if option.mode == "native":
         short = {"bfloat16": "bf16", "float16": "fp16"}.get(dense)
-        return f"ddp.register_comm_hook(None, {short}_compress_hook)" if cf == 2 and short else "ddp, without any hook"
-    base = f'base="{compressor}"'
-    if compressor == DENSE:
-        base = f'base=dense(dtype="{"float32" if cf == 1 else dense}"), cf_range=(1, 2)'
-    settings = f"{base}, controller=Static(cf={cf:.6g})"
-    if every is None:
-        return f"AdaptiveCompressor({settings}).attach(ddp, optimizer)"
-    return f"OuterOptimizer(model, optimizer, {settings}, every={every})"
+        return f"ddp.register_comm_hook(None, {short}_compress_hook)" if option.cf == 2 and short else "DDP, no hook"
+    base = f'base="{option.compressor}"'
+    if option.compressor == DENSE:
+        base = f'base=dense(dtype="{"float32" if option.cf == 1 else dense}"), cf_range=(1, 2)'
+    often = f"every={option.every}" if option.every > 1 else "native=False"
+    return f"AdaptiveCompressor({base}, controller=Static(cf={option.cf:.6g}), {often}).attach(ddp, optimizer)"

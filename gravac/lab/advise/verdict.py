@@ -1,40 +1,40 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What to take, in words: the best with DDP's hook, the best with outer steps, and which of the two."""
+"""What to take, in words: the best in each step, the best with outer steps, and the mode that gravac should come to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from gravac.candidate import DENSE
-from gravac.costmodel import Format, Prediction
+from gravac.costmodel import Prediction
 from gravac.lab.advise.option import Option
-from gravac.lab.advise.outer_steps import code
+from gravac.lab.advise.outer_steps import MOST_EVERY
+from gravac.modes.outer.efficiency import doubt
 
 MARGIN = 1.05
 """Ratio of two predicted step times below which they count as equal: predictions are not more exact than that."""
 
 
-def with_hook(choices: Sequence[Option], sixteen: Prediction, dense: Format) -> tuple[str, str]:
-    """What is best with DDP's hook, and why, a line each.
+def in_each_step(choices: Sequence[Option], sixteen: Prediction) -> tuple[str, str]:
+    """What is best with an exchange of gradients in each step, and why, a line each.
 
     Args:
         choices: compressed ones.
         sixteen: a step in 16 bit.
-        dense: the 16-bit format.
     """
-    short = short_name(dense)
     best = max(choices, key=lambda choice: choice.progress)
     fastest = max(choices, key=lambda choice: choice.speed_up)
-    step = f"a step takes {_ms(sixteen.step_s)} in {short}, {_ms(sixteen.exposed_s)} of it waiting for the exchange"
+    step = (
+        f"a native step in 16 bit takes {_ms(sixteen.step_s)}, {_ms(sixteen.exposed_s)} of it waiting for the exchange"
+    )
     if fastest.speed_up <= MARGIN:
         return (
-            f"stay with {short}: nothing is predicted to make a step more than 5 % shorter",
+            "stay native: nothing is predicted to make a step more than 5 % shorter than 16 bit",
             f"{step}; nearest comes {fastest}, {fastest.speed_up:.2f} times as fast",
         )
     if best.progress <= MARGIN:
         return (
-            f"stay with {short}: no choice is expected to make more than 5 % more progress per second",
+            "stay native: no choice is expected to make more than 5 % more progress per second than 16 bit",
             f"{step}; {fastest} makes steps {fastest.speed_up:.2f} times as fast, but less of each; nearest comes "
             f"{best}, {best.progress:.2f} times the progress",
         )
@@ -43,64 +43,83 @@ def with_hook(choices: Sequence[Option], sixteen: Prediction, dense: Format) -> 
     mild = min((c for c in choices if c.progress >= 0.95 * best.progress), key=lambda choice: choice.cf)
     if mild.cf < 0.8 * best.cf:
         reason += f"; {mild}, which is milder, comes within 5 %"
-    return f"try {best}: {best.progress:.2f} times the progress per second of {short}", reason
+    return f"try {best}: {best.progress:.2f} times the progress per second of 16 bit", reason
 
 
-def with_outer_steps(choices: Sequence[Option], dense: Format) -> str:
+def with_outer_steps(choices: Sequence[Option]) -> str:
     """What is best with outer steps, in words.
 
     Args:
         choices: those of outer steps; none where one worker trains.
-        dense: the 16-bit format that DDP's hook is taken with.
     """
     if not choices:
         return "nothing: one worker has nobody to exchange with"
-    best = mildest(choices)
-    said = f"{best.progress:.2f} times the progress per second of {short_name(dense)} with DDP's hook"
-    return f"{best}: {said}, a step {_ms(best.step_s)}, worth {best.efficiency:.0%} of a dense one"
-
-
-def which(hook: Sequence[Option], outer: Sequence[Option], dense: Format) -> tuple[str, str]:
-    """Which of the two to take and by how much, in words; and the code that does.
-
-    Outer steps must be more than ``MARGIN`` better: what they are worth is known less well.
-
-    Args:
-        hook: choices with DDP's hook, dense ones among them.
-        outer: choices with outer steps.
-        dense: the 16-bit format.
-    """
-    usual = max((choice for choice in hook if choice.reference), key=lambda choice: choice.progress)
-    best = max(hook, key=lambda choice: choice.progress)
-    best = best if best.progress > MARGIN * usual.progress else usual
-    apart = mildest(outer) if outer else best
-    if apart.progress > MARGIN * best.progress:
-        share = apart.progress / best.progress
-        measured = apart.compressor == DENSE
-        known = (
-            "which was measured on small tasks at a constant learning rate" if measured else "which is partly assumed"
-        )
-        return (
-            f"take outer steps: {share:.2f} times the progress per second of DDP's hook, if a step is worth that, "
-            f"{known} (docs/outer.md)",
-            code(apart.compressor, apart.cf, apart.every, dense),
-        )
-    how = DENSE if best is usual else f"with {best}"
+    best = safest(choices)
     return (
-        f"take DDP's hook, {how}: outer steps are not expected to make more than 5 % more progress per second",
-        code(best.compressor, best.cf, None, dense),
+        f"{best}: {best.progress:.2f} times the progress per second of 16 bit in each step, a step {_ms(best.step_s)}, "
+        f"worth {best.efficiency:.0%} of a dense one; {best.safe_progress:.2f} times even if a step apart makes "
+        f"only {doubt(best.every):g} of that"
     )
 
 
-def mildest(choices: Sequence[Option]) -> Option:
-    """Return the choice of the lowest CF among those that come within 5 % of the best."""
-    most = max(choice.progress for choice in choices)
-    return min((one for one in choices if one.progress >= 0.95 * most), key=lambda one: (one.cf, -one.progress))
+def expected(in_each: Sequence[Option], outer: Sequence[Option]) -> tuple[Option, str]:
+    """Return the choice that gravac is expected to come to, and why, in words.
+
+    Outer steps must be more than ``MARGIN`` better even if a step apart makes 0.6 of the progress that is believed.
+
+    Args:
+        in_each: choices with an exchange of gradients in each step, native ones among them.
+        outer: choices with outer steps.
+    """
+    usual = max((choice for choice in in_each if choice.reference), key=lambda choice: choice.progress)
+    best = max(in_each, key=lambda choice: choice.progress)
+    best = best if best.progress > MARGIN * usual.progress else usual
+    apart = safest(outer) if outer else None
+    if apart is not None and apart.safe_progress > MARGIN * best.progress:
+        return apart, (
+            f"expect outer steps: {apart}, {apart.safe_progress / best.progress:.2f} times the progress per second of "
+            f"the best in each step even if a step apart makes {_of_a_step(apart)}"
+        )
+    if best is usual:
+        wait = usual.exposed_s / usual.step_s
+        said = f"expect native steps, by DDP itself in {_bits(usual)}, which wait for {wait:.0%} of their time"
+    else:
+        share = best.progress / usual.progress
+        said = f"expect compressed gradients in each step: {best}, {share:.2f} times the progress of native steps"
+    if apart is None:
+        return best, said
+    hoped = _mildest(outer, lambda choice: choice.progress)
+    if hoped.progress <= MARGIN * best.progress:
+        return best, f"{said}; outer steps are not expected to make more than 5 % more progress per second"
+    return best, (
+        f"{said}; outer steps would bring {hoped.progress / best.progress:.2f} times that ({hoped}), but "
+        f"{hoped.safe_progress / best.progress:.2f} times if a step apart makes {_of_a_step(hoped)}: too little to be "
+        "chosen"
+    )
 
 
-def short_name(dense: Format) -> str:
-    """Return a 16-bit format's short name."""
-    return {"bfloat16": "bf16", "float16": "fp16"}.get(dense, dense)
+def line(chosen: Option) -> str:
+    """Return the line to paste, by which gravac decides among the modes of which one is expected."""
+    every = f"every=(1, {MOST_EVERY})" if chosen.mode == "outer" else ""
+    return f"AdaptiveCompressor({every}).attach(ddp, optimizer)"
+
+
+def safest(choices: Sequence[Option]) -> Option:
+    """Return the choice of the lowest CF among those that come within 5 % of the most progress that is sure."""
+    return _mildest(choices, lambda choice: choice.safe_progress)
+
+
+def _mildest(choices: Sequence[Option], progress: Callable[[Option], float]) -> Option:
+    most = max(map(progress, choices))
+    return min((one for one in choices if progress(one) >= 0.95 * most), key=lambda one: (one.cf, -progress(one)))
+
+
+def _of_a_step(choice: Option) -> str:
+    return f"{doubt(choice.every):g} of a synchronous step's progress"
+
+
+def _bits(choice: Option) -> str:
+    return "float32" if choice.cf == 1 else "16 bit"
 
 
 def _ms(seconds: float) -> str:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""``gravac demo``: the same model trained over the same slow link three ways, each for the same time."""
+"""``gravac demo``: the same model trained over the same slow link four ways, each for the same time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from gravac.lab.demo.display import DemoLive, show_result
-from gravac.lab.demo.outcome import Comparison, DemoOutcome
+from gravac.lab.demo.outcome import LABELS, Comparison, DemoOutcome
+from gravac.lab.demo.plot import draw
 from gravac.lab.json_file import write_json
 from gravac.lab.links.link import PACED
 from gravac.lab.links.network import MOST_WORKERS, EmulatedNetwork, available
@@ -23,8 +24,16 @@ from gravac.lab.training.run import TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.record import CurvePoint
 
-METHODS = {"dense-fp32": "fp32", "dense-fp16": "fp16", "adaptive": "goodput:ladder@2-1000"}
+METHODS = {
+    "dense-fp32": "fp32",
+    "dense-fp16": "fp16",
+    "adaptive": "adaptive",
+    "adaptive-100": "adaptive(every=(1, 100))",
+}
 """Methods that are compared, by the name each is shown with; see ``gravac.lab.training.methods``."""
+
+CHANGE = ("step", "mode", "compressor", "cf", "every", "delay", "reason")
+"""What is kept of a decision that changed what ran."""
 
 EVALUATE_SECONDS = 5.0
 """Seconds of training between evaluations; a short run is evaluated twice, besides before training."""
@@ -46,7 +55,7 @@ class Demo:
         ValueError: names the argument, the value and the remedy.
     """
 
-    seconds: float = 70.0
+    seconds: float = 60.0
     workers: int = 2
     rate: float = 100e6
     log_dir: Path | None = None
@@ -55,7 +64,7 @@ class Demo:
 
     def __post_init__(self) -> None:
         if not 1 <= self.seconds <= 86_400:
-            raise ValueError(f"seconds: {self.seconds:g} is outside 1 to 86400 (of training, per method); use 70")
+            raise ValueError(f"seconds: {self.seconds:g} is outside 1 to 86400 (of training, per method); use 60")
         if not 2 <= self.workers <= MOST_WORKERS:
             raise ValueError(f"workers: {self.workers} is outside 2 to {MOST_WORKERS}; use 2")
         parse_rate(self.rate)
@@ -89,10 +98,13 @@ def run_demo(demo: Demo, console: Console | None = None) -> Comparison:
         network = None if paced else stack.enter_context(EmulatedNetwork(demo.workers, demo.rate))
         live = stack.enter_context(DemoLive(console, demo.seconds, list(METHODS), paced))
         comparison = Comparison(tuple(_train(name, demo.seconds, settings, network, live) for name in METHODS))
+    picture = log_dir / "loss.png"
+    place = f"{demo.workers} workers at {format_rate(demo.rate)}" + (f" ({PACED})" if paced else "")
+    draw(comparison, f"A transformer on Python's source, {place}", picture)
     if demo.json is not None:
         content = comparison.to_json(rate=demo.rate, workers=demo.workers, paced=paced, log_dir=log_dir)
         write_json(demo.json.absolute(), {"stamp": taken.model_dump(), **content})
-    show_result(console, comparison, rate=demo.rate, workers=demo.workers, paced=paced, logs=str(log_dir))
+    show_result(console, comparison, rate=demo.rate, workers=demo.workers, paced=paced, logs=log_dir)
     return comparison
 
 
@@ -104,7 +116,7 @@ def _introduce(console: Console, demo: Demo, reason: str | None) -> None:
         console.print(f"Link: {link}: {PACED} ({reason}).", highlight=False, soft_wrap=True, markup=False)
     console.print(
         f"Training a character-level transformer on Python's own source, {demo.seconds:g} s with each of "
-        f"{', '.join(METHODS)}. Ctrl-C stops and cleans up.",
+        f"{', '.join(LABELS.values())}. Ctrl-C stops and cleans up.",
         highlight=False,
         soft_wrap=True,
     )
@@ -134,7 +146,7 @@ def _train(
                     samples_per_s=event["step"] * samples / event["seconds"],
                     wire_bytes=event["wire_bytes"] if event["interface_bytes"] is None else event["interface_bytes"],
                     curve=tuple(curve),
-                    cf_path=tuple({key: turn[key] for key in ("step", "cf", "reason")} for turn in turns),
+                    cf_path=tuple({key: turn[key] for key in CHANGE} for turn in turns),
                 )
     assert outcome is not None  # events() ends with an "end" or raises
     return outcome

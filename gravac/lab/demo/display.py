@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-import functools
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAVY
@@ -14,16 +15,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from gravac.candidate import DENSE, Candidate, Forecast
-from gravac.compressors import ladder
+from gravac.candidate import Mode
 from gravac.lab.console import PLAIN_SECONDS, Shown
-from gravac.lab.demo.outcome import Comparison, DemoOutcome
+from gravac.lab.demo.decided import change_words, running_words
+from gravac.lab.demo.outcome import LABELS, Comparison, DemoOutcome
+from gravac.lab.demo.plot import in_terminal
 from gravac.lab.links.link import PACED
 from gravac.lab.links.rates import format_rate
-from gravac.telemetry.words import described, reason_words
 
-MOST_TURNS = 24
-"""Number of changes of the compression factor that are printed; more are cut in the middle."""
+MOST_TURNS = 10
+"""Number of changes that are printed of a run; more are cut in the middle."""
+
+MODES: Mapping[Mode, str] = {"native": "by DDP itself", "hook": "by gravac's hook", "outer": "apart"}
+"""Each mode in words, after a share of steps."""
 
 
 class DemoLive(Shown):
@@ -47,7 +51,9 @@ class DemoLive(Shown):
             columns = [TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[state]}")]
             self._progress = Progress(*columns, console=console)
             for method in methods:
-                self._tasks[method] = self._progress.add_task(method + self._note, total=seconds, state="waiting")
+                self._tasks[method] = self._progress.add_task(
+                    LABELS[method] + self._note, total=seconds, state="waiting"
+                )
 
     def starting(self, method: str) -> None:
         """Note that a run's processes have been started."""
@@ -68,7 +74,7 @@ class DemoLive(Shown):
             left = max(0.0, self._seconds - event["seconds"])
             state = (
                 f"step {event['step']:>4}  loss {event['loss']:.3f}  validation {self._val_loss}  "
-                f"{described(_choice(event['cf']))}  gain {gain}  "
+                f"{running_words(event)}  gain {gain}  "
                 f"{event['samples_per_s']:.1f} samples/s  {left:.0f} s left"
             )
             self._show(method, event["seconds"], state)
@@ -78,7 +84,7 @@ class DemoLive(Shown):
             self._progress.update(self._tasks[method], completed=min(done, self._seconds), state=state)
         elif time.monotonic() - self._last >= PLAIN_SECONDS:
             self._last = time.monotonic()
-            self._console.print(f"{method}{self._note}: {state}", highlight=False, soft_wrap=True)
+            self._console.print(f"{LABELS[method]}{self._note}: {state}", highlight=False, soft_wrap=True)
 
 
 def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bool) -> Table:
@@ -93,7 +99,7 @@ def result_table(comparison: Comparison, *, rate: float, workers: int, paced: bo
         "wire\nratio",
         f"val loss\nat {comparison.equal_seconds:.0f} s",
         f"at step\n{comparison.equal_steps}",
-        f"s to fp16's\n{comparison.target:.3f}",
+        f"s to f16's\n{comparison.target:.3f}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     best = min(outcome.at_time(comparison.equal_seconds) for outcome in comparison.outcomes)
@@ -106,7 +112,7 @@ def _row(comparison: Comparison, outcome: DemoOutcome, best: float) -> list[str]
     loss = outcome.at_time(comparison.equal_seconds)
     reached = outcome.time_to(comparison.target)
     return [
-        outcome.method,
+        outcome.label,
         str(outcome.steps),
         f"{outcome.samples_per_s:.1f}",
         f"{outcome.bytes_per_step / 1e6:.3f}",
@@ -117,43 +123,34 @@ def _row(comparison: Comparison, outcome: DemoOutcome, best: float) -> list[str]
     ]
 
 
-def show_result(console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: str) -> None:
-    """Print the table, the verdict, the path of the compression factor, and where the logs are."""
+def show_result(
+    console: Console, comparison: Comparison, *, rate: float, workers: int, paced: bool, logs: Path
+) -> None:
+    """Print the plot, the table, the verdicts, what was decided, and where picture and logs are."""
+    console.print(in_terminal(comparison), highlight=False, markup=False, soft_wrap=True)
     console.print(result_table(comparison, rate=rate, workers=workers, paced=paced))
     suffix = f" ({PACED})" if paced else ""
-    console.print(comparison.verdict() + suffix, style="bold", highlight=False, soft_wrap=True)
+    for verdict in (comparison.verdict(), comparison.verdict_of_outer_steps()):
+        console.print(verdict + suffix, style="bold", highlight=False, soft_wrap=True, markup=False)
     if comparison.equal_seconds < 30:
         console.print("Too short a run to judge by: compression pays off, or not, over minutes.", highlight=False)
-    console.print(f"\nWhat adaptive ran{suffix}, one entry per change; bytes as predicted:", highlight=False)
-    path = comparison["adaptive"].cf_path
+    for method in ("adaptive", "adaptive-100"):
+        _show_changes(console, comparison[method], suffix)
+    console.print(f"\nThe plot as a picture{suffix}: {escape(str(logs / 'loss.png'))}", highlight=False, soft_wrap=True)
+    console.print(f"TensorBoard logs{suffix}: {escape(str(logs))}. To see them:", highlight=False, soft_wrap=True)
+    console.print(f"  tensorboard --logdir {escape(str(logs))}", highlight=False, soft_wrap=True)
+
+
+def _show_changes(console: Console, outcome: DemoOutcome, suffix: str) -> None:
+    shares = outcome.share_by_mode()
+    modes = ", ".join(f"{shares[mode]:.0%} {words}" for mode, words in MODES.items() if shares.get(mode))
+    said = f"\nWhat {outcome.label} decided{suffix}, one entry per change; of its steps {modes}:"
+    console.print(said, highlight=False, soft_wrap=True, markup=False)
+    path, half = outcome.cf_path, MOST_TURNS // 2
     cut = len(path) > MOST_TURNS
-    for turn in path[: MOST_TURNS // 2] if cut else path:
-        console.print(_turn(turn), highlight=False, soft_wrap=True)
+    for turn in path[:half] if cut else path:
+        console.print(escape(change_words(turn)), highlight=False, soft_wrap=True)
     if cut:
-        console.print(f"  ... {len(path) - 2 * (MOST_TURNS // 2)} more ...", highlight=False)
-        for turn in path[-(MOST_TURNS // 2) :]:
-            console.print(_turn(turn), highlight=False, soft_wrap=True)
-    console.print(f"\nTensorBoard logs{suffix}: {escape(logs)}. To see them:", highlight=False, soft_wrap=True)
-    console.print(f"  tensorboard --logdir {escape(logs)}", highlight=False, soft_wrap=True)
-
-
-def _turn(turn: dict[str, Any]) -> str:
-    reason = escape(reason_words(turn["reason"], _choices()))
-    return f"  step {turn['step']:>5}  {described(_choice(turn['cf']))}: {reason}"
-
-
-def _choice(cf: float) -> Forecast:
-    known = (forecast for forecast in _choices() if forecast.candidate.cf == cf)
-    return next(known, _forecast(ladder.name, cf, ladder.method_at(cf)))
-
-
-@functools.cache
-def _choices() -> tuple[Forecast, ...]:
-    """Forecasts of what the adaptive run may choose: dense, and the ladder, whose CFs are wire ratios."""
-    formats = (_forecast(DENSE, 1.0, "dense float32"), _forecast(DENSE, 2.0, "dense in 16 bit"))
-    rungs = ladder.candidates((2.0, 1000.0))
-    return (*formats, *(_forecast(ladder.name, cf, ladder.method_at(cf)) for cf in rungs))
-
-
-def _forecast(compressor: str, cf: float, method: str) -> Forecast:
-    return Forecast(Candidate("hook", compressor, cf), wire_ratio=cf, method=method)
+        console.print(f"  ... {len(path) - 2 * half} more ...", highlight=False)
+        for turn in path[-half:]:
+            console.print(escape(change_words(turn)), highlight=False, soft_wrap=True)

@@ -5,12 +5,22 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gravac.candidate import Mode
 from gravac.lab.tta.record import CurvePoint, first_reached
+
+LABELS = {
+    "dense-fp32": "float32",
+    "dense-fp16": "float16",
+    "adaptive": "every=1",
+    "adaptive-100": "every=(1, 100)",
+}
+"""Names of runs as they are shown: dense ones, and ``AdaptiveCompressor`` with an argument."""
 
 DRAW = 0.01
 """Difference of validation losses (nats) below which they are called equal: another seed makes as much."""
@@ -27,7 +37,7 @@ class DemoOutcome:
         samples_per_s: samples per second over all ranks.
         wire_bytes: bytes a rank sent in the run, mean over the ranks.
         curve: the validation loss over the run, first and last moment included.
-        cf_path: ``{"step", "cf", "reason"}`` of the first compression factor and of each change.
+        cf_path: what ran first, and each change: ``{"step", "mode", "compressor", "cf", "every", "delay", "reason"}``.
     """
 
     method: str
@@ -37,6 +47,19 @@ class DemoOutcome:
     wire_bytes: int
     curve: tuple[CurvePoint, ...]
     cf_path: tuple[dict[str, Any], ...]
+
+    @property
+    def label(self) -> str:
+        """The name that is shown."""
+        return LABELS.get(self.method, self.method)
+
+    def share_by_mode(self) -> dict[Mode, float]:
+        """Return the share of steps that was made in each mode."""
+        ends = [*(turn["step"] for turn in self.cf_path[1:]), self.steps]
+        made: Counter[Mode] = Counter()
+        for turn, end in zip(self.cf_path, ends, strict=True):
+            made[turn["mode"]] += max(0, min(end, self.steps) - turn["step"])
+        return {mode: steps / self.steps for mode, steps in made.items()}
 
     @property
     def bytes_per_step(self) -> float:
@@ -64,7 +87,7 @@ class DemoOutcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs of the same budget, side by side. ``outcomes`` holds ``dense-fp32``, ``dense-fp16`` and ``adaptive``."""
+    """Runs of the same budget, side by side. ``outcomes`` holds each of ``LABELS``."""
 
     outcomes: tuple[DemoOutcome, ...]
 
@@ -91,22 +114,30 @@ class Comparison:
         return self["dense-fp16"].val_loss
 
     def verdict(self) -> str:
-        """Say in words which method won, whichever it was."""
+        """Say in words whether compressed gradients won against dense ones, or lost."""
         adaptive = self["adaptive"].at_time(self.equal_seconds)
-        rivals = [outcome for outcome in self.outcomes if outcome.method != "adaptive"]
-        best = min(rivals, key=lambda outcome: outcome.at_time(self.equal_seconds))
+        best = min((self["dense-fp32"], self["dense-fp16"]), key=lambda outcome: outcome.at_time(self.equal_seconds))
         rival = best.at_time(self.equal_seconds)
         after = f"after {self.equal_seconds:.0f} s"
-        figures = f"validation loss {adaptive:.3f} against {rival:.3f} of {best.method} {after}"
+        figures = f"validation loss {adaptive:.3f} against {rival:.3f} of {best.label} {after}"
         if abs(adaptive - rival) < DRAW:
-            return f"A draw: {figures}. The simpler one is then the better choice: {best.method}."
+            return f"With every=1 a draw: {figures}. The simpler one is then the better choice: {best.label}."
         if adaptive > rival:
-            return f"Adaptive LOST: {figures}. On this link, with this model and in this time, use {best.method}."
+            return f"With every=1 it LOST: {figures}. On this link, with this model and in this time, use {best.label}."
         reached, its_time = self["adaptive"].time_to(self.target), self["dense-fp16"].time_to(self.target)
         if not reached or not its_time:
-            return f"Adaptive won: {figures}."
+            return f"With every=1 it won: {figures}."
         faster = f"{its_time / reached:.1f} times as fast"
-        return f"Adaptive won: {figures}. It reached the final loss of dense-fp16 {faster}."
+        return f"With every=1 it won: {figures}. It reached the final loss of float16 {faster}."
+
+    def verdict_of_outer_steps(self) -> str:
+        """Say in words what it brought that ranks may train apart."""
+        apart, each = self["adaptive-100"], self["adaptive"]
+        losses = [run.at_time(self.equal_seconds) for run in (apart, each)]
+        figures = f"validation loss {losses[0]:.3f} against {losses[1]:.3f} of every=1 after {self.equal_seconds:.0f} s"
+        if abs(losses[0] - losses[1]) < DRAW:
+            return f"With every=(1, 100) a draw: {figures}."
+        return f"With every=(1, 100) it {'won' if losses[0] < losses[1] else 'LOST'}: {figures}."
 
     def to_json(self, *, rate: float, workers: int, paced: bool, log_dir: Path) -> dict[str, Any]:
         """Return the content of the JSON file; rate in bits per second, bytes per rank and run, loss in nats."""

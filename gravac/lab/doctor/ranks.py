@@ -16,7 +16,8 @@ from gravac import AdaptiveCompressor, Static, topk
 from gravac.exchange.group import GroupTransport, backend_of
 from gravac.exchange.link_probe import LinkProbe, probe_link
 from gravac.lab import local_ranks
-from gravac.settings import Settings
+from gravac.settings import Settings, SettingsError
+from gravac.sources.ddp_private import Reducer
 
 WIDTH, STEPS, CF = 256, 4, 10.0
 
@@ -36,6 +37,7 @@ class Check(Settings):
         wire_ratio: wire bytes of a dense step over those of the compressed one that was made.
         same: whether all ranks hold the same weights after it.
         loopback: whether the ranks were started here, so that the link is no network.
+        lacks: what this torch lacks for native and outer steps, and what to do; ``None`` if it lacks nothing.
     """
 
     ranks: int
@@ -46,6 +48,7 @@ class Check(Settings):
     wire_ratio: float | None
     same: bool
     loopback: bool = False
+    lacks: str | None = None
 
 
 def check_launched() -> Check | None:
@@ -81,7 +84,8 @@ def check(loopback: bool = False) -> Check:
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]).to(device)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    with AdaptiveCompressor(topk, controller=Static(cf=CF)) as compressor:
+    lacks = lacking(ddp)
+    with AdaptiveCompressor(topk, controller=Static(cf=CF), native=False) as compressor:
         compressor.attach(ddp, optimizer)
         generator = torch.Generator().manual_seed(dist.get_rank())
         for _ in range(STEPS):
@@ -103,4 +107,14 @@ def check(loopback: bool = False) -> Check:
         wire_ratio=ratio,
         same=all(torch.equal(one, flat) for one in theirs),
         loopback=loopback,
+        lacks=lacks,
     )
+
+
+def lacking(ddp: DistributedDataParallel) -> str | None:
+    """Return which private name of torch native and outer steps need and do not find, and the remedy."""
+    try:
+        Reducer(ddp)
+    except SettingsError as error:
+        return str(error)
+    return None

@@ -4,12 +4,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gravac.lab.doctor.facts import OPTIONAL, Facts
+from gravac.lab.doctor.memory import Memory
+from gravac.lab.doctor.memory import in_words as part_words
 from gravac.lab.doctor.ranks import Check
 from gravac.lab.links.rates import format_rate
 
 GRADIENT = 100e6
 """Parameters of the model whose exchange is told, to make a bandwidth mean something."""
+
+BY_SETTINGS = (
+    'OuterSettings(anchor_dtype="bfloat16") halves the anchor, offload=True keeps it in CPU memory, fragments=8 sends '
+    "an eighth at a time"
+)
+"""What changes the memory of outer steps."""
 
 
 def in_words(found: Facts, check: Check | None) -> str:
@@ -35,12 +45,32 @@ def in_words(found: Facts, check: Check | None) -> str:
         lines.append(("ranks", f"{check.ranks} on {where}; {same} after a few steps"))
         if check.wire_ratio is not None:
             lines.append(("compressed step", f"{check.wire_ratio:.1f} times fewer bytes than a dense one"))
+        lacks = "all that native and outer steps need" if check.lacks is None else f"not all: {check.lacks}"
+        lines.append(("torch has", lacks))
         if check.link is not None:
             rate = format_rate(float(f"{check.link.bandwidth:.3g}"))
             where = "loopback, no network" if check.loopback else "between the ranks"
             lines.append(("link", f"{rate}, {1e6 * check.link.latency:.0f} µs a message ({where})"))
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
+
+
+def memory_words(memories: Sequence[Memory], model: str | None, elements: int | None) -> str:
+    """Return what each mode takes of a rank's memory, a line for each part.
+
+    Args:
+        memories: parts of all modes.
+        model: name of the model; ``None``: any, of which multiples are told.
+        elements: number of its parameters.
+    """
+    whose = "in sizes of the model" if elements is None else f"of {model}, {elements / 1e6:.1f} M parameters"
+    lines = [f"Memory that gravac takes on a rank, {whose}, float32:"]
+    before = ""
+    for memory in memories:
+        lines.append(f"  {memory.mode if memory.mode != before else '':<7} {part_words(memory, elements)}")
+        before = memory.mode
+    lines.append(f"  {'':<7} {BY_SETTINGS}")
+    return "\n".join(lines)
 
 
 def advice(found: Facts, check: Check | None, failure: str | None = None) -> list[str]:
@@ -59,6 +89,8 @@ def advice(found: Facts, check: Check | None, failure: str | None = None) -> lis
         )
     if check is not None:
         said += _of_ranks(check)
+        if check.lacks is not None:
+            said.append(check.lacks)
     if found.devices and "nccl" not in found.backends:
         said.append("there are GPUs and no NCCL: gradients would travel by gloo, staged in host memory, which is slow")
     if found.devices and found.optional.get("triton") is None:

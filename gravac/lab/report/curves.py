@@ -55,7 +55,7 @@ def metric_against_bytes(section: Section, drawn: Looks) -> Figure | None:
 
 
 def bytes_sent(run: TrainingRecord) -> list[float]:
-    """Return megabytes sent at each point of the curve: the run's total, shared out over steps by 1/CF of decisions.
+    """Return megabytes sent at each point of the curve: the run's total, shared out by decisions' CF and every.
 
     Not a number before the first step: there is no zero on a logarithmic axis.
     """
@@ -63,7 +63,7 @@ def bytes_sent(run: TrainingRecord) -> list[float]:
         return []
     weights = np.ones(max(run.steps, 1))
     for turn in sorted(run.turns, key=lambda turn: turn.step):
-        weights[turn.step :] = 1 / turn.cf if turn.cf > 0 else 1.0
+        weights[turn.step :] = 1 / (turn.cf * turn.every) if turn.cf > 0 else 1.0
     total = np.concatenate([[0.0], np.cumsum(weights)])
     total *= run.wire_bytes / 1e6 / total[-1]
     return [float(total[min(point.step, run.steps)]) if point.step else math.nan for point in run.curve]

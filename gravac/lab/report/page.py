@@ -24,7 +24,7 @@ from gravac.lab.report.summary import Section, link_order, methods, sections
 from gravac.lab.report.template import HOW_TO_READ, STYLE
 from gravac.lab.report.words import times
 from gravac.lab.training.methods import running
-from gravac.lab.tta.record import TrainingRecord
+from gravac.lab.tta.record import TrainingRecord, Turn
 from gravac.settings import SettingsError
 from gravac.telemetry.words import reason_words
 
@@ -320,14 +320,13 @@ def _reasons(run: TrainingRecord) -> str:
     turns = plots.changes(run)
     if not turns:
         return '<p class="pale">It changed nothing.</p>'
-    methods = {(turn.compressor, turn.cf): running(run.method, turn.compressor, turn.cf) for turn in run.turns}
     ran = [
-        Forecast(Candidate("hook", compressor, cf), wire_ratio=math.nan, method=method)
-        for (compressor, cf), method in methods.items()
+        Forecast(Candidate(turn.mode or "hook", turn.compressor, turn.cf), math.nan, method=_method(run, turn))
+        for turn in run.turns
     ]
     rows = "".join(
         f'<tr><th scope="row">{number}</th><td>{turn.step:,}</td><td>{_maybe(turn.seconds, ",.1f")}</td>'
-        f'<td class="text">{escape(methods[turn.compressor, turn.cf])}{_every(turn.every, turn.delay)}</td>'
+        f'<td class="text">{escape(_method(run, turn))}{_every(turn.every, turn.delay)}</td>'
         f"<td>{turn.cf:.4g}</td>"
         f"<td>{_maybe(turn.gain, '.3f')}</td>"
         f'<td class="text">{escape(reason_words(turn.reason, ran))}</td></tr>'
@@ -337,6 +336,10 @@ def _reasons(run: TrainingRecord) -> str:
 <th scope="col">s</th><th class="text" scope="col">from here</th><th scope="col">CF</th><th scope="col">gain</th>
 <th class="text" scope="col">reason</th></tr></thead><tbody>{rows}</tbody></table></div>"""
     return f"<details{' open' * (len(turns) <= 12)}><summary>{len(turns)} changes</summary>{table}</details>"
+
+
+def _method(run: TrainingRecord, turn: Turn) -> str:
+    return running(run.method, turn.compressor, turn.cf, turn.mode or "hook")
 
 
 def _every(steps: int, delay: int) -> str:

@@ -21,12 +21,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import AllReduce
 from gravac.lab.training.methods import NATIVE, Method
 from gravac.modes.outer.round_state import RoundState
-from gravac.modes.switch import ModeChange
-from gravac.telemetry.records import DecisionRecord, Record, StepRecord
+from gravac.telemetry.records import DecisionRecord, ModeRecord, Record, StepRecord
 
 POWERSGD_START = 2
 """Number of steps before torch's PowerSGD compresses: the least it allows."""
@@ -73,6 +72,11 @@ class Exchange:
         return {name: value.clone() for name, value in module.state_dict().items()}
 
     @property
+    def mode(self) -> Mode:
+        """Who exchanged in the last step that is known."""
+        return "native"
+
+    @property
     def cf(self) -> float | None:
         """Compression factor of the last step that is known; ``None`` where there is none."""
         return None
@@ -107,7 +111,7 @@ class Exchange:
         """Return what was run first, then every decision, also those that changed nothing."""
         return []
 
-    def changes(self) -> list[ModeChange]:
+    def changes(self) -> list[ModeRecord]:
         """Return the changes of mode so far, each with the seconds that it took on this rank."""
         return []
 
@@ -219,6 +223,11 @@ class OurExchange(Exchange):
         return self._made.synced()
 
     @property
+    def mode(self) -> Mode:
+        """See ``Exchange``."""
+        return self._steps[-1].mode if self._steps else self._made.mode
+
+    @property
     def cf(self) -> float | None:
         """See ``Exchange``."""
         return self._steps[-1].cf if self._steps else None
@@ -231,7 +240,9 @@ class OurExchange(Exchange):
     @property
     def every(self) -> int | None:
         """See ``Exchange``."""
-        return self._made.every if self.method.apart else None
+        if not self.method.apart:
+            return None
+        return self._steps[-1].every if self._steps else self._made.every
 
     def exchanges(self) -> int | None:
         """See ``Exchange``."""
@@ -253,7 +264,7 @@ class OurExchange(Exchange):
         """See ``Exchange``. What ran first is known when ranks have agreed on it."""
         return [*self._first(), *self._made.history]
 
-    def changes(self) -> list[ModeChange]:
+    def changes(self) -> list[ModeRecord]:
         """See ``Exchange``."""
         return self._made.changes
 

@@ -352,7 +352,7 @@ def running(method: str, name: str, cf: float, mode: Mode = "hook") -> str:
     return base.method_at(cf) if base is not None and base.name == name else f"{name} {cf:.4g}x"
 
 
-def running_at(method: str, cf: float) -> str:
+def running_at(method: str, cf: float, mode: Mode = "hook") -> str:
     """Return what a method runs at a CF, in words, if the compressor's name is not told: at 1 and 2 it is dense.
 
     Example:
@@ -360,7 +360,7 @@ def running_at(method: str, cf: float) -> str:
         ('low rank 16', 'dense float32')
     """
     base = Method.parse(method).base
-    return running(method, DENSE if cf in (1.0, 2.0) or base is None else base.name, cf)
+    return running(method, DENSE if cf in (1.0, 2.0) or base is None else base.name, cf, mode)
 
 
 def _only_cf(base: Compressor) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gravac.candidate import DENSE, Candidate
+from gravac.candidate import DENSE, Candidate, Mode
 from gravac.collectives import AllReduce
 from gravac.lab.training.exchange import Exchange, start_of
 from gravac.lab.training.methods import Diloco, Method
@@ -80,6 +80,11 @@ class TorchftExchange(Exchange):
         """See ``Exchange``."""
         with self.shared():
             return super().shared_state()
+
+    @property
+    def mode(self) -> Mode:
+        """See ``Exchange``."""
+        return "outer"
 
     @property
     def cf(self) -> float | None:

@@ -58,7 +58,7 @@ class WorkerReport:
             self._board.add_scalar("loss/training", loss, step)
         if self._lines and time.monotonic() - self._last >= REPORT_SECONDS:
             self._last = time.monotonic()
-            told = {name: getattr(exchange, name) if exchange else None for name in ("cf", "gain", "every")}
+            told = {name: getattr(exchange, name) if exchange else None for name in ("mode", "cf", "gain", "every")}
             self.line("step", step=step, seconds=clock, loss=loss, samples_per_s=step * samples / clock, **told)
 
     def evaluation(self, step: int, clock: float, metric: float) -> None:
@@ -116,7 +116,7 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
 def changes(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
     """Return an exchange's changes of mode as JSON values; arguments are those of ``decisions``.
 
-    ``at_seconds`` is the training time at a change, ``seconds`` what the change took on this rank.
+    ``at_seconds`` is the training time at a change, ``seconds`` and ``wire_bytes`` what the change took on this rank.
     """
     return [
         {
@@ -125,6 +125,7 @@ def changes(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
             "before": change.before,
             "after": change.after,
             "seconds": change.seconds,
+            "wire_bytes": change.wire_bytes,
         }
         for change in exchange.changes()
     ]

@@ -66,7 +66,7 @@ class TtaLive(Shown):
         elif event["event"] == "evaluation":
             self._metric = f"  metric {event['metric']:.3f}" + (f" of {leg.target:.3f}" if leg.target else "")
         elif event["event"] == "step":
-            runs = "" if event["cf"] is None else f"  {running_at(leg.method, event['cf'])}"
+            runs = "" if event["cf"] is None else f"  {running_at(leg.method, event['cf'], event['mode'])}"
             runs += f" every {event['every']} steps" if event.get("every") else ""
             self._state(f"{cell}: {leg.method}: step {event['step']}  {event['seconds']:.0f} s{self._metric}{runs}")
 

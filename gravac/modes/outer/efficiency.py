@@ -27,7 +27,7 @@ by ``docs/measurements/outer_delays.json``, which has but a bound of one task at
 DOUBT, SHORT_DOUBT, SHORT = 0.6, 0.7, 5
 """Factors in the efficiency of outer steps where the ranks could also exchange in each step, the second at no more than
 ``SHORT`` steps from one exchange to the next. Beliefs come from three small tasks, and were wrong on nanoGPT
-(``docs/nanogpt.md``): as long as nothing measures progress, outer steps must win even if one of theirs makes so much
+(``docs/outer.md``): as long as nothing measures progress, outer steps must win even if one of theirs makes so much
 less of it."""
 
 

@@ -126,7 +126,7 @@ class Rounds:
         if state.shares.by_speed and state.in_round:
             raise RuntimeError(
                 f"by_speed: this rank is {state.in_round} steps into round {state.ended}, others elsewhere; save and "
-                "synchronize on all ranks when the same round has ended, as told by .rounds"
+                "synchronize on all ranks when the same round has ended, as told by compressor.outer.ended"
             )
         if self._journeys or (end_round and state.in_round):
             self._leave(state.in_round, state.in_round, learning_rate, dense)

@@ -3,6 +3,7 @@
 """Lightning's real Trainer with two processes, against plain DDP by hand."""
 
 import csv
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from gravac.telemetry import read_jsonl
 from gravac.telemetry.records import EndRecord
-from tests.integrations.by_hand import assert_resumed, assert_same, ranks
-from tests.integrations.lightning import program
+from tests.integrations import apart
+from tests.integrations.by_hand import assert_resumed, assert_same, flat, ranks
+from tests.integrations.lightning import apart_program, program
 
 pytestmark = pytest.mark.framework
 
@@ -73,3 +75,57 @@ def test_an_exception_closes_the_log(package: str, end: BaseException, tmp_path:
         assert raised == ("SystemExit(1)" if isinstance(end, KeyboardInterrupt) else repr(end))
     (ended,) = [record for record in read_jsonl(tmp_path / "gravac.jsonl") if isinstance(record, EndRecord)]
     assert ended.steps == 1
+
+
+@pytest.mark.parametrize(("every", "accumulate"), apart.ONE_CELL)
+def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(
+    package: str, every: apart.Every, accumulate: int, tmp_path: Path
+) -> None:
+    runs = ranks(apart_program.went_on, package, tmp_path, every, accumulate)
+    apart.assert_trained_apart(runs)
+    for each in runs:
+        apart.assert_went_on(each, accumulate)
+
+
+@pytest.mark.parametrize(("every", "accumulate"), apart.OTHER_CELLS)
+def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch")
+    for each in ranks(apart_program.went_on, "lightning.pytorch", tmp_path, every, accumulate):
+        apart.assert_went_on(each, accumulate)
+
+
+def test_steps_that_a_module_makes_itself_are_counted(package: str, tmp_path: Path) -> None:
+    for lightning, by_hand in ranks(apart_program.stepped_by_hand, package, tmp_path):
+        assert_same(lightning, by_hand)
+
+
+def test_every_file_holds_what_ranks_share_with_the_loss_that_was_validated(package: str, tmp_path: Path) -> None:
+    (validated, weights), (other_validated, other_weights) = ranks(apart_program.saved, package, tmp_path)
+    assert validated == other_validated and len(validated) == 6
+    files = {path.stem: torch.load(path, weights_only=True) for path in tmp_path.glob("*.ckpt")}
+    assert {name.partition("-")[0] for name in files} == {"validated", "stepped", "epoch", "last"}
+    for name, file in files.items():
+        for state in file["gravac"]["states"]:
+            assert apart.holds_shared(file["state_dict"], state), name
+        step = file["global_step"]
+        if name.startswith(("validated", "epoch", "last")):
+            assert apart.loss_of(file["state_dict"]) == validated[step], name
+        if step % 5 and step < 18:
+            assert all(map(apart.is_apart, file["gravac"]["states"])), name
+    assert torch.equal(weights, other_weights)
+    assert torch.equal(flat(files["last"]["state_dict"].values()), weights)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), signal.SIGTERM], ids=repr)
+def test_a_file_saved_because_of_an_exception_holds_what_ranks_share(
+    package: str, end: BaseException | int, tmp_path: Path
+) -> None:
+    (_, weights), (_, other_weights) = ranks(apart_program.saved, package, tmp_path, end)
+    (path,) = tmp_path.glob("exception*.ckpt")
+    file = torch.load(path, weights_only=True)
+    assert torch.equal(weights, other_weights)
+    assert torch.equal(flat(file["state_dict"].values()), weights)
+    assert ("gravac" in file) == (end is signal.SIGTERM)
+    if end is signal.SIGTERM:
+        assert all(apart.holds_shared(file["state_dict"], state) for state in file["gravac"]["states"])
+        assert all(map(apart.is_apart, file["gravac"]["states"]))

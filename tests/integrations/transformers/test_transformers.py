@@ -5,12 +5,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.integrations import apart
 from tests.integrations.by_hand import assert_resumed, assert_same, ranks
 
 pytestmark = pytest.mark.framework
 
 program = pytest.importorskip("tests.integrations.transformers.program")
+apart_program = pytest.importorskip("tests.integrations.transformers.apart_program")
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -62,3 +65,42 @@ def test_the_trainer_may_find_a_smaller_batch_size(tmp_path: Path) -> None:
     for exchanged, batch in ranks(program.smaller_batches, tmp_path):
         assert exchanged == program.STEPS
         assert 0 < batch < 4
+
+
+@pytest.mark.parametrize(("every", "accumulate"), apart.ONE_CELL)
+def test_ranks_apart_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
+    runs = ranks(apart_program.went_on, tmp_path, every, accumulate)
+    apart.assert_trained_apart(runs)
+    for each in runs:
+        apart.assert_went_on(each, accumulate)
+
+
+@pytest.mark.parametrize(("every", "accumulate"), apart.OTHER_CELLS)
+def test_other_cells_step_as_by_hand_and_go_on_bit_for_bit(every: apart.Every, accumulate: int, tmp_path: Path) -> None:
+    for each in ranks(apart_program.went_on, tmp_path, every, accumulate):
+        apart.assert_went_on(each, accumulate)
+
+
+@pytest.mark.parametrize("best", [False, True], ids=["last", "best"])
+def test_every_checkpoint_has_the_loss_that_was_evaluated_and_the_best_stays(best: bool, tmp_path: Path) -> None:
+    first, second = ranks(apart_program.saved, tmp_path, best)
+    assert first["seen"] == second["seen"] == first["of files"] == second["of files"]
+    assert set(first["seen"]) == set(range(4, apart.STEPS + 1, 4))
+    assert first["logged"] == second["logged"]
+    for rank in (first, second):
+        assert all(rank["shared"])
+        assert rank["apart"][8] and rank["apart"][16] and not rank["apart"][apart.STEPS]
+        assert torch.equal(rank["weights"], rank["best"]) == best
+    assert torch.equal(first["weights"], second["weights"])
+
+
+def test_ranks_apart_are_one_again_when_train_ends_and_may_train_again(tmp_path: Path) -> None:
+    (rounds, modes, weights), other = ranks(apart_program.twice, tmp_path)
+    assert rounds[0] == rounds[1] and (rounds, modes) == other[:2]
+    assert torch.equal(weights, other[2]), "the second run began natively, with moments that were each rank's own"
+
+
+def test_the_trainer_begins_anew_after_an_exception_within_a_round(tmp_path: Path) -> None:
+    (rounds, weights), (_, other_weights) = ranks(apart_program.failed_once, tmp_path)
+    assert rounds == -(-apart_program.apart.STEPS // 5)
+    assert torch.equal(weights, other_weights)

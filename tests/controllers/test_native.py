@@ -1,0 +1,374 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Controllers choose among native, hook and outer steps: what they try, what that costs, and when they come back."""
+
+import functools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gravac import Goodput, GraVAC
+from gravac.candidate import Candidate, Forecast
+from gravac.controllers import Decision, Measurement
+from gravac.controllers.base import WATCH
+from gravac.controllers.goodput import EXPOSED
+from gravac.controllers.goodput_state import GoodputEntry, GoodputState
+from gravac.controllers.native import LARGEST, LONGEST, LOOK_S, fits_float16
+from gravac.controllers.window import Window
+from gravac.engine.admission import Admission, with_native
+from gravac.modes.outer.candidates import widened
+from gravac.testing.controller_laws import Step, drive
+from tests.controllers.test_goodput import LADDER
+
+NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense", 2.0)
+
+CODING = {"float32": 0.0, "bfloat16": 0.02, "quantize": 0.1, "topkc": 0.08, "native": 0.0, "native float16": 0.005}
+"""Share of compute that coding takes, by family."""
+
+EVERY = (1, 2, 5, 10, 20, 50, 100)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Made-up ranks: what a step of each mode takes.
+
+    Attributes:
+        seconds: seconds of a native step in float32.
+        exposed: share of that in which it waits for bytes.
+        hook: seconds that the hook costs besides coding.
+        hides: share of compute that an exchange hides behind.
+        noise: relative standard deviation of a step.
+        slower: how many times longer exchanges take, by training step.
+        machine: how many times longer compute takes, by training step.
+        every: numbers of steps from one exchange to the next that are candidates.
+        leaving_s: seconds that leaving outer steps takes.
+        energy: energy of each step.
+    """
+
+    seconds: float
+    exposed: float
+    hook: float = 0.0025
+    hides: float = 0.3
+    noise: float = 0.0
+    slower: Callable[[int], float] = lambda step: 1.0
+    machine: Callable[[int], float] = lambda step: 1.0
+    every: tuple[int, ...] = (1,)
+    leaving_s: float | None = 0.0
+    energy: float = 2.0
+
+    @property
+    def compute(self) -> float:
+        return self.seconds * (1 - self.exposed)
+
+    @property
+    def dense(self) -> float:
+        """Seconds of a dense exchange; of a step that waits for nothing, half of what would hide."""
+        hidden = self.hides * self.compute
+        return hidden + self.exposed * self.seconds if self.exposed else hidden / 2
+
+    @functools.cached_property
+    def forecasts(self) -> tuple[Forecast, ...]:
+        known = tuple(
+            replace(rung, coding_s=0.6 * CODING[rung.family] * self.compute, exchange_s=self.dense / rung.wire_ratio)
+            for rung in LADDER
+        )
+        sixteen_bit = replace(known[1], candidate=Candidate("hook", "dense", 2.0))
+        admission = Admission((known[0], sixteen_bit, *known[2:]))
+        if self.every != (1,):
+            admission = widened(admission, self.every, self.compute, "auto", False, leaving_s=self.leaving_s)
+        return with_native(admission, (1.0, 2.0)).forecasts
+
+    @functools.cached_property
+    def known(self) -> dict[Candidate, Forecast]:
+        return {forecast.candidate: forecast for forecast in self.forecasts}
+
+    def of(self, candidate: Candidate) -> Forecast:
+        known = self.known
+        return known.get(candidate) or known[replace(candidate, mode="native")]
+
+    def times(self, candidate: Candidate, step: int) -> tuple[float, float, float, float]:
+        """Seconds of a training step, and of what it waits, codes and exchanges."""
+        forecast, compute = self.of(candidate), self.compute * self.machine(step)
+        family = forecast.family.split(" every")[0].removesuffix(" behind steps")
+        coded = CODING[family] * compute / candidate.every
+        exchange = self.slower(step) * self.dense / forecast.wire_ratio
+        hidden = self.hides * compute if candidate.mode != "outer" else candidate.delay * compute / candidate.every
+        waited = max(0.0, exchange - hidden)
+        hook = {"native": 0.0, "hook": self.hook, "outer": 0.1 * self.hook}[candidate.mode]
+        return compute + hook + coded + waited, waited, coded, max(exchange, waited)
+
+    def goodput(self, candidate: Candidate, step: int = 0) -> float:
+        return self.of(candidate).efficiency / self.times(candidate, step)[0]
+
+    def best(self, step: int = 0) -> float:
+        return max(self.goodput(forecast.candidate, step) for forecast in self.forecasts)
+
+    def measure(self, seed: int) -> Callable[[int, Decision], Measurement]:
+        draw = random.Random(seed)
+
+        def measured(step: int, holds: Decision) -> Measurement:
+            seconds, waited, coded, exchanged = self.times(holds.candidate, step)
+            steps = 1 if holds.candidate.mode == "hook" else WATCH
+            chance = math.exp(draw.gauss(0, self.noise / math.sqrt(steps))) if self.noise else 1.0
+            error = 0.0 if holds.candidate.dense else 1.0
+            made = Measurement(0, holds.candidate, chance * seconds, 16.0, error, self.energy)
+            return replace(made, waited=chance * waited, coded=coded, exchanged=exchanged)
+
+        return measured
+
+    def run(self, steps: int, seed: int = 0) -> list[Step]:
+        made = []
+        for step in drive(Goodput(), self.forecasts, self.measure(seed), steps):
+            made.append(step)
+            if step.measured.first + step.measured.steps >= steps:
+                break
+        return made
+
+    def lost(self, steps: list[Step]) -> float:
+        """Share of the time that the best candidate at each moment would have spared."""
+        taken = spared = 0.0
+        for made in steps:
+            measured = made.measured
+            seconds = self.times(measured.candidate, measured.first)[0]
+            worth = self.of(measured.candidate).efficiency / self.best(measured.first)
+            taken, spared = taken + measured.steps * seconds, spared + measured.steps * (seconds - worth)
+        return spared / taken
+
+
+def modes(steps: list[Step]) -> set[str]:
+    return {step.measured.candidate.mode for step in steps}
+
+
+@pytest.mark.parametrize("seconds", [0.015, 0.07, 0.1], ids="{:g}s".format)
+@pytest.mark.parametrize("exposed", [0.0, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("every", [(1,), EVERY], ids=["in each step", "or apart"])
+def test_on_a_fast_link_it_ends_native_and_trials_cost_at_most_two_percent(
+    seconds: float, exposed: float, every: tuple[int, ...]
+) -> None:
+    site = Site(seconds, exposed, noise=0.03, every=every)
+    steps = site.run(1000)
+    assert steps[-1].decision.candidate.mode == "native"
+    later = [step for step in steps if step.measured.first >= 100]
+    share = sum(step.measured.steps for step in later if step.measured.candidate.mode != "native") / 900
+    assert share <= 0.1
+    assert site.lost(steps) <= 0.02 + Goodput().hysteresis * (exposed > 0)
+
+
+@given(seconds=st.floats(0.01, 0.3), exposed=st.floats(0.0, 0.028), seed=st.integers(0, 99))
+@settings(max_examples=30)
+def test_no_trial_where_the_exposed_exchange_is_small(seconds: float, exposed: float, seed: int) -> None:
+    """The exchange is forecast to take that part of a step at most, so nothing can save more."""
+    site = Site(seconds, exposed, hook=0.1 * seconds, hides=0.0, noise=0.02, every=EVERY)
+    steps = site.run(1500, seed)
+    assert {step.measured.candidate for step in steps if step.measured.first >= 60} == {NATIVE}
+
+
+@pytest.mark.parametrize("exposed", [0.0, 0.02, 0.1])
+def test_native_is_settled_on_where_the_hook_gains_nothing(exposed: float) -> None:
+    """The link's probe promised the hook more than it gains: native steps are tried, and stay."""
+    site = Site(0.05, exposed, hook=0.006, hides=0.6)
+    steps = site.run(300)
+    assert steps[0].measured.candidate.mode == "hook"
+    assert steps[-1].measured.candidate.mode == "native"
+
+
+@pytest.mark.parametrize("exposed", [0.6, 0.9])
+def test_a_slow_link_sees_native_steps_hardly_ever(exposed: float) -> None:
+    steps = Site(0.5, exposed).run(600)
+    native = sum(step.measured.steps for step in steps if step.measured.candidate.mode == "native")
+    assert native <= 2 * WATCH
+    assert steps[-1].measured.candidate.mode == "hook"
+
+
+@given(
+    native=st.floats(0.01, 1.0),
+    others=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4),
+    steps=st.integers(100, 5000),
+)
+def test_native_is_never_left_for_what_cannot_be_better(native: float, others: list[float], steps: int) -> None:
+    forecasts = Site(native, 0.1, every=EVERY).forecasts
+    measured = [GoodputEntry(0, native, 5, 1.0)]
+    measured += [
+        GoodputEntry(at + 2, s, 5, forecasts[at + 2].efficiency, (0.0, 0.0, 0.0)) for at, s in enumerate(others)
+    ]
+    state = GoodputState(
+        forecasts, "hold", 0, 0, Window(NATIVE), tuple(measured), windows=6, steps=steps, elapsed=steps * native
+    )
+    goodput = Goodput()
+    after, _ = goodput._go_on(state, "")
+    chosen = after.position
+    if chosen != 0:
+        bound = after.efficiency(chosen) / after.fastest(chosen, goodput.expire)
+        assert bound > state.goodput(measured[0])
+
+
+@given(
+    exposed=st.floats(0.0, 0.95),
+    seconds=st.sampled_from([0.015, 0.1, 1.0]),
+    leaving=st.sampled_from([0.0, 1.0, 30.0]),
+)
+@settings(max_examples=40)
+def test_outer_steps_run_only_where_a_bound_says_that_they_win_though_each_makes_less_progress(
+    exposed: float, seconds: float, leaving: float
+) -> None:
+    site = Site(seconds, exposed, every=EVERY, leaving_s=leaving)
+    best_in_each_step = max(site.goodput(f.candidate) for f in site.forecasts if f.candidate.mode != "outer")
+    for made in site.run(800):
+        if made.decision.candidate.mode == "outer" and made.decision.summary is not None:
+            forecast = site.of(made.decision.candidate)
+            assert forecast.doubted in (0.6, 0.7)
+            assert f"even if a step apart makes {forecast.doubted:g} of a synchronous step's progress" in (
+                made.decision.reason
+            )
+            if made.state.phase == "hold":
+                assert site.goodput(made.decision.candidate) > best_in_each_step
+
+
+def test_outer_steps_are_chosen_on_a_link_that_is_slow_enough_for_them() -> None:
+    site = Site(7.0, 0.99, every=EVERY, leaving_s=20.0)
+    steps = site.run(1500)
+    assert steps[-1].measured.candidate.mode == "outer"
+    assert site.lost(steps) < 0.15
+
+
+def test_the_way_out_of_outer_steps_is_a_price() -> None:
+    """They would win by a quarter; but becoming one again takes as long as a third of the steps so far."""
+    cheap, dear = (Site(3.0, 0.985, every=EVERY, leaving_s=leaving).run(300) for leaving in (0.0, 1e4))
+    assert "outer" in modes(cheap)
+    assert "outer" not in modes(dear)
+
+
+def test_stretches_grow_while_nothing_changes_and_start_again_after_a_surprise() -> None:
+    site = Site(0.01, 0.0, hides=0.0, machine=lambda step: 1.0 if step < 1000 else 1.6)
+    steps = site.run(2000)
+    lengths = [step.measured.steps for step in steps if step.measured.candidate == NATIVE]
+    assert lengths[:5] == [8, 8, 16, 32, 64] or lengths[:4] == [8, 16, 32, 64]
+    assert max(lengths) <= min(LONGEST, LOOK_S / 0.01 + 1)
+    (surprised,) = [
+        at for at, step in enumerate(steps) if "not the" in step.decision.reason and step.decision.watch == 8
+    ][:1]
+    assert steps[surprised + 1].measured.steps in (1, WATCH)
+    assert steps[-1].measured.candidate == NATIVE
+
+
+@pytest.mark.parametrize("seconds", [0.015, 0.07])
+@pytest.mark.parametrize("slower", [10.0, 50.0])
+def test_a_link_that_breaks_down_under_native_steps_is_noticed_and_so_is_one_that_comes_back(
+    seconds: float, slower: float
+) -> None:
+    def link(step: int) -> float:
+        return slower if 1000 <= step < 2000 else 1.0
+
+    site = Site(seconds, 0.1, slower=link, noise=0.02)
+    steps = site.run(3000)
+    ran = {range(s.measured.first, s.measured.first + s.measured.steps): s.measured.candidate.mode for s in steps}
+    at = {step: mode for covered, mode in ran.items() for step in covered}
+    assert at[900] == "native"
+    assert at[1000 + LONGEST // 2] == "hook"
+    assert at[2500] == "native"
+
+
+def test_float16_needs_gradients_that_are_far_from_too_large() -> None:
+    quiet, loud = (Site(0.05, 0.4, hides=0.0, energy=energy) for energy in (2.0, 2 * LARGEST**2))
+    assert NATIVE16 in {step.measured.candidate for step in quiet.run(400)}
+    assert NATIVE16 not in {step.measured.candidate for step in loud.run(400)}
+    assert loud.run(400)[-1].state.energy == 2 * LARGEST**2
+
+
+def test_float16_is_not_begun_with() -> None:
+    """No gradient was seen yet."""
+    assert not fits_float16(0.0)
+    for exposed in (0.0, 0.3, 0.9):
+        assert Site(0.05, exposed).run(1)[0].measured.candidate != NATIVE16
+
+
+def test_a_restored_native_hold_goes_on_with_its_stretch() -> None:
+    site, goodput = Site(0.01, 0.0, hides=0.0), Goodput()
+    last = site.run(600)[-1]
+    state, decision = goodput.restore(goodput.dump(last.state), site.forecasts)
+    assert (state, decision.watch) == (last.state, last.decision.watch)
+    assert decision.watch > WATCH
+
+
+def test_what_was_measured_stays_when_outer_steps_are_admitted_beside_it() -> None:
+    alone, more = Site(0.3, 0.5), Site(0.3, 0.5, every=EVERY)
+    goodput = Goodput()
+    last = alone.run(60)[-1]
+    state, decision = goodput.restore(goodput.dump(last.state), more.forecasts)
+    assert decision.reason == ""
+    assert decision.candidate == last.decision.candidate
+    before = {last.state.forecasts[entry.position].candidate: entry.seconds for entry in last.state.entries}
+    assert {state.forecasts[entry.position].candidate: entry.seconds for entry in state.entries} == before
+
+
+# GraVAC
+
+GRAVAC = (
+    Forecast(NATIVE, 1.0),
+    Forecast(Candidate("hook", "dense", 2.0), 2.0),
+    Forecast(NATIVE16, 2.0),
+    *(Forecast(Candidate("hook", "topk", cf), cf / 2) for cf in (10.0, 20.0, 40.0)),
+)
+
+
+def gains(gain: Callable[[int], float], energy: float = 4.0) -> Callable[[int, Decision], Measurement]:
+    def measure(step: int, holds: Decision) -> Measurement:
+        share = 1.0 if holds.candidate.dense else gain(step)
+        shadow = tuple((cf, energy * (1 - gain(step))) for cf in holds.shadow)
+        return Measurement(0, holds.candidate, 0.1, 10.0, energy * (1 - share), energy, shadow)
+
+    return measure
+
+
+ABSOLUTE = GraVAC(epsilon_mode="absolute", epsilon=0.5)
+
+
+@pytest.mark.parametrize("forecasts", [GRAVAC, (GRAVAC[0], *GRAVAC[3:])], ids=["float16", "float32"])
+def test_gravac_rests_native_and_evaluates_with_the_hook_when_the_rest_is_over(
+    forecasts: tuple[Forecast, ...],
+) -> None:
+    steps = list(drive(ABSOLUTE, forecasts, gains(lambda step: 0.1), 600))
+    native = [step for step in steps if step.measured.candidate.mode == "native"]
+    assert {step.measured.candidate for step in native} == {forecasts[2 if len(forecasts) > 5 else 0].candidate}
+    assert sum(step.measured.steps for step in native) > 4 * (len(steps) - len(native))
+    evaluated = [step for step in steps if step.measured.shadow]
+    assert {step.measured.candidate for step in evaluated if step.measured.first > 60} == {
+        native[0].measured.candidate.in_hook
+    }
+
+
+def test_gravac_comes_back_from_native_when_gains_do() -> None:
+    steps = list(drive(ABSOLUTE, GRAVAC, gains(lambda step: 0.1 if step < 400 else 0.9), 900))
+    assert "native" in modes(steps)
+    assert any(step.measured.candidate.compressor == "topk" for step in steps if step.measured.first > 400)
+
+
+def test_gravac_with_nothing_that_sends_less_is_native_for_good() -> None:
+    steps = list(drive(GraVAC(), GRAVAC[:1], gains(lambda step: 1.0), 20))
+    assert {step.measured.candidate for step in steps} == {NATIVE}
+    assert steps[-1].measured.steps == LONGEST
+
+
+def test_gravac_goes_to_float16_only_where_gradients_fit() -> None:
+    steps = list(drive(ABSOLUTE, GRAVAC, gains(lambda step: 0.1, energy=2 * LARGEST**2), 600))
+    assert "native" not in modes(steps)
+
+
+def test_algorithm_1_as_printed_is_never_native() -> None:
+    literal = GraVAC(paper_literal=True)
+    assert not literal.native
+    assert modes(list(drive(literal, GRAVAC[:1], gains(lambda step: 0.1), 60))) == {"hook"}
+
+
+def test_exposed_is_what_the_forecast_and_the_link_say() -> None:
+    forecasts = Site(0.1, 0.1, hides=0.0).forecasts
+    native, hook = GoodputEntry(0, 0.1, 1, 1.0), GoodputEntry(1, 0.2, 1, 1.0, (0.1, 0.01, 0.1))
+    state = GoodputState(forecasts, "hold", 0, 0, Window(NATIVE), (native,))
+    assert state.exposed(native) == pytest.approx(0.1) and state.exposed(native) > EXPOSED
+    assert replace(state, entries=(native, hook)).exposed(native) == 1.0  # the link is 20 times slower than forecast
+    assert replace(state, moved=True).exposed(native) == 1.0

@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Which native, hook and outer candidates a run may choose from."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gravac import Goodput, GraVAC, Static
+from gravac.building import RunAdmission
+from gravac.candidate import Candidate, Forecast
+from gravac.compressors import ladder
+from gravac.engine.admission import averager_of
+from gravac.engine.run_state import RunState
+from gravac.exchange.link_probe import LinkProbe
+from gravac.policy import Policy, RunSettings
+
+FORMS = [((512, 512), torch.float32)] * 4
+NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense", 2.0)
+
+
+def admitted(
+    compute_s: float | None = None, at: tuple[float, ...] = (1.0, 2.0), **settings: Any
+) -> tuple[Any, Any]:
+    """Forecasts by candidate, and what admitted them, of two ranks on a slow link."""
+    policy = Policy(**{"base": ladder, "controller": Goodput(), **settings})
+    averager = averager_of(policy)
+    averager.world = 2
+    link = LinkProbe(latency=1e-4, bandwidth=2e7, copy_bytes_per_s=5e9)
+    admission = RunAdmission(RunSettings(policy=policy), averager, link, native=at, leaving_bytes=10_000_000)
+    state = RunState(world=2, compute_s=compute_s)
+    forecasts: dict[Candidate, Forecast] = {f.candidate: f for f in admission(state, FORMS).forecasts}
+    assert state.candidates == [[c.mode, c.compressor, c.cf, c.every, c.delay] for c in forecasts]
+    return forecasts, admission
+
+
+def test_native_takes_the_place_of_the_hooks_float32_and_stands_beside_its_16_bit() -> None:
+    forecasts, _ = admitted()
+    first, second, third = [*forecasts][:3]
+    assert (first, third) == (NATIVE, NATIVE16)
+    assert (second.mode, second.cf) == ("hook", 2.0)
+    assert Candidate("hook", "dense", 1.0) not in forecasts
+    assert (forecasts[NATIVE].family, forecasts[NATIVE].coding_s) == ("native", 0.0)
+    assert forecasts[NATIVE16].efficiency == forecasts[second].efficiency
+    assert forecasts[NATIVE].exchange_s > 0
+
+
+@pytest.mark.parametrize(
+    ("native", "settings"),
+    [
+        ((), {}),
+        ((1.0, 2.0), {"native": False}),
+        ((1.0, 2.0), {"every": 10}),
+        ((1.0, 2.0), {"controller": Static(cf=8)}),
+        ((1.0, 2.0), {"controller": GraVAC(paper_literal=True)}),
+    ],
+)
+def test_no_native_candidate_where_it_may_not_be(native: tuple[float, ...], settings: dict[str, Any]) -> None:
+    forecasts, _ = admitted(0.1, native, **settings)
+    assert "native" not in {candidate.mode for candidate in forecasts}
+
+
+def test_without_16_bit_there_is_no_native_float16() -> None:
+    assert NATIVE16 not in admitted(sixteen_bit=False)[0]
+    assert NATIVE16 not in admitted(at=(1.0,))[0]
+
+
+def test_outer_steps_wait_for_what_compute_takes() -> None:
+    forecasts, admission = admitted(every=(1, 100))
+    assert admission.waits
+    assert {candidate.mode for candidate in forecasts} == {"native", "hook"}
+    later, admission = admitted(0.1, every=(1, 100))
+    assert not admission.waits
+    assert [*later][: len(forecasts)] == [*forecasts]
+    assert {candidate.mode for candidate in [*later][len(forecasts) :]} == {"outer"}
+
+
+def test_outer_steps_beside_others_are_doubted_and_have_a_price() -> None:
+    beside, alone = admitted(0.1, every=(1, 10))[0], admitted(0.1, every=(2, 10))[0]
+    common = [candidate for candidate in beside if candidate in alone]
+    assert {candidate.every for candidate in common} >= {2, 10}
+    for candidate in common:
+        factor = 0.7 if candidate.every <= 5 else 0.6
+        assert beside[candidate].efficiency == pytest.approx(factor * alone[candidate].efficiency, abs=1e-4)
+        assert beside[candidate].doubted == factor
+        assert beside[candidate].leaving_s == pytest.approx(2 * 1e-4 + 8e7 / 2e7, rel=0.01)
+        assert (alone[candidate].doubted, alone[candidate].leaving_s) == (1.0, None)

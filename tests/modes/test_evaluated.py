@@ -1,0 +1,98 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation while an exchange is under way, and a module whose compressor is closed."""
+
+import copy
+import functools
+from typing import Any
+
+import torch
+
+from gravac import AdaptiveCompressor, Static, topk
+from gravac.modes.outer.sgd import OuterSGD
+from tests.distributed.training import batch, parallel
+from tests.modes.scripted import APART, script
+from tests.modes.test_held import step, tensors_are_shared
+from tests.modes.test_switch import OPTIMIZERS, compressor_of
+from tests.ranks import processes
+
+SETTINGS: dict[str, Any] = {
+    "controller": Static(cf=10),
+    "every": 5,
+    "outer": {"delay": 3, "optimizer": functools.partial(OuterSGD, rate=0.7, momentum=0.9)},
+}
+"""Rounds whose exchange travels behind three steps; what the outer optimizer keeps is trained on afterwards."""
+
+
+def evaluated_under_way(rank: int, world: int) -> tuple[list[bool], list[bool]]:
+    """Evaluate and save when an exchange has just left; whether both saw the same, and the ranks did."""
+    ddp = parallel()
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    compressor = AdaptiveCompressor(topk, **SETTINGS)
+    compressor.attach(ddp, trains)
+    x, _ = batch(7, 7)
+    saved, shared = [], []
+    for number in range(23):
+        step(ddp, trains, rank, number)
+        if number % 5 != 4:
+            continue
+        with torch.inference_mode():
+            evaluated = ddp(x)
+        compressor.state_dict()  # a checkpoint is written
+        state = {name: tensor.clone() for name, tensor in ddp.module.state_dict().items()}
+        saved.append(torch.equal(torch.func.functional_call(copy.deepcopy(ddp.module), state, x), evaluated))
+        shared.append(tensors_are_shared(state))
+    compressor.close()
+    return saved, shared
+
+
+def test_what_is_saved_after_an_evaluation_is_what_was_evaluated() -> None:
+    assert processes(evaluated_under_way, 2) == [([True] * 4, [True] * 4)] * 2
+
+
+def paused(rank: int, world: int) -> list[float]:
+    """Seconds left out of the steps' times: before an evaluation, after it and the next step, at the round's end."""
+    ddp = parallel()
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    compressor = AdaptiveCompressor(topk, **{**SETTINGS, "outer": {"delay": 0}})
+    compressor.attach(ddp, trains)
+    step(ddp, trains, rank, 0)
+    assert compressor._switch is not None and compressor._switch.outer is not None
+    rounds = compressor._switch.outer._rounds
+    left_out = [rounds._paused]
+    with torch.no_grad():
+        ddp(batch(7, 7)[0])
+    for number in range(1, 5):
+        step(ddp, trains, rank, number)
+        left_out.append(rounds._paused)
+    compressor.close()
+    return left_out
+
+
+def test_the_time_of_an_evaluation_is_no_steps() -> None:
+    for before, after, *others, at_the_end in processes(paused, 2):
+        assert before == at_the_end == 0
+        assert after > 0 and set(others) == {after}
+
+
+def trained_on_after(rank: int, world: int) -> bool:
+    """A module is trained, saved and evaluated as any other once its compressor is closed, also after loading."""
+    ddp = parallel()
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    compressor = compressor_of(script((0, APART)))
+    compressor.attach(ddp, trains)
+    for number in range(8):
+        step(ddp, trains, rank, number)
+    compressor.close()
+    module = ddp.module
+    module.load_state_dict({name: torch.ones_like(tensor) for name, tensor in module.state_dict().items()})
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1)
+        module(batch(7, 7)[0])
+    compressor.detach()
+    return all(bool((tensor == 2).all()) for tensor in module.state_dict().values())
+
+
+def test_a_closed_compressor_leaves_the_module_alone() -> None:
+    assert processes(trained_on_after, 2) == [True, True]
