@@ -61,7 +61,8 @@ RECORD = "f'{r.mode}, {r.compressor} {r.cf:g}, every {r.every}, delay {r.delay}'
 TOLD = (
     f"{{'wire_ratio': compressor.wire_ratio, 'chosen': sorted({{{RECORD} for r in compressor.history}}), "
     f"'turns': [[r.step, {RECORD}] for r in compressor.history if r.changed], "
-    "'changes': [[c.step, c.before, c.after, c.seconds, c.wire_bytes] for c in compressor.changes], 'mode': compressor.mode}"
+    "'changes': [[c.step, c.before, c.after, c.seconds, c.wire_bytes] for c in compressor.changes], "
+    "'mode': compressor.mode}"
 )
 """What a run with gravac tells at its end."""
 
