@@ -15,7 +15,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-native measure-fast-links measure-changing-link measure-going-over measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -168,6 +168,22 @@ measure-outer-long: $(VENV)/.lab $(VENV)/.test  ## what outer steps come to afte
 measure-nanogpt: $(VENV)/.lab $(VENV)/.test  ## nanoGPT's train.py in NANOGPT=<clone>: native, hook, outer steps; resumable (45 minutes)
 	@test -n "$(NANOGPT)" || { echo "measure-nanogpt: name a clone of github.com/karpathy/nanoGPT, such as NANOGPT=../nanoGPT"; exit 2; }
 	$(BIN)/python -m tests.measure.nanogpt $(NANOGPT) $(ARGS)
+
+measure-nanogpt-links: $(VENV)/.lab $(VENV)/.test  ## nanoGPT in NANOGPT=<clone> on 20 and 100 Mbit/s, every=(1, 100) against every=1; needs root; resumable (25 minutes)
+	@test -n "$(NANOGPT)" || { echo "measure-nanogpt-links: name a clone of github.com/karpathy/nanoGPT, such as NANOGPT=../nanoGPT"; exit 2; }
+	$(BIN)/python -m tests.measure.nanogpt_links $(NANOGPT) $(ARGS)
+
+measure-native: $(VENV)/.lab $(VENV)/.test  ## a step settled on native, and with the hook kept, against DDP without gravac; resumable (40 minutes)
+	$(BIN)/python -m tests.measure.native $(ARGS)
+
+measure-fast-links: $(VENV)/.lab $(VENV)/.test  ## every=1 and every=(1, 100) against the best static method on fast links; needs root; resumable (75 minutes)
+	$(BIN)/python -m tests.measure.fast_links $(ARGS)
+
+measure-changing-link: $(VENV)/.lab $(VENV)/.test  ## 1 Gbit/s, 20 Mbit/s, 1 Gbit/s: charlm, and nanoGPT in NANOGPT=<clone>; needs root; resumable (40 minutes)
+	$(BIN)/python -m tests.measure.changing_link $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(ARGS)
+
+measure-going-over: $(VENV)/.lab $(VENV)/.test  ## ranks that train apart at 5 and 20 Mbit/s: come together, evaluated, saved, resumed; needs root; resumable (8 minutes)
+	$(BIN)/python -m tests.measure.going_over $(ARGS)
 
 measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json
