@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
@@ -52,6 +52,12 @@ test-trackers: $(INTEGRATIONS)/.trackers  ## with Weights & Biases and MLflow th
 
 test-torchft: $(INTEGRATIONS)/.torchft  ## the lab's baselines of torchft, in the same environment (a minute)
 	$(INTEGRATIONS)/bin/python -m pytest tests/lab/test_apart.py -k torchft $(ARGS)
+
+REAL := .venv-real
+
+real: $(REAL)/.real  ## nanoGPT and minGPT-ddp with gravac's lines, in SOURCES=<folder with clones of karpathy/nanoGPT, pytorch/examples> (10 minutes)
+	@test -n "$(SOURCES)" || { echo "real: name a folder with clones of github.com/karpathy/nanoGPT and github.com/pytorch/examples, such as SOURCES=../sources"; exit 2; }
+	$(REAL)/bin/python -m tests.real $(SOURCES) $(ARGS)
 
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
@@ -310,6 +316,14 @@ $(INTEGRATIONS)/.integrations: $(VENV)/.test constraints-integrations.txt
 	@echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
 		>"$$($(INTEGRATIONS)/bin/python $(PACKAGES))/packages_of_venv.pth"
 	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[integrations]'
+	@touch $@
+
+$(REAL)/.real: $(VENV)/.lab $(VENV)/.test
+	@echo "installing what minGPT-ddp and nanoGPT import into $(REAL)... (once, a minute)"
+	@$(BIN)/python -m venv --clear $(REAL)
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
+		>"$$($(REAL)/bin/python $(PACKAGES))/packages_of_venv.pth"
+	@$(REAL)/bin/python $(PIP) hydra-core==1.3.8 boto3==1.44.8 requests==2.34.2
 	@touch $@
 
 $(INTEGRATIONS)/.trackers $(INTEGRATIONS)/.torchft: $(INTEGRATIONS)/.%: $(INTEGRATIONS)/.integrations
