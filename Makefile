@@ -11,11 +11,11 @@ PIP = -m pip install --quiet --no-input --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile gravac anew
 INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 
-.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
+.PHONY: help environment environment-integrations demo test test-long test-loaded test-integrations test-integrations-short test-trackers test-torchft real test-kernels test-cuda-fake audit-cuda golden lint docs tables check-tables check-wheel check-examples check-bounds measure-newcomer measure-multilevel measure-norms measure-overhead \
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-native measure-fast-links measure-changing-link measure-going-over measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -52,6 +52,12 @@ test-trackers: $(INTEGRATIONS)/.trackers  ## with Weights & Biases and MLflow th
 
 test-torchft: $(INTEGRATIONS)/.torchft  ## the lab's baselines of torchft, in the same environment (a minute)
 	$(INTEGRATIONS)/bin/python -m pytest tests/lab/test_apart.py -k torchft $(ARGS)
+
+REAL := .venv-real
+
+real: $(REAL)/.real  ## nanoGPT and minGPT-ddp with gravac's lines, in SOURCES=<folder with clones of karpathy/nanoGPT, pytorch/examples> (10 minutes)
+	@test -n "$(SOURCES)" || { echo "real: name a folder with clones of github.com/karpathy/nanoGPT and github.com/pytorch/examples, such as SOURCES=../sources"; exit 2; }
+	$(REAL)/bin/python -m tests.real $(SOURCES) $(ARGS)
 
 CUDA_FAKE = tests/device tests/streams tests/kernels tests/compressors/test_on_device.py
 
@@ -168,6 +174,22 @@ measure-outer-long: $(VENV)/.lab $(VENV)/.test  ## what outer steps come to afte
 measure-nanogpt: $(VENV)/.lab $(VENV)/.test  ## nanoGPT's train.py in NANOGPT=<clone>: native, hook, outer steps; resumable (45 minutes)
 	@test -n "$(NANOGPT)" || { echo "measure-nanogpt: name a clone of github.com/karpathy/nanoGPT, such as NANOGPT=../nanoGPT"; exit 2; }
 	$(BIN)/python -m tests.measure.nanogpt $(NANOGPT) $(ARGS)
+
+measure-nanogpt-links: $(VENV)/.lab $(VENV)/.test  ## nanoGPT in NANOGPT=<clone> on 20 and 100 Mbit/s, every=(1, 100) against every=1; needs root; resumable (25 minutes)
+	@test -n "$(NANOGPT)" || { echo "measure-nanogpt-links: name a clone of github.com/karpathy/nanoGPT, such as NANOGPT=../nanoGPT"; exit 2; }
+	$(BIN)/python -m tests.measure.nanogpt_links $(NANOGPT) $(ARGS)
+
+measure-native: $(VENV)/.lab $(VENV)/.test  ## a step settled on native, and with the hook kept, against DDP without gravac; resumable (40 minutes)
+	$(BIN)/python -m tests.measure.native $(ARGS)
+
+measure-fast-links: $(VENV)/.lab $(VENV)/.test  ## every=1 and every=(1, 100) against the best static method on fast links; needs root; resumable (75 minutes)
+	$(BIN)/python -m tests.measure.fast_links $(ARGS)
+
+measure-changing-link: $(VENV)/.lab $(VENV)/.test  ## 1 Gbit/s, 20 Mbit/s, 1 Gbit/s: charlm, and nanoGPT in NANOGPT=<clone>; needs root; resumable (40 minutes)
+	$(BIN)/python -m tests.measure.changing_link $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(ARGS)
+
+measure-going-over: $(VENV)/.lab $(VENV)/.test  ## ranks that train apart at 5 and 20 Mbit/s: come together, evaluated, saved, resumed; needs root; resumable (8 minutes)
+	$(BIN)/python -m tests.measure.going_over $(ARGS)
 
 measure-ladder: $(VENV)/.lab $(VENV)/.test  ## a ladder against each of its members, at every wire ratio (8 minutes)
 	$(BIN)/python -m tests.measure.ladder --json docs/measurements/ladder.json
@@ -294,6 +316,14 @@ $(INTEGRATIONS)/.integrations: $(VENV)/.test constraints-integrations.txt
 	@echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
 		>"$$($(INTEGRATIONS)/bin/python $(PACKAGES))/packages_of_venv.pth"
 	@$(INTEGRATIONS)/bin/python $(PIP) -c constraints-integrations.txt 'gravac[integrations]'
+	@touch $@
+
+$(REAL)/.real: $(VENV)/.lab $(VENV)/.test
+	@echo "installing what minGPT-ddp and nanoGPT import into $(REAL)... (once, a minute)"
+	@$(BIN)/python -m venv --clear $(REAL)
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
+		>"$$($(REAL)/bin/python $(PACKAGES))/packages_of_venv.pth"
+	@$(REAL)/bin/python $(PIP) hydra-core==1.3.8 boto3==1.44.8 requests==2.34.2
 	@touch $@
 
 $(INTEGRATIONS)/.trackers $(INTEGRATIONS)/.torchft: $(INTEGRATIONS)/.%: $(INTEGRATIONS)/.integrations

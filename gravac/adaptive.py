@@ -362,9 +362,10 @@ class AdaptiveCompressor(Live):
         setting = os.environ.get(OFF, "on").lower()
         if setting not in ("on", "off"):
             raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
-        alone = not dist.is_initialized() or dist.get_world_size(self._given_group) == 1
+        group = self._given_group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
+        alone = not dist.is_initialized() or dist.get_world_size(group) == 1
         if not alone and isinstance(module, torch.nn.Module):
-            check_alike({OFF: setting}, device_of(module), self._given_group)
+            check_alike({OFF: setting}, device_of(module), group)
         if setting == "off":
             why = f"{OFF}=off in the environment"
         elif alone and self.policy.native:
@@ -645,9 +646,8 @@ class AdaptiveCompressor(Live):
         if self._closed:
             return
         self._closed = True
+        outer = None if self._switch is None else self._switch.outer
         if self._switch is not None:
-            if self._switch.outer is not None:
-                self._switch.outer.hold()
             self._switch.unlisten()  # nobody is to put anchors into a module that others train from here on
         if self._module_source is not None:
             self._module_source.quiet = True
@@ -658,8 +658,13 @@ class AdaptiveCompressor(Live):
                     failure = ExchangeError(
                         f"gravac: the compressor was closed, and a rank did not answer for {CLOSING_SECONDS:g} s"
                     )
+                elif outer is not None:
+                    outer.settle()  # as a rank did that evaluated: all end with the same
             except Exception as error:
                 failure = error
+            finally:
+                if outer is not None:
+                    outer.hold()
             state = self._engine.state
             self._sinks(
                 EndRecord(state.trained, {**totals(state, self._engine.deciding.candidates), "cf": self._known_cf})

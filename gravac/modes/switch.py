@@ -410,9 +410,10 @@ class Switch:
 
     def _saved(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
         """A state dict of the module was made: it is to hold what all ranks share."""
+        self._watch.pause()
         if self.outer is None or self.outer.held:
             return
-        self._watch.pause()
+        self.outer.settle_to_save()
         shared = self.outer.shared_of(module)
         state.update({prefix + name: tensor for name, tensor in shared.items() if prefix + name in state})
 

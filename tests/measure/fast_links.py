@@ -21,9 +21,21 @@ from typing import Any
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.tta import record
 from tests.measure.judgement import interval
-from tests.measure.racing import Book, Entrant, Progress, Training, parser_of, race, resumable, target_row, two_way, until
+from tests.measure.racing import (
+    Book,
+    Entrant,
+    Goal,
+    Progress,
+    Training,
+    parser_of,
+    race,
+    resumable,
+    target_row,
+    two_way,
+    until,
+)
 
-TRAININGS = (Training("charlm", 0.4, 130), Training("lstm", 1.0, 170), Training("denoise", 1.0, 360))
+TRAININGS = (Training("charlm", 0.4, 120), Training("lstm", 1.0, 160), Training("denoise", 1.0, 330))
 """Each takes native some ten seconds to the target."""
 
 SHORT = 16
@@ -133,9 +145,7 @@ class Measurement:
             methods = [*DENSE, *compressed(self.runs, training.task, link)]
             return [Entrant(method, (("method", method),)) for method in methods]
         return [
-            Entrant(method, (("pair", pair), ("static", method == "")))
-            for pair in ADAPTIVE
-            for method in (pair, "")
+            Entrant(method, (("pair", pair), ("static", method == ""))) for pair in ADAPTIVE for method in (pair, "")
         ]
 
     def _session(
@@ -144,9 +154,8 @@ class Measurement:
         told = self.book.find(part="target", task=training.task, seed=seed, native=training.steps)
         assert told is not None
         about = {"part": part, "task": training.task, "link": link, "seed": seed, "native": training.steps}
-        for order, row in enumerate(
-            race(training, link, seed, told["target"], LIMIT * told["native_seconds"], entrants)
-        ):
+        goal = Goal(told["target"], LIMIT * told["native_seconds"])
+        for order, row in enumerate(race(training, link, seed, goal, entrants)):
             self.book.add({**about, **row, "order": order})
             words = f"{row['seconds']:.1f} s" if row["reached"] else "not reached"
             progress.say(f"{part} {training.task} {link} seed {seed}: {row['method']}: {words}")
@@ -187,7 +196,10 @@ def pooled(logs: dict[tuple[str, str], dict[int, float]]) -> tuple[float, float,
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the cells of both settings as Markdown, and what they come to."""
     best, lines = best_statics(rows), []
-    lines = ["| setting | task | link | best static | over it | 95 % interval | by pair | its steps |", "|" + " --- |" * 8]
+    lines = [
+        "| setting | task | link | best static | over it | 95 % interval | by pair | its steps |",
+        "|" + " --- |" * 8,
+    ]
     sums = []
     for pair in ADAPTIVE:
         logs = logs_of(rows, pair)
@@ -195,7 +207,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             mean, low, high = interval([math.exp(value) for value in of.values()])
             reach = f"{low:.3f}-{high:.3f}" if len(of) > 1 else ""
             by_pair = " ".join(f"{math.exp(value):.2f}" for value in of.values())
-            own = [r for r in rows if r["part"] == "race" and r["pair"] == pair and (r["task"], r["link"]) == (task, link)]
+            own = [
+                r for r in rows if r["part"] == "race" and r["pair"] == pair and (r["task"], r["link"]) == (task, link)
+            ]
             shares = shares_of([row for row in own if not row["static"]])
             lines.append(
                 f"| `{pair}` | {task} | {link} | `{best[task, link]}` | {mean:.3f} | {reach} | {by_pair} | {shares} |"

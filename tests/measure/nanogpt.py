@@ -53,6 +53,19 @@ MODEL = "DDP(model, device_ids=[ddp_local_rank])"
 
 EVALUATED = re.compile(r"^step (\d+): train loss ([\d.]+|nan|inf), val loss ([\d.]+|nan|inf)", re.MULTILINE)
 
+IMPORTED = "AdaptiveCompressor, Static, dense, quantize"
+
+RECORD = "f'{r.mode}, {r.compressor} {r.cf:g}, every {r.every}, delay {r.delay}'"
+"""A decision in words, as the program tells it."""
+
+TOLD = (
+    f"{{'wire_ratio': compressor.wire_ratio, 'chosen': sorted({{{RECORD} for r in compressor.history}}), "
+    f"'turns': [[r.step, {RECORD}] for r in compressor.history if r.changed], "
+    "'changes': [[c.step, c.before, c.after, c.seconds, c.wire_bytes] for c in compressor.changes], "
+    "'mode': compressor.mode}"
+)
+"""What a run with gravac tells at its end."""
+
 REPORT = "gravac reports "
 """Beginning of the line that a run with our methods prints at its end."""
 
@@ -90,15 +103,15 @@ def hook(bits: int) -> Method:
 def outer(rate: float) -> Method:
     """Return dense outer steps after every 10 steps, which wait for their exchange: nothing depends on time."""
     call = (
-        f"OuterOptimizer(model, optimizer, every=10, outer=partial(OuterSGD, rate={rate:g}), base=dense, "
-        "cf_range=(1, 2), controller=Static(cf=1), delay=0)"
+        "AdaptiveCompressor(dense, (1, 2), controller=Static(cf=1), every=10, "
+        f"outer=OuterSettings(delay=0, optimizer=partial(OuterSGD, rate={rate:g})))"
     )
     return Method(f"outer, every 10 steps, rate {rate:g}", call, "outer")
 
 
 def outer_default(rate: float) -> Method:
     """Return outer steps whose compressor and delay ``goodput`` chooses, by times that this machine has."""
-    call = f"OuterOptimizer(model, optimizer, every=10, outer=partial(OuterSGD, rate={rate:g}))"
+    call = f"AdaptiveCompressor(every=10, outer=OuterSettings(optimizer=partial(OuterSGD, rate={rate:g})))"
     return Method(f"outer, every 10 steps, rate {rate:g}, goodput", call, "outer")
 
 
@@ -178,39 +191,21 @@ def edits(method: Method, seed: int) -> tuple[Edit, ...]:
     )
     if method.kind == NATIVE:
         return (*common, Edit("CPUs have no number", MODEL, "DDP(model)"))
-    ours = "compressor" if method.kind == "hook" else "outer"
-    imported = "AdaptiveCompressor, OuterOptimizer, Static, dense, quantize"
     import_line = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     entry = Edit(
         "imports",
         import_line,
-        f"{import_line}import json\nfrom functools import partial\nfrom gravac import {imported}\n"
-        "from gravac.modes.outer.sgd import OuterSGD\n",
+        f"{import_line}import json\nfrom functools import partial\nfrom gravac import {IMPORTED}\n"
+        "from gravac.modes.outer.sgd import OuterSGD\nfrom gravac.policy import OuterSettings\n",
     )
-    chosen = f"{{f'{{r.compressor}} {{r.cf:g}}, every {{r.every}}, delay {{r.delay}}' for r in {ours}.history}}"
-    said = f"{{'wire_ratio': {ours}.wire_ratio, 'chosen': sorted({chosen})}}"
+    made = f"DDP(model)\n    compressor = {method.call}\n    compressor.attach(model, optimizer)"
     end = Edit(
         "report and close",
         "    destroy_process_group()",
-        f"    if master_process:\n        print({REPORT!r} + json.dumps({said}))\n    {ours}.close()\n"
+        f"    if master_process:\n        print({REPORT!r} + json.dumps({TOLD}))\n    compressor.close()\n"
         "    destroy_process_group()",
     )
-    if method.kind == "hook":
-        made = f"DDP(model)\n    compressor = {method.call}\n    compressor.attach(model, optimizer)"
-        return (*common, entry, Edit("the hook", MODEL, made), end)
-    return (
-        *common,
-        entry,
-        Edit("outer steps in place of DDP", f"    model = {MODEL}", f"    outer = {method.call}"),
-        Edit("there is no wrapper", "model.module if ddp else model", "model"),
-        Edit("a step's exchange", "    scaler.step(optimizer)\n", "    scaler.step(optimizer)\n    outer.step()\n"),
-        Edit(
-            "evaluate what all ranks share",
-            "        losses = estimate_loss()\n",
-            "        with outer.synced():\n            losses = estimate_loss()\n",
-        ),
-        end,
-    )
+    return (*common, entry, Edit("gravac", MODEL, made), end)
 
 
 def patched(text: str, made: Iterable[Edit]) -> str:

@@ -171,7 +171,8 @@ def interval(logs: Sequence[float]) -> tuple[float, float, float]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return step times over native's as Markdown."""
     lines = [
-        "| task | native's step | settled on native | by medians | native again | by medians | `native=False`, dense | cycles |",
+        "| task | native's step | settled on native | by medians | native again | by medians | `native=False`, dense "
+        "| cycles |",
         "|" + " --- |" * 8,
     ]
     for task in dict.fromkeys(row["task"] for row in rows):

@@ -9,6 +9,7 @@ no time of that run counts. Each method trains a fresh model with the session's 
 import argparse
 import math
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from gravac.lab.tasks import make
 from gravac.lab.training.run import RunFailed, TrainingRun, TrainingSettings
 from gravac.lab.training.session import Leg
 from gravac.lab.tta.record import CurvePoint, first_reached
-from gravac.lab.tta.runner import TARGET_AT, target_of
+from gravac.lab.tta.runner import AROUND, TARGET_AT, target_of
 from tests.measure.results import Rows, keep, read, todays
 
 AT = TARGET_AT
@@ -63,6 +64,21 @@ class Entrant:
 
     method: str
     about: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Goal:
+    """When a training ends.
+
+    Attributes:
+        target: value of the task's metric to reach.
+        limit_s: seconds of training after which it is given up.
+        evaluated: number of steps between two evaluations; ``None``: the task's own.
+    """
+
+    target: float
+    limit_s: float
+    evaluated: int | None = None
 
 
 class Book:
@@ -120,22 +136,25 @@ def ended(training: Training, link: str, seed: int, legs: Sequence[Leg]) -> Iter
         RunFailed: a leg failed; those before it were yielded.
     """
     curve: list[CurvePoint] = []
-    with EmulatedNetwork(WORKERS, parse_link(link)) as network:
-        with TrainingRun(legs, settings(training, link, seed), network) as run:
-            for event in run.events():
-                if event["event"] == "start":
-                    curve = []
-                elif event["event"] == "evaluation":
-                    curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
-                elif event["event"] == "end":
-                    yield event["leg"], tuple(curve), event
+    with (
+        EmulatedNetwork(WORKERS, parse_link(link)) as network,
+        TrainingRun(legs, settings(training, link, seed), network) as run,
+    ):
+        for event in run.events():
+            if event["event"] == "start":
+                curve = []
+            elif event["event"] == "evaluation":
+                curve.append(CurvePoint(step=event["step"], seconds=event["seconds"], metric=event["metric"]))
+            elif event["event"] == "end":
+                yield event["leg"], tuple(curve), event
 
 
 def target_row(training: Training, seed: int) -> dict[str, Any]:
     """Train native DDP over an unthrottled link; return the loss that others are to reach."""
     task = make(training.task, scale=training.scale, seed=seed)
-    leg = Leg(NATIVE, NATIVE, steps=training.steps, every_steps=task.every)
-    _, curve, end = next(iter(list(ended(training, UNTHROTTLED, seed, [leg]))))
+    steps = math.ceil((AT + AROUND) * training.steps)  # no later evaluation counts
+    leg = Leg(NATIVE, NATIVE, steps=steps, every_steps=task.every)
+    _, curve, end = next(iter([*ended(training, UNTHROTTLED, seed, [leg])]))
     target = target_of(curve, training.steps)
     reached = first_reached(curve, target, task.metric.higher_is_better)
     assert reached is not None, f"{training}: native did not reach its own target"
@@ -147,39 +166,46 @@ def target_row(training: Training, seed: int) -> dict[str, Any]:
     }
 
 
-def race(
-    training: Training, link: str, seed: int, target: float, limit_s: float, entrants: Sequence[Entrant]
-) -> Iterator[dict[str, Any]]:
+def race(training: Training, link: str, seed: int, goal: Goal, entrants: Sequence[Entrant]) -> Iterator[dict[str, Any]]:
     """Train the entrants in this order to the target; yield each one's row. One that fails has a row that says so.
+
+    A link that changes does so from the first step of the first entrant on, so that no warm-up comes before it.
 
     Args:
         training: what is trained.
         link: link in words.
         seed: seed of weights and batches.
-        target: value of the task's metric to reach.
-        limit_s: seconds of training after which an entrant is given up.
+        goal: when an entrant's training ends.
         entrants: methods.
     """
     task = make(training.task, scale=training.scale, seed=seed)
     left = list(entrants)
+    before = [WARM_UP] if len(parse_link(link).phases) == 1 else []
     while left:
-        legs = [WARM_UP]
+        legs = list(before)
         legs += [
-            Leg(one.method, one.method, seconds=limit_s, target=target, every_steps=task.every) for one in left
-        ]  # a leg that has no target would not end
+            Leg(
+                one.method,
+                one.method,
+                seconds=goal.limit_s,
+                target=goal.target,
+                every_steps=goal.evaluated or task.every,
+            )
+            for one in left
+        ]
         running = list(left)
         try:
             for index, curve, end in ended(training, link, seed, legs):
-                if not index:
+                if index < len(before):
                     continue
-                entrant = running[index - 1]
+                entrant = running[index - len(before)]
                 left.remove(entrant)
-                reached = first_reached(curve, target, task.metric.higher_is_better)
+                reached = first_reached(curve, goal.target, task.metric.higher_is_better)
                 yield row_of(entrant, reached, end)
         except RunFailed as failure:
             failed = left.pop(0)
             yield {
-                **dict(failed.about), "method": failed.method, "seconds": limit_s, "reached": False,
+                **dict(failed.about), "method": failed.method, "seconds": goal.limit_s, "reached": False,
                 "failed": str(failure)[-400:],
             }  # fmt: skip
 
@@ -203,7 +229,8 @@ def row_of(entrant: Entrant, reached: tuple[float, float] | None, end: dict[str,
 def runs_of(turns: Sequence[dict[str, Any]], steps: int) -> dict[str, int]:
     """Return the number of steps for which each candidate ran, by its words."""
     found: dict[str, int] = {}
-    for turn, after in zip(turns, [*[one["step"] for one in turns[1:]], steps], strict=True):
+    ends = [*(one["step"] for one in turns[1:]), steps]
+    for turn, after in zip(turns, ends, strict=False):
         words = f"{turn['mode']}, {turn['compressor']} {turn['cf']:.4g}"
         words += f", every {turn['every']}, delay {turn['delay']}" if turn["mode"] == "outer" else ""
         found[words] = found.get(words, 0) + max(0, min(after, steps) - turn["step"])
@@ -242,8 +269,9 @@ def two_way(logs: Sequence[Sequence[float]], resamples: int = RESAMPLES) -> tupl
 
 
 def resumable(measure: Callable[[], None]) -> int:
-    """Measure; return the exit status. Ctrl-C ends it, and what was measured stays."""
+    """Measure; return the exit status. Ctrl-C or a termination signal ends it, and what was measured stays."""
     todays()  # the machine's speed, before ranks take it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks too
     try:
         measure()
     except KeyboardInterrupt:

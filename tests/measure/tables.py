@@ -16,6 +16,7 @@ from gravac.settings import SettingsError
 from tests.measure import (
     before_after,
     judgement,
+    modes_page,
     published,
     tables_of_demo,
     tables_of_outer,
@@ -31,7 +32,7 @@ REPORT = "gravac report"
 
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 MEASUREMENTS, ADVISE = Path("docs/measurements.md"), Path("docs/advise.md")
-GPU, OUTER = Path("docs/gpu.md"), Path("docs/outer.md")
+GPU, OUTER, MODES = Path("docs/gpu.md"), Path("docs/outer.md"), Path("docs/modes-measured.md")
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
@@ -98,6 +99,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "nanogpt": ("nanogpt", tables_of_outer.nanogpt),
         "nanogpt_configuration": ("nanogpt", tables_of_outer.nanogpt_configuration),
     },
+    MODES: modes_page.TABLES,
     ADVISE: {
         "predictions": ("predictions", tables_of_rows.predictions),
         "datacentre": ("datacentre", tables_of_rows.datacentre),
@@ -105,7 +107,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
 }
 """Every table with measured figures, by document and by the name in its marks."""
 
-SECTIONS = {MEASUREMENTS: {"before_after": before_after.SECTION}}
+SECTIONS = {MEASUREMENTS: {"before_after": before_after.SECTION}, MODES: modes_page.SECTIONS}
 """Sections that a document has only where there is a record: text with the table's marks, appended by ``update``."""
 
 
@@ -132,7 +134,7 @@ def insert(text: str, name: str, table: str) -> str:
 def missing(record: str) -> str | None:
     """What is said of a record that is not there."""
     path = published.FOLDER / f"{record}.json"
-    return None if path.exists() else f"{path}: there is no such record; make measure-{record}"
+    return None if path.exists() else f"{path}: there is no such record; make measure-{record.replace('_', '-')}"
 
 
 def expected(document: Path) -> dict[str, Table]:

@@ -140,3 +140,26 @@ def closed_while_apart(rank: int, world: int, way: str) -> bool:
 @pytest.mark.parametrize("way", ["synchronize", "close"])
 def test_in_the_end_the_module_holds_what_ranks_share(way: str) -> None:
     assert processes(closed_while_apart, 2, way) == [True, True]
+
+
+def after_a_look_of_one(rank: int, world: int) -> list[bool]:
+    """Have rank 0 evaluate alone while an exchange is under way; compare what is saved, and what is left at the end."""
+    ddp = parallel()
+    trains = OPTIMIZERS["adamw"](ddp.parameters())
+    compressor = compressor_of(script((0, APART)), every=(5, 5), outer={"delay": 3})
+    compressor.attach(ddp, trains)
+    equal = []
+    for number in range(10):
+        step(ddp, trains, rank, number)
+        if number in (4, 9):  # it left after this step, and is due three steps later
+            if rank == 0:
+                with torch.no_grad():
+                    ddp.module(batch(7, 7)[0])
+            if number == 4:
+                equal.append(tensors_are_shared(ddp.state_dict()))
+    compressor.close()
+    return [*equal, tensors_are_shared(dict(ddp.named_parameters()))]
+
+
+def test_what_one_rank_alone_waited_for_is_in_what_all_save_and_end_with() -> None:
+    assert processes(after_a_look_of_one, 2) == [[True, True]] * 2

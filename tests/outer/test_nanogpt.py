@@ -33,13 +33,13 @@ def made_up(method: str, rate: float, seed: int, loss: float, **more: Any) -> di
 def test_every_edit_is_made_where_its_passage_stands_once(method: nanogpt.Method) -> None:
     made = edits(method, seed=2)
     program = "\n".join(edit.old for edit in made if edit.old != nanogpt.MODEL)
-    program += "" if method.kind == "outer" else f"\n    model = {nanogpt.MODEL}"
+    program += f"\n    model = {nanogpt.MODEL}"
     text = patched(program, made)
     assert "cuda" not in text
     assert "manual_seed(3337 + seed_offset)" in text
     assert method.call in text
-    assert ("outer.step()" in text) == ("outer.synced()" in text) == (method.kind == "outer")
-    assert ("model = DDP(model)" in text) == (method.kind != "outer")
+    assert "model = DDP(model)" in text
+    assert ("compressor.attach(model, optimizer)" in text) == (method.kind != nanogpt.NATIVE)
 
 
 @pytest.mark.parametrize(("program", "count"), [("nothing of it", 0), ("device = 'cuda:0'\n" * 2, 2)])
@@ -73,7 +73,7 @@ def test_the_two_rates_are_natives_best_with_the_first_seed_and_a_third_of_it() 
 def test_the_table_has_losses_and_efficiency_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [made_up("native", rate, 0, loss) for rate, loss in ((3e-3, 1.0), (1e-3, 1.1), (9e-3, 1.2))]
     rows += [made_up("native", 3e-3, 1, 1.0)]
-    call = {"call": "OuterOptimizer(...)", "wire_ratio": 10.0}
+    call = {"call": "AdaptiveCompressor(...)", "wire_ratio": 10.0}
     rows += [made_up(METHODS[3].name, 3e-3, seed, loss, **call) for seed, loss in ((1, 0.9), (0, 1.55))]
     monkeypatch.setattr(tables_of_outer, "rows", lambda name: rows)
     _, _, *lines = tables_of_outer.nanogpt().splitlines()
@@ -86,7 +86,7 @@ def test_the_table_has_losses_and_efficiency_by_seed(monkeypatch: pytest.MonkeyP
     configuration = tables_of_outer.nanogpt_configuration()
     assert "| model | 1,256,000 parameters, float32 |" in configuration
     assert "| seeds | 0, 1 |" in configuration
-    assert "| outer, every 10 steps, rate 1 | `OuterOptimizer(...)` |" in configuration
+    assert "| outer, every 10 steps, rate 1 | `AdaptiveCompressor(...)` |" in configuration
 
 
 def test_the_rate_falls_to_a_tenth_and_ranks_make_one_micro_step_each() -> None:

@@ -116,7 +116,7 @@ def decisions(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
 def changes(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
     """Return an exchange's changes of mode as JSON values; arguments are those of ``decisions``.
 
-    ``at_seconds`` is the training time at a change, ``seconds`` what the change took on this rank.
+    ``at_seconds`` is the training time at a change, ``seconds`` and ``wire_bytes`` what the change took on this rank.
     """
     return [
         {
@@ -125,6 +125,7 @@ def changes(exchange: Exchange, ends: list[float]) -> list[dict[str, Any]]:
             "before": change.before,
             "after": change.after,
             "seconds": change.seconds,
+            "wire_bytes": change.wire_bytes,
         }
         for change in exchange.changes()
     ]

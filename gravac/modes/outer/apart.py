@@ -8,7 +8,7 @@ it trains, and the anchors, which all ranks share, while it is evaluated or save
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -252,6 +252,16 @@ class OuterSteps:
     def settle(self) -> None:
         """Wait until nothing is in flight; what has come is applied when it is due."""
         self._rounds.settle()
+
+    def settle_to_save(self) -> None:
+        """Wait as ``settle`` does: a rank that evaluated waited already, and all are to save the same.
+
+        A failed exchange leaves the anchors whole, without what it was to bring; the next step raises the failure.
+        """
+        self._rounds.pause()
+        with suppress(Exception):
+            self.settle()
+        self._rounds.resume()
 
     # checkpoints
 
