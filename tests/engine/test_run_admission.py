@@ -20,9 +20,7 @@ FORMS = [((512, 512), torch.float32)] * 4
 NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense", 2.0)
 
 
-def admitted(
-    compute_s: float | None = None, at: tuple[float, ...] = (1.0, 2.0), **settings: Any
-) -> tuple[Any, Any]:
+def admitted(compute_s: float | None = None, at: tuple[float, ...] = (1.0, 2.0), **settings: Any) -> tuple[Any, Any]:
     """Forecasts by candidate, and what admitted them, of two ranks on a slow link."""
     policy = Policy(**{"base": ladder, "controller": Goodput(), **settings})
     averager = averager_of(policy)

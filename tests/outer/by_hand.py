@@ -57,9 +57,7 @@ class ApartAlone:
             for forecast in in_each_step.forecasts:
                 known = before.get((forecast.candidate.compressor, forecast.candidate.cf, every))
                 behind = known or candidates.delays(forecast, every, state.compute_s, outer.delay, outer.fragments)
-                ways = [
-                    candidates.at_every(forecast, every, state.compute_s, delay, state.world) for delay in behind
-                ]
+                ways = [candidates.at_every(forecast, every, state.compute_s, delay, state.world) for delay in behind]
                 chooses = getattr(policy.controller, "chooses_every", False)
                 forecasts += ways if chooses else [candidates.most_promising(ways)]
         screened = candidates.screened(forecasts, policy.controller.keeps_all)
@@ -219,7 +217,9 @@ class OuterByHand(Live):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
         if self._rounds.begun:
-            raise RuntimeError("load_state_dict: this has made steps already, and goes on; load into a new one, before its first step")
+            raise RuntimeError(
+                "load_state_dict: this has made steps already, and goes on; load into a new one, before its first step"
+            )
         plain = state.get("outer") if isinstance(state, Mapping) else None
         if plain is None:
             raise SettingsError("outer: the state is of ranks that do not train apart")
