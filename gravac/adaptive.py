@@ -51,6 +51,9 @@ from gravac.texts import text_of, texts_of
 SHARED_RUN_SETTINGS = ("samples_per_step", "steps_per_epoch", "executor", "history")
 """Settings of a run that its ranks must have alike: by them they decide, and their histories are the same."""
 
+COMPARED_APART = ("outer.samples", "outer.local_buffers")
+"""Settings that ranks compare in another form, if they train apart: see ``same_on_all_ranks``."""
+
 NONE_MORE: Mapping[str, str] = MappingProxyType({})
 """No settings to compare besides a compressor's own."""
 
@@ -680,7 +683,7 @@ class AdaptiveCompressor(Live):
         """
         run = {name: text_of(getattr(self.settings, name)) for name in SHARED_RUN_SETTINGS}
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
-        settings = {name: text for name, text in texts_of(self.policy).items() if name != "outer.samples"}
+        settings = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_APART}
         return {**versions, **settings, **run}
 
     # behind the scenes

@@ -50,7 +50,7 @@ def trained(
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     looks = Looks()
     opening: Any = streams(rank) if by_streams else contextlib.nullcontext([])
-    with opening as made, AdaptiveCompressor(base, (1, 100), controller=Static(cf=cf)) as compressor:
+    with opening as made, AdaptiveCompressor(base, (1, 100), controller=Static(cf=cf), native=False) as compressor:
         compressor.attach(ddp, optimizer)
         for step in range(8):
             optimizer.zero_grad()
@@ -90,7 +90,7 @@ def test_buckets_are_compressed_in_parts_to_the_same_bits(by_streams: bool) -> N
 def refused(rank: int, world: int, executor: str) -> str:
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     try:
-        AdaptiveCompressor(executor=executor).attach(model)
+        AdaptiveCompressor(executor=executor, native=False).attach(model)
     except RuntimeError as failure:
         return str(failure)
     return "" if dist.is_initialized() else "no group"

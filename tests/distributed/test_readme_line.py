@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The user's line on two real ranks: top-k from 10 to 1000 by GraVAC's rule, read back by TensorBoard's own reader."""
+"""A user's line on two real ranks, by the hook in each step: top-k from 10 to 1000 by GraVAC's rule.
+
+TensorBoard's own reader reads back what it wrote.
+"""
 
 import importlib
 import itertools
@@ -31,7 +34,8 @@ Curve = list[tuple[int, float]]
 def trained(rank: int, world: int, log_dir: Path, window: int | None) -> list[DecisionRecord]:
     """Train as a user does who gives no optimizer; return the decisions. Without ``window`` it is the line itself."""
     ddp = parallel()
-    compressor = AdaptiveCompressor(topk, cf_range=(10, 1000), controller="gravac", log_dir=log_dir, window=window)
+    given: dict[str, Any] = {"cf_range": (10, 1000), "controller": "gravac", "log_dir": log_dir, "window": window}
+    compressor = AdaptiveCompressor(topk, native=False, **given)
     compressor.attach(ddp)
     train(ddp, sgd(ddp), rank, range(STEPS))
     compressor.close()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gravac import Accordion, GraVAC, Policy, SettingsError, Static, Warmup, dense, quantize, thc, topk, topkc
 from gravac.exchange.alike import compare, described, difference
+from gravac.policy import OuterSettings
 from gravac.texts import text_of, texts_of
 
 Texts = dict[str, str]
@@ -80,14 +81,20 @@ CHANGES: dict[str, Any] = {
     "overflow_safety": True,
     "dense_below": 4096,
     "seed": 1,
+    "every": (1, 10),
+    "native": False,
+    "outer": OuterSettings(fragments=2),
 }
+
+NAMED = {"dense": "dense.dtype", "outer": "outer.fragments"}
+"""Names in errors of settings that have settings of their own."""
 
 
 @pytest.mark.parametrize("field", sorted(Policy.model_fields))
 def test_every_field_of_a_policy_is_compared(field: str) -> None:
     before = Policy(base=topk, cf_range=(2, 1000)) if field == "base" else BASE
     errors, _ = in_memory([texts_of(before), texts_of(before(**{field: CHANGES[field]}))])
-    assert [error.split(": ")[0] for error in errors] == [field if field != "dense" else "dense.dtype"] * 2
+    assert [error.split(": ")[0] for error in errors] == [NAMED.get(field, field)] * 2
 
 
 @pytest.mark.parametrize(

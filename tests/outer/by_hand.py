@@ -26,7 +26,7 @@ from gravac.exchange.executor import Executor
 from gravac.live import Live
 from gravac.modes.outer import candidates
 from gravac.modes.outer.apart import OuterSteps
-from gravac.modes.outer.starting import described_optimizer, device_of, same_on_all_ranks
+from gravac.modes.outer.starting import device_of, same_on_all_ranks
 from gravac.policy import OuterSettings
 from gravac.settings import SettingsError
 from gravac.sources.weights import check_memory, share
@@ -100,8 +100,7 @@ class OuterByHand(Live):
         engine.deciding._admit = ApartAlone(self.compressor._admission)
         self.inner = inner
         self.steps = OuterSteps(engine, module, [inner], given, policy.every, policy.seed)
-        same = {"outer": described_optimizer(self.steps.outer)}
-        self._engine = self.compressor.door(self.steps.travelling, executor=executor, same=same)
+        self._engine = self.compressor.door(self.steps.travelling, executor=executor)
         self._engine.change_mode("outer")
         self._state = self._engine.state.outer = self.steps.state
         self._rounds = self.steps._rounds

@@ -22,9 +22,8 @@ from gravac.modes.outer.fragments import in_fragments
 from gravac.modes.outer.refusing import Refusals
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.rounds import Rounds
-from gravac.modes.outer.sgd import OuterSGD
 from gravac.modes.outer.shares import Shares
-from gravac.modes.outer.starting import Watch, trained
+from gravac.modes.outer.starting import Watch, made_optimizer, trained
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import learning_rate
 
@@ -68,9 +67,8 @@ class OuterSteps:
         fragments = in_fragments(parameters, settings.fragments, keeping)
         buffers = Buffers(module, settings.local_buffers)
         self._anchors = {name: anchor for fragment in fragments for name, anchor in fragment.anchors.items()}
-        make = OuterSGD if settings.optimizer is None else settings.optimizer
         with keeping.in_full(self._anchors, 0):
-            self.outer: torch.optim.Optimizer = make(self._anchors.values())
+            self.outer = made_optimizer(settings, self._anchors.values())
         self.state = RoundState(
             fragments,
             buffers,

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What outer steps begin with: parameters to train, settings that must be alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from gravac.engine.engine import refuse_complex
 from gravac.exchange.alike import described
+from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import canonical
-from gravac.texts import text_of, texts_of
+from gravac.texts import text_of
 
 
 def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
@@ -95,15 +96,25 @@ def _words(form: Form) -> str:
 def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[str, str]:
     """Return what must be the same on all ranks besides ``AdaptiveCompressor``'s settings, as text, by field.
 
-    That is all settings but the number of samples, of which only whether it is set; and all parameters and buffers,
-    which the ranks are given by their first.
+    That is whether the number of samples is set; names of buffers, in any order; what the anchors' optimizer is made
+    with; and all parameters and buffers, which the ranks are given by their first.
     """
-    samples = "not set" if settings.samples is None else "set"
-    own = {**texts_of(settings), "samples": samples, "local_buffers": text_of(sorted(settings.local_buffers))}
+    own = {
+        "outer.samples": "not set" if settings.samples is None else "set",
+        "outer.local_buffers": text_of(tuple(sorted(settings.local_buffers))),
+        "outer": described_optimizer(made_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])),
+    }
     parameters = {canonical(name): parameter for name, parameter in module.named_parameters()}
     trains = (", trained" if parameter.requires_grad else ", frozen" for parameter in parameters.values())
     known = {field: text + how for (field, text), how in zip(described(parameters).items(), trains, strict=True)}
     return {**own, **known, **described(dict(module.named_buffers()), "buffer")}
+
+
+def made_optimizer(settings: OuterSettings, anchors: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """Return an optimizer of anchors, of any shapes."""
+    make = OuterSGD if settings.optimizer is None else settings.optimizer
+    optimizer: torch.optim.Optimizer = make(anchors)
+    return optimizer
 
 
 def described_optimizer(optimizer: torch.optim.Optimizer) -> str:
