@@ -183,7 +183,7 @@ def test_bench_and_advise_list_it(site: Path) -> None:
         timeout=170,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"\bcomb +100\b.*\b0\.52\b", done.stdout)
+    assert re.search(r"\bcomb +hook +100 +1\b.*\b0\.52\b", done.stdout)
 
 
 def test_replay_tells_what_the_controller_would_have_decided(site: Path) -> None:

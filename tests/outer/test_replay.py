@@ -63,12 +63,12 @@ def test_the_recorded_policy_gives_exactly_the_recorded_decisions(
     ]
     assert played.same
     assert played.forecasts == recorded.run.forecasts
-    assert (played.parting, played.steps) == (None, len(recorded.steps))
+    assert (played.parting, played.steps) == (None, sum(step.steps for step in recorded.steps))
 
 
 def test_a_run_tells_when_it_exchanges(trace: Trace, tmp_path: Path) -> None:
     settings = trace.run.settings
-    assert settings["outer.every"] == "(1, 5)"
+    assert settings["every"] == "(1, 5)"
     assert (settings["outer.fragments"], settings["outer.delay"], settings["outer.mixing"]) == (1, 0, 0.5)
     assert {forecast.candidate.every for forecast in trace.run.forecasts} == {1, 2, 5}
     assert {forecast.candidate.every for forecast in record(tmp_path, 8, every=1).run.forecasts} == {1}
@@ -88,8 +88,8 @@ def test_other_settings_part_where_another_round_would_be_made(trace: Trace) -> 
     played = replay(trace, policy(controller=Goodput(window=5, trial=8)))
     parting = played.parting
     assert parting is not None
-    assert 0 < parting.step == played.steps < len(trace.steps)
-    assert parting.ran == trace.choices()[parting.step]
+    assert 0 < parting.step == played.steps < sum(step.steps for step in trace.steps)
+    assert parting.ran == dict(zip((step.step for step in trace.steps), trace.choices(), strict=True))[parting.step]
     assert parting.ran != parting.would
     assert not played.same
 
@@ -116,7 +116,7 @@ def test_the_command_tells_of_rounds(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(*where, *drawn) == 0
     said = capsys.readouterr().out
     assert "dense bfloat16, 10x fewer bytes, every 5 steps" in said
-    assert re.search(r"exact up to round \d+; there the policy would run .*, the run ran .*, every \d steps", said)
+    assert re.search(r"exact up to step \d+; there the policy would run .*, the run ran .*, every \d steps", said)
     assert json.loads((tmp_path / "out.json").read_text())["parting"]["would"]["every"] in (2, 5)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     mine.write_text(written.format("static", "cf = 8"), encoding="utf-8")

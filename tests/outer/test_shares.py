@@ -156,7 +156,7 @@ def test_another_number_of_ranks_begins_with_equal_shares() -> None:
 def test_within_a_round_nothing_is_saved_or_synchronized() -> None:
     (one,) = Ranks(1, every=4, by_speed=True).train(6).outer
     for wrong in (one.state_dict, one.synchronize):
-        with pytest.raises(RuntimeError, match=r"by_speed: this rank is 2 steps into round 1.* told by \.rounds"):
+        with pytest.raises(RuntimeError, match=r"by_speed: this rank is 2 steps into round 1.* told by"):
             wrong()
 
 
@@ -204,4 +204,4 @@ def forgetful(rank: int, world: int, folder: Path) -> str:
 
 def test_a_rank_without_samples_is_told_of_at_once(tmp_path: Path) -> None:
     said = processes(forgetful, 2, tmp_path)
-    assert said == ["samples: rank 0 has not set, rank 1 has set; give every rank the same"] * 2
+    assert said == ["outer.samples: rank 0 has not set, rank 1 has set; give every rank the same"] * 2

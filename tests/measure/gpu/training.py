@@ -87,4 +87,4 @@ class Training:
 
 def static(base: Compressor, cf: float) -> AdaptiveCompressor:
     """One that stays with a CF, also over a single rank."""
-    return AdaptiveCompressor(base, (1, 1000), controller=Static(cf=cf))
+    return AdaptiveCompressor(base, (1, 1000), controller=Static(cf=cf), native=False)
