@@ -29,3 +29,29 @@ WITH_GRAVAC = {
     "gravac's are started on its exchange thread, and one more for each step is its agreement",
 }
 """Tests that pass natively and cannot with gravac, and why. Those that register a hook are found by themselves."""
+
+LOG = "reads DDP's own log, which begins anew with the reducer that DDP gets when the mode changes"
+
+SWITCHING = {"test_ddp_logging_data_cpu": LOG, "test_different_graph_across_ranks": LOG}
+"""Tests that pass with gravac's hook throughout, and cannot where DDP exchanges some steps itself, and why."""
+
+LOCAL = "compares gradients or weights of single steps with the ranks' mean, which ranks that train apart have not"
+UNREDUCED = "asks for what DDP's reducer finds out as it averages (unused parameters, a changed graph): it averages none"
+
+APART = (
+    ("is a SyncBatchNorm", "has a SyncBatchNorm, which exchanges in each forward: refused by name"),
+    ("under join()", "trains under join(), where ranks run out of inputs: refused by name"),
+    ("Tensor-likes are not", LOCAL),
+    ("Scalars are not close", LOCAL),
+    ("None mismatch", LOCAL),
+    ("'>=' not supported", LOG),
+    ("0 is not true", LOG),
+    ("not raised", UNREDUCED),
+    ("True is not false", UNREDUCED),
+)
+"""Words of a failure of ranks that train apart, and why the test cannot pass there."""
+
+
+def why_apart(error: str) -> str:
+    """Return why a test cannot pass with ranks that train apart, by its last error; empty if nothing says so."""
+    return next((why for words, why in APART if words in error), "")

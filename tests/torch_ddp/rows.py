@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A row of the table: a test's outcomes without and with gravac, and what follows from them."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.torch_ddp.reasons import NATIVE, NOT_RUN, WITH_GRAVAC
+from tests.torch_ddp.reasons import NATIVE, NOT_RUN, SWITCHING, WITH_GRAVAC, why_apart
 from tests.torch_ddp.runs import Outcome
 
 HOOK = "registers a communication hook itself; torch allows one"
@@ -42,7 +43,16 @@ class Row:
             return NATIVE.get(self.name, last_error(self.native.text))
         if not self.native.made:
             return NO_DDP
-        return HOOK if self.native.own_hooks else WITH_GRAVAC.get(self.name, "")
+        return HOOK if self.native.own_hooks else WITH_GRAVAC.get(self.name, "") or self._of_mode()
+
+    def _of_mode(self) -> str:
+        """Return why it cannot pass in the mode that gravac runs in; empty if it can."""
+        mode = os.environ.get("TORCH_DDP_MODE", "hook")
+        if mode == "switching":
+            return SWITCHING.get(self.name, "")
+        if mode == "apart" and self.gravac is not None and not self.gravac.passed:
+            return why_apart(last_error(self.gravac.text))
+        return ""
 
     @property
     def unexplained(self) -> bool:

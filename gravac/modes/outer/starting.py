@@ -11,17 +11,18 @@ from gravac.exchange.alike import described
 from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import canonical
+from gravac.sources.ddp_private import averaged_parameters
 from gravac.texts import text_of
 
 
 def trained(module: torch.nn.Module, fragments: int) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters to train, by name.
+    """Return the parameters to train, by name; without those that DDP was told to ignore.
 
     Raises:
         TypeError: a parameter is complex.
         ValueError: there are none, or fewer than fragments.
     """
-    parameters = {canonical(name): p for name, p in module.named_parameters() if p.requires_grad}
+    parameters = {canonical(name): p for name, p in averaged_parameters(module).items() if p.requires_grad}
     refuse_complex(parameters)
     if len(parameters) < fragments:
         raise ValueError(
@@ -46,6 +47,8 @@ class Watch:
         parameters: Mapping[str, torch.nn.Parameter],
     ) -> None:
         self._module, self._inner = module, inner
+        averaged = {id(parameter) for parameter in averaged_parameters(module).values()}
+        self._ignored = {id(parameter) for parameter in module.parameters()} - averaged
         self._exchanged = {id(parameter): (parameter, _form(parameter)) for parameter in parameters.values()}
 
     def check(self) -> None:
@@ -63,7 +66,7 @@ class Watch:
                         f"module: parameter {canonical(name)} is {_words(form)}, and was {_words(then)} when this "
                         "compressor was attached; move the module before"
                     )
-            elif parameter.requires_grad:
+            elif parameter.requires_grad and id(parameter) not in self._ignored:
                 raise ValueError(
                     f"module: parameter {canonical(name)} requires a gradient, and did not, or was another tensor, "
                     "when this compressor was attached, so that ranks would train it apart; close() this one and make "
@@ -72,7 +75,7 @@ class Watch:
                 )
         for group in [group for optimizer in self._inner for group in optimizer.param_groups]:
             for parameter in group["params"]:
-                if parameter.requires_grad and id(parameter) not in self._exchanged:
+                if parameter.requires_grad and id(parameter) not in (*self._exchanged, *self._ignored):
                     raise ValueError(
                         f"optimizer: it trains a tensor of shape {tuple(parameter.shape)} that is no parameter of the "
                         "module, so that ranks would train it apart; give a module that has all that the optimizer "
@@ -104,7 +107,7 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
         "outer.local_buffers": text_of(tuple(sorted(settings.local_buffers))),
         "outer": described_optimizer(made_optimizer(settings, [torch.nn.Parameter(torch.zeros(1))])),
     }
-    parameters = {canonical(name): parameter for name, parameter in module.named_parameters()}
+    parameters = {canonical(name): parameter for name, parameter in averaged_parameters(module).items()}
     trains = (", trained" if parameter.requires_grad else ", frozen" for parameter in parameters.values())
     known = {field: text + how for (field, text), how in zip(described(parameters).items(), trains, strict=True)}
     return {**own, **known, **described(dict(module.named_buffers()), "buffer")}
