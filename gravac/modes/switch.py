@@ -134,7 +134,7 @@ class Switch:
         self._watch = NativeWatch(engine, self._learning_rate)
         self._native_cf = 1.0
         self._opened = self._owed = False
-        self._within = 0
+        self._within: set[int] = set()  # optimizers in the middle of their step
         self._stepped: set[int] = set()
         self._residuals: dict[str, torch.Tensor] = {}
         self._handles: list[Any] = []
@@ -258,7 +258,7 @@ class Switch:
 
     def _step_starts(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Add residuals to the gradients: now, or when they are there if the step gets them of a closure."""
-        self._within += 1
+        self._within.add(id(optimizer))  # which is there already if its last step failed
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._add_residuals(optimizer)
@@ -272,7 +272,7 @@ class Switch:
         return args[:1], {**kwargs, "closure": closure_and_residuals}
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._within -= 1
+        self._within.discard(id(optimizer))
         if self.mode == "hook":
             self._source.step_ended()
         if self.mode != "outer":

@@ -36,7 +36,7 @@ SWITCHING = {"test_ddp_logging_data_cpu": LOG, "test_different_graph_across_rank
 """Tests that pass with gravac's hook throughout, and cannot where DDP exchanges some steps itself, and why."""
 
 LOCAL = "compares gradients or weights of single steps with the ranks' mean, which ranks that train apart have not"
-UNREDUCED = "asks for what DDP's reducer finds out as it averages (unused parameters, a changed graph): it averages none"
+UNREDUCED = "asks for what DDP's reducer finds out as it averages (unused parameters, a new graph): it averages none"
 
 APART = (
     ("is a SyncBatchNorm", "has a SyncBatchNorm, which exchanges in each forward: refused by name"),

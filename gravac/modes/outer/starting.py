@@ -113,7 +113,7 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
     return {**own, **known, **described(dict(module.named_buffers()), "buffer")}
 
 
-def made_optimizer(settings: OuterSettings, anchors: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+def made_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return an optimizer of anchors, of any shapes."""
     make = OuterSGD if settings.optimizer is None else settings.optimizer
     optimizer: torch.optim.Optimizer = make(anchors)
