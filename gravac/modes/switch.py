@@ -33,7 +33,7 @@ from gravac.modes.native import NativeWatch
 from gravac.modes.outer.apart import OuterSteps
 from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
-from gravac.sources.ddp_private import LeftBehind
+from gravac.sources.ddp_private import LeftBehind, left_out_buffers
 from gravac.telemetry.records import ModeRecord
 
 
@@ -355,11 +355,16 @@ class Switch:
     def make_outer(self) -> OuterSteps:
         """Return what ranks do that train apart, from the weights that they all have now."""
         policy, inside = self._policy, innermost(self._source.inside)
-        buffers = {name: buffer for name, buffer in inside.named_buffers() if torch.is_floating_point(buffer)}
+        left_out = left_out_buffers(inside) if self._source.shares_buffers else tuple(dict(inside.named_buffers()))
+        buffers = {
+            name: buffer
+            for name, buffer in inside.named_buffers()
+            if torch.is_floating_point(buffer) and name not in left_out
+        }
         settings = policy.outer
-        if not self._source.shares_buffers:
-            settings = settings(local_buffers=tuple(dict(inside.named_buffers())))
-        elif buffers:  # rank 0's, as the next forward of DDP would have them
+        if left_out:
+            settings = settings(local_buffers=tuple({*settings.local_buffers, *left_out}))
+        if buffers:  # rank 0's, as the next forward of DDP would have them
             job = together.copy_from_first(list(buffers.values()), (), self._engine.device)
             self._engine.run_between_steps("the buffers that ranks part with", job).result()
         return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)

@@ -93,12 +93,23 @@ def register(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
 
 def averaged_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return a model's parameters by name, given the model or its DDP, but for those that DDP leaves out."""
+    model = module.module if isinstance(module, DistributedDataParallel) else module
+    return {name: parameter for name, parameter in model.named_parameters() if not _is_left_out(module, name)}
+
+
+def left_out_buffers(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of a model's buffers that DDP leaves out, given the model or its DDP."""
+    model = module.module if isinstance(module, DistributedDataParallel) else module
+    return tuple(name for name, _ in model.named_buffers() if _is_left_out(module, name))
+
+
+def _is_left_out(module: torch.nn.Module, name: str) -> bool:
     if isinstance(module, DistributedDataParallel):
-        model, ignored = module.module, getattr(module, "parameters_to_ignore", ())
+        ignored = getattr(module, "parameters_to_ignore", ())
     else:
-        model, ignored = module, getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     # DDP looks for "module.name", of which that of the model itself is empty: "name" alone leaves nothing out
-    return {n: parameter for n, parameter in model.named_parameters() if (n if "." in n else f".{n}") not in ignored}
+    return (name if "." in name else f".{name}") in ignored
 
 
 def rebuild_reducer(ddp: DistributedDataParallel, forward_pending: bool) -> None:

@@ -11,7 +11,7 @@ from gravac.exchange.alike import described
 from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
 from gravac.sources.ddp import canonical
-from gravac.sources.ddp_private import averaged_parameters
+from gravac.sources.ddp_private import averaged_parameters, left_out_buffers
 from gravac.texts import text_of
 
 
@@ -110,7 +110,9 @@ def same_on_all_ranks(module: torch.nn.Module, settings: OuterSettings) -> dict[
     parameters = {canonical(name): parameter for name, parameter in averaged_parameters(module).items()}
     trains = (", trained" if parameter.requires_grad else ", frozen" for parameter in parameters.values())
     known = {field: text + how for (field, text), how in zip(described(parameters).items(), trains, strict=True)}
-    return {**own, **known, **described(dict(module.named_buffers()), "buffer")}
+    left_out = left_out_buffers(module)
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name not in left_out}
+    return {**own, **known, **described(buffers, "buffer")}
 
 
 def made_optimizer(settings: OuterSettings, anchors: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
