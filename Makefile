@@ -264,8 +264,10 @@ measure-judgement-topk: $(VENV)/.lab $(VENV)/.test  ## the same of top-k against
 	$(BIN)/python -m tests.measure.judgement --adaptive goodput:topk@10-1000 --among topk@10 topk@100 fp16 fp32 \
 		--limit 20 --json docs/measurements/judgement_topk.json
 
-measure-torch-ddp: $(VENV)/.lab $(VENV)/.test  ## torch's own DDP tests with gravac attached (2 minutes)
+measure-torch-ddp: $(VENV)/.lab $(VENV)/.test  ## torch's own DDP tests with gravac attached, in three modes (6 minutes)
 	$(BIN)/python -m tests.torch_ddp --json docs/measurements/torch_ddp.json --page docs/torch-ddp-tests.md
+	$(BIN)/python -m tests.torch_ddp --mode switching --json docs/measurements/torch_ddp_switching.json --page docs/torch-ddp-tests.md
+	$(BIN)/python -m tests.torch_ddp --mode apart --json docs/measurements/torch_ddp_apart.json --page docs/torch-ddp-tests.md
 
 measure-switching: $(VENV)/.lab $(VENV)/.test  ## what a change of the compression factor sets training back, in memory (12 minutes)
 	$(BIN)/python -m tests.measure.switching

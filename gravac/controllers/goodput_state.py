@@ -398,7 +398,7 @@ class GoodputState:
         native = [entry for entry in self.entries if self.forecasts[entry.position].candidate.mode == "native"]
         known = [(entry, self.times(entry)) for entry in measured or native]
         if self.moved or forecast.exchange_s is None or not known:
-            return FLOOR * shortest
+            return max(FLOOR * shortest, SURE * self._exposed_at_least(forecast) / max(1.0, _hides(forecast)))
         if forecast.candidate.mode == "native":
             shortest *= 1 - OVERHEAD
         computes = (entry.seconds - waited - coded - self._stretched(entry) for entry, (waited, coded, _) in known)
@@ -415,6 +415,22 @@ class GoodputState:
         if forecast.behind is not None:
             return max(LEAST * shortest, compute + coding + max(0.0, exchange - forecast.behind * compute))
         return max(LEAST * shortest, compute + coding, exchange + AHEAD * compute)
+
+    def _exposed_at_least(self, forecast: Forecast) -> float:
+        """Return the least seconds of exchange in a step, by how long steps are that send as many bytes at once or more.
+
+        What such a step takes beyond the shortest step that was measured, and beyond coding, it waits for bytes. Of
+        this a step waits at least the share that it sends of the other's bytes: latency does not fall with them.
+        """
+        shortest = min((entry.seconds for entry in self.entries), default=0.0)
+        bounds = [0.0]
+        for entry in self.entries:
+            other = self.forecasts[entry.position]
+            share = other.wire_ratio / forecast.wire_ratio
+            if share * forecast.candidate.every <= other.candidate.every:
+                coded = entry.saved[1] if entry.saved else 0.0
+                bounds.append(share * (entry.seconds - coded - shortest))
+        return max(bounds)
 
     def _slope(self, position: int, *, above: bool) -> float:
         """Return the seconds by which a step grows with the share of dense bytes sent, above or below a candidate's.

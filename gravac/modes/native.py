@@ -3,7 +3,7 @@
 """Native steps, in which DDP exchanges by itself: watched from outside, so that no Python runs in backward.
 
 Steps are timed from forward to forward. At the end of a stretch of steps the ranks send each other their median time,
-and go on to train; two steps later the sums are there, and the controller decides by them. In a long stretch the ranks
+and go on to train; a step later the sums are there, and the controller decides by them. In a long stretch the ranks
 ask each other now and then whether a step took far longer than before. If so, the stretch ends at once: steps may take
 seconds where a link broke down. All ranks count alike: DDP lets no rank make a synced backward that the others do not
 make.
@@ -24,10 +24,9 @@ from gravac.measurement import LocalMeasurement
 SETTLING = 3
 """Number of steps after a change that are not timed: DDP lays its buckets anew."""
 
-ANSWER = 2
-"""Number of steps for which the ranks' sums travel: no rank makes the second before all have made the first, so that
-nobody waits for a rank that waits for it."""
-
+ANSWER = 1
+"""Number of steps for which the ranks' sums travel. A rank whose gradients of that step are averaged knows that all
+others have handed their numbers over, so that it waits for no rank that still computes."""
 
 FAR = 2.0
 """Ratio of a step's time to the agreed one from which on a rank tells the others that it took far longer."""
@@ -38,7 +37,7 @@ BREAKING = 1.5
 LAST = 8
 """Number of a stretch's last steps that are looked at by themselves."""
 
-PACES = ((0.1, 2), (0.05, 4), (0.01, 16), (0.0, 64))
+PACES = ((0.1, 1), (0.05, 2), (0.01, 16), (0.0, 64))
 """``(seconds, steps)``: how many steps the ranks make between two questions, if a step takes so long at least; each
 question takes a rank some tenths of a millisecond."""
 
@@ -103,7 +102,7 @@ class NativeWatch:
             return None
         if self._question is not None and self._state.made >= self._asked_at + ANSWER and self._answer():
             self._end_stretch(last=ANSWER + 1)
-            return self._decided()  # all ranks are here, and none trains on: what it waits for is the link alone
+            return self._decided()  # no rank trains on: what this one waits for is the link alone
         if self._state.travels:
             return self._decided() if self._state.made >= ANSWER else None
         if self._state.made >= self._length and self._question is None:

@@ -273,6 +273,40 @@ def test_a_link_that_breaks_down_under_native_steps_is_noticed_and_so_is_one_tha
     assert at[2500] == "native"
 
 
+@given(
+    latency=st.floats(0.0, 0.5),
+    dense=st.floats(0.0, 5.0),
+    compute=st.floats(0.01, 0.5),
+    measured=st.lists(st.tuples(st.integers(0, 200), st.floats(0.0, 1.0)), min_size=1, max_size=5),
+)
+def test_what_slow_steps_say_of_others_exchanges_is_never_more_than_these_take(
+    latency: float, dense: float, compute: float, measured: list[tuple[int, float]]
+) -> None:
+    forecasts = Site(0.1, 0.1, every=EVERY).forecasts
+
+    def exchange(forecast: Forecast) -> float:
+        return latency / forecast.candidate.every + dense / forecast.wire_ratio
+
+    entries = []
+    for at, hidden in {at % len(forecasts): hidden for at, hidden in measured}.items():
+        waited, native = (1 - hidden) * exchange(forecasts[at]), forecasts[at].candidate.mode == "native"
+        coded = 0.0 if native else 0.1 * compute
+        saved = None if native else (waited, coded, exchange(forecasts[at]))
+        entries.append(GoodputEntry(at, compute + coded + waited, 1, 1.0, saved))
+    state = GoodputState(forecasts, "hold", entries[0].position, 0, Window(NATIVE), tuple(entries), moved=True)
+    for forecast in forecasts:
+        assert state._exposed_at_least(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
+
+
+def test_when_the_link_broke_down_no_round_is_tried_that_sends_too_much_for_it() -> None:
+    """Native steps show how long dense gradients take now, and so rounds that send as much: none of these is tried."""
+    site = Site(0.085, 0.1, slower=lambda step: 100.0 if step >= 150 else 1.0, noise=0.05, every=EVERY, leaving_s=0.1)
+    steps = [made.measured for made in site.run(400) if made.measured.first >= 150]
+    shortest = min(site.times(measured.candidate, 400)[0] for measured in steps)
+    rounds = {measured.candidate for measured in steps if measured.candidate.mode == "outer"}
+    assert rounds and max(site.times(candidate, 400)[0] for candidate in rounds) < 2 * shortest
+
+
 def test_float16_needs_gradients_that_are_far_from_too_large() -> None:
     quiet, loud = (Site(0.05, 0.4, hides=0.0, energy=energy) for energy in (2.0, 2 * LARGEST**2))
     assert NATIVE16 in {step.measured.candidate for step in quiet.run(400)}

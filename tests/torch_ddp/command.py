@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         keep([row.plain() for row in rows], asked.json)
     if asked.page:
-        page.write(rows, asked.page)
+        page.write(rows, asked.page, asked.mode)
     return status(rows, whole=asked.only is None and not asked.native and asked.mode != "apart")
 
 

@@ -12,11 +12,14 @@ from tests.torch_ddp.cpu import PATCHES
 from tests.torch_ddp.rows import NO_DDP, Row, counts
 
 
-def write(rows: Sequence[Row], path: str) -> None:
-    """Put the lists into a document, between their marks."""
+def write(rows: Sequence[Row], path: str, mode: str = "hook") -> None:
+    """Put the lists of a mode into a document, between their marks."""
     document = Path(path)
     text = document.read_text(encoding="utf-8")
-    for name, made in (("counts", _counts(rows)), ("tests", tests(rows)), ("patches", patches())):
+    lists = {"counts": _counts(rows), "tests": tests(rows), "patches": patches()}
+    if mode != "hook":
+        lists = {f"counts {mode}": _counts(rows), f"tests {mode}": failed(rows)}
+    for name, made in lists.items():
         text = insert(text, name, made)
     document.write_text(text, encoding="utf-8")
 
@@ -32,6 +35,15 @@ def tests(rows: Sequence[Row]) -> str:
         plain = row.plain()
         why = plain["reason"].replace("|", "\\|")
         lines.append(f"| `{row.name}` | {plain['native']} | {why if row.reason else f'**fails**: {why}'} |")
+    return "\n".join(lines)
+
+
+def failed(rows: Sequence[Row]) -> str:
+    """Every test that gravac was attached in and that did not pass, by the reason."""
+    lines = ["| does not pass | why |", "| --- | --- |"]
+    for row in sorted((row for row in rows if row.gravac and not row.gravac.passed), key=lambda row: row.reason):
+        why = row.reason or f"**fails**: {row.plain()['reason']}"
+        lines.append(f"| `{row.name}` | {why.replace('|', '\\|')} |")
     return "\n".join(lines)
 
 
