@@ -417,10 +417,10 @@ class GoodputState:
         return max(LEAST * shortest, compute + coding, exchange + AHEAD * compute)
 
     def _exposed_at_least(self, forecast: Forecast) -> float:
-        """Return the least seconds of exchange in a step, by how long steps are that send as many bytes at once or more.
+        """Return the least seconds that a step's exchange takes, by steps that send as many bytes at once or more.
 
-        What such a step takes beyond the shortest step that was measured, and beyond coding, it waits for bytes. Of
-        this a step waits at least the share that it sends of the other's bytes: latency does not fall with them.
+        What such a step takes beyond the shortest step that was measured, and beyond coding, it waits for bytes. The
+        exchange takes at least its share of that, by bytes: latency does not fall with them.
         """
         shortest = min((entry.seconds for entry in self.entries), default=0.0)
         bounds = [0.0]

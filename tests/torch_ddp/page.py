@@ -42,8 +42,8 @@ def failed(rows: Sequence[Row]) -> str:
     """Every test that gravac was attached in and that did not pass, by the reason."""
     lines = ["| does not pass | why |", "| --- | --- |"]
     for row in sorted((row for row in rows if row.gravac and not row.gravac.passed), key=lambda row: row.reason):
-        why = row.reason or f"**fails**: {row.plain()['reason']}"
-        lines.append(f"| `{row.name}` | {why.replace('|', '\\|')} |")
+        why = (row.reason or f"**fails**: {row.plain()['reason']}").replace("|", "\\|")
+        lines.append(f"| `{row.name}` | {why} |")
     return "\n".join(lines)
 
 
