@@ -417,19 +417,24 @@ class GoodputState:
         return max(LEAST * shortest, compute + coding, exchange + AHEAD * compute)
 
     def _exposed_at_least(self, forecast: Forecast) -> float:
-        """Return the least seconds that a step's exchange takes, by steps that send as many bytes at once or more.
+        """Return the least seconds that a step's exchange takes, by how long steps with other exchanges are.
 
-        What such a step takes beyond the shortest step that was measured, and beyond coding, it waits for bytes. The
-        exchange takes at least its share of that, by bytes: latency does not fall with them.
+        What a step takes beyond the shortest step that was measured, and beyond coding, it waits for bytes. An exchange
+        that sends no more at once takes at least its share of that, by bytes: latency does not fall with them. One that
+        sends more takes longer by what the step's time grows with bytes, at least.
         """
         shortest = min((entry.seconds for entry in self.entries), default=0.0)
+        every, sends = forecast.candidate.every, forecast.candidate.every / forecast.wire_ratio
         bounds = [0.0]
         for entry in self.entries:
             other = self.forecasts[entry.position]
-            share = other.wire_ratio / forecast.wire_ratio
-            if share * forecast.candidate.every <= other.candidate.every:
-                coded = entry.saved[1] if entry.saved else 0.0
-                bounds.append(share * (entry.seconds - coded - shortest))
+            coded = entry.saved[1] if entry.saved else 0.0
+            exposed = other.candidate.every * (entry.seconds - coded - shortest)
+            sent = other.candidate.every / other.wire_ratio
+            if sends <= sent:
+                bounds.append(exposed * sends / sent / every)
+            elif other.candidate.every == 1:
+                bounds.append((exposed + (sends - sent) * self._slope(entry.position, above=False)) / every)
         return max(bounds)
 
     def _slope(self, position: int, *, above: bool) -> float:
