@@ -341,6 +341,7 @@ class Goodput(Settings):
             for promise, at in promising
             if promise > self._to_beat(state, best, at) and self._may_try(state, best, at, promise)
         ]
+        better = [one for one in better if not state.risky(one[1])] or better
         if better:
             harmless = [one for one in better if state.efficiency(one[1]) >= HARMLESS]
             promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
@@ -380,7 +381,7 @@ class Goodput(Settings):
         if mode != "outer" or before == "outer":
             return True
         gains = max(state.steps, SETTLED) * best.seconds * (promise / state.goodput(best) - 1)
-        return max(0.0, price) + (forecast.leaving_s or 0.0) <= gains
+        return max(0.0, price) + state.leaving(forecast) <= gains
 
     def _quiet(self, state: GoodputState, seconds: float) -> bool:
         """True if steps of the candidate that is held take about as long as they did."""
@@ -412,7 +413,7 @@ class Goodput(Settings):
         """Return the time that moving into outer steps, or out of them, takes: relative to that of the steps so far."""
         if (other.candidate.mode == "outer") == (ours.candidate.mode == "outer"):
             return 0.0
-        leaving = (other if other.candidate.mode == "outer" else ours).leaving_s or 0.0
+        leaving = state.leaving(other if other.candidate.mode == "outer" else ours)
         return leaving / (max(state.steps, SETTLED) * held.seconds)
 
 

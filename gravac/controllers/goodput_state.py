@@ -119,6 +119,7 @@ class GoodputState:
         floors: ``(position, seconds)`` of candidates measured before the link changed: the least a step takes now.
         off: number of windows on end in which the chosen candidate's step time was not what it had been.
         moved: whether the link changed since it was probed.
+        slowed: whether it became slower when it changed last.
         energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
         watch: number of training steps of the next native stretch.
     """
@@ -136,6 +137,7 @@ class GoodputState:
     floors: tuple[tuple[Count, Amount], ...] = ()
     off: Count = 0
     moved: bool = False
+    slowed: bool = False
     energy: Amount = 0.0
     watch: Positive = WATCH
 
@@ -273,8 +275,8 @@ class GoodputState:
                 continue
             moved = slower * share / here if (share > here) == (slower > 0) and not (slower > 0 and hidden > 0) else 0.0
             floors[entry.position] = (1 - NOISE) * max(0.0, entry.seconds + moved)
-        cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0, moved=True)
-        return cleared.enter(seconds)
+        cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0)
+        return replace(cleared, moved=True, slowed=slower > 0).enter(seconds)
 
     def goodput(self, entry: GoodputEntry) -> float:
         """Return the goodput of a measured candidate: steps per second, each counted by its statistical efficiency."""
@@ -329,6 +331,29 @@ class GoodputState:
             if entry.saved is not None and (expected := self.forecasts[entry.position].exchange_s)
         ]
         return of(ratios) if ratios else math.inf if self.moved else 1.0
+
+    def risky(self, position: int) -> bool:
+        """Tell whether a trial may take very long: it sends more at once than what ran since the link became slower.
+
+        Once two amounts of bytes that are exchanged in each step were timed, it is known what more bytes take.
+        """
+        known = {1 / self.forecasts[entry.position].wire_ratio for entry in self.entries if self._in_each(entry)}
+        ran = max((self._at_once(entry.position) for entry in self.entries), default=0.0)
+        return self.slowed and len(known) < 2 and self._at_once(position) > ran
+
+    def _at_once(self, position: int) -> float:
+        """Return the share of dense bytes that an exchange of a candidate sends."""
+        return self.forecasts[position].candidate.every / self.forecasts[position].wire_ratio
+
+    def _in_each(self, entry: GoodputEntry) -> bool:
+        """Tell whether a measured candidate exchanges in each step."""
+        return self.forecasts[entry.position].candidate.every == 1
+
+    def leaving(self, forecast: Forecast) -> float:
+        """Return the seconds that leaving outer steps takes, at least, by how long dense exchanges take by now."""
+        dense = self.forecasts[0]
+        longer = self._exposed_at_least(dense) / dense.exchange_s if self.moved and dense.exchange_s else 1.0
+        return max(1.0, longer) * (forecast.leaving_s or 0.0)
 
     def exposed(self, entry: GoodputEntry) -> float:
         """Return the share of a measured step in which it waits for bytes, at most: what sending less can save."""
@@ -427,13 +452,12 @@ class GoodputState:
         every, sends = forecast.candidate.every, forecast.candidate.every / forecast.wire_ratio
         bounds = [0.0]
         for entry in self.entries:
-            other = self.forecasts[entry.position]
             coded = entry.saved[1] if entry.saved else 0.0
-            exposed = other.candidate.every * (entry.seconds - coded - shortest)
-            sent = other.candidate.every / other.wire_ratio
+            exposed = self.forecasts[entry.position].candidate.every * (entry.seconds - coded - shortest)
+            sent = self._at_once(entry.position)
             if sends <= sent:
                 bounds.append(exposed * sends / sent / every)
-            elif other.candidate.every == 1:
+            elif self._in_each(entry):
                 bounds.append((exposed + (sends - sent) * self._slope(entry.position, above=False)) / every)
         return max(bounds)
 

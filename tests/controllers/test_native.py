@@ -309,6 +309,39 @@ def test_when_the_link_broke_down_no_round_is_tried_that_sends_too_much_for_it()
     assert rounds and max(site.times(candidate, 400)[0] for candidate in rounds) < 2 * shortest
 
 
+@given(factor=st.floats(0.3, 5.0), held=st.integers(0, 200), seconds=st.floats(0.01, 2.0))
+def test_until_two_amounts_were_timed_on_a_slower_link_what_sends_more_is_risky(
+    factor: float, held: int, seconds: float
+) -> None:
+    forecasts = Site(0.1, 0.1, every=EVERY).forecasts
+    held %= len(forecasts)
+    native = forecasts[held].candidate.mode == "native"
+    entry = GoodputEntry(held, seconds, 1, 1.0, None if native else (0.0, 0.0, 0.0))
+    before = GoodputState(forecasts, "hold", held, held, Window(forecasts[held].candidate), (entry,))
+    after = before.changed(factor * seconds)
+
+    def at_once(forecast: Forecast) -> float:
+        return forecast.candidate.every / forecast.wire_ratio
+
+    risky = [at for at in range(len(forecasts)) if after.risky(at)]
+    assert not any(before.risky(at) for at in range(len(forecasts)))
+    assert risky == [at for at, f in enumerate(forecasts) if factor > 1 and at_once(f) > at_once(forecasts[held])]
+    others = [at for at, f in enumerate(forecasts) if f.candidate.every == 1 and f.candidate.mode == "hook"][:2]
+    two = (*(GoodputEntry(at, 0.1, 1, 1.0, (0.0, 0.0, 0.0)) for at in others if at != held), entry)
+    if len({forecasts[one.position].wire_ratio for one in two if forecasts[one.position].candidate.every == 1}) > 1:
+        assert not any(replace(after, entries=two).risky(at) for at in range(len(forecasts)))
+
+
+def test_the_price_of_leaving_outer_steps_grows_with_what_dense_exchanges_take() -> None:
+    site = Site(0.1, 0.1, hides=0.0, every=EVERY, leaving_s=2.0)
+    apart = next(forecast for forecast in site.forecasts if forecast.candidate.mode == "outer")
+    native, hook = GoodputEntry(0, 1.1, 1, 1.0), GoodputEntry(2, 0.1, 1, 1.0, (0.0, 0.0, 0.0))
+    state = GoodputState(site.forecasts, "hold", 0, 0, Window(NATIVE), (native, hook))
+    assert state.leaving(apart) == 2.0
+    assert replace(state, moved=True).leaving(apart) == pytest.approx(2.0 * 1.0 / site.dense)
+    assert state.leaving(site.forecasts[0]) == 0.0
+
+
 def test_float16_needs_gradients_that_are_far_from_too_large() -> None:
     quiet, loud = (Site(0.05, 0.4, hides=0.0, energy=energy) for energy in (2.0, 2 * LARGEST**2))
     assert NATIVE16 in {step.measured.candidate for step in quiet.run(400)}

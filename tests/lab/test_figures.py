@@ -120,26 +120,30 @@ def run(method: str, steps: int, *metrics: float) -> dict[str, object]:
     return {
         "method": method, "steps": steps, "seconds": curve[-1]["seconds"], "samples_per_s": 20.0,
         "wire_bytes": 8_000_000 * steps, "wire_ratio": 13.1, "val_loss": metrics[-1], "curve": curve,
-        "cf_path": [{"step": 0, "cf": 15.06, "reason": "start"}],
+        "cf_path": [{"step": 0, "mode": "hook", "cf": 15.06, "every": 1, "reason": "start"}],
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
-        ((4.0, 2.0, 1.0), "It reaches float16's final loss in 10 s instead of 20."),
-        ((4.0, 3.5, 3.0), "It does not reach float16's final loss."),
+        ((4.0, 2.0, 1.0), "gravac reaches float16's final loss in 10 s instead of 20."),
+        ((4.0, 3.5, 3.0), "gravac does not reach float16's final loss."),
     ],
 )
 def test_the_demo_is_told_from_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], said: str
 ) -> None:
-    runs = [run("dense-fp32", 40, 4.0, 3.5, 3.0), run("dense-fp16", 80, 4.0, 3.0, 2.0), run("adaptive", 160, *losses)]
+    apart = run("adaptive-100", 90, 4.0, 3.0, 2.75)
+    apart["cf_path"] = [{"step": 0, "mode": "outer", "cf": 3.938, "every": 5, "reason": "start"}]
+    dense = [run("dense-fp32", 40, 4.0, 3.5, 3.0), run("dense-fp16", 80, 4.0, 3.0, 2.0)]
+    runs = [*dense, run("adaptive", 160, *losses), apart]
     (tmp_path / "demo.json").write_text(json.dumps({"rate": 1e8, "workers": 2, "runs": runs}))
     monkeypatch.setattr(tables_of_demo, "FOLDER", tmp_path)
     short, table = tables_of_demo.demo_in_short(), tables_of_demo.demo()
     assert short.startswith("The demo, 2 workers at 100 Mbit/s, 20 s of training each: validation loss 3.00 with")
-    assert said in short and "at 1/13 of float32's" in short
+    assert said in short and "at 1/13 of float32's" in short and "2.75 where ranks" in short
     assert "| at step 40 | seconds to 2.000 |" in table
     assert "| dense float32, native DDP | 40 | 20.0 | 8.00 | 13.10 | 3.000 | 3.000 | not reached |" in table
-    assert table.endswith("from which step on: step 0: 15.06x.")
+    assert "from which step on: step 0: hook 15.06x." in table
+    assert table.endswith("from which step on: step 0: outer 3.938x every 5 steps.")

@@ -36,7 +36,8 @@ def demo() -> str:
     said = {
         "dense-fp32": "dense float32, native DDP",
         "dense-fp16": "dense float16, torch's hook",
-        "adaptive": "adaptive: `goodput` over the ladder",
+        "adaptive": "`AdaptiveCompressor()`",
+        "adaptive-100": "`AdaptiveCompressor(every=(1, 100))`",
     }
     found = _demo()["runs"]
     equal, target = min(run["steps"] for run in found.values()), found["dense-fp16"]["val_loss"]
@@ -63,24 +64,33 @@ def demo() -> str:
             "not reached" if until is None else f"{until:.1f}",
         )
         lines.append(line(words, *cells))
-    turns = "; ".join(f"step {turn['step']}: {turn['cf']:.4g}x" for turn in found["adaptive"]["cf_path"])
-    return "\n".join([*lines, "", f"Its compression factors, from which step on: {turns}."])
+    decided = [
+        f"What {said[name]} ran, from which step on: {'; '.join(map(_turn, found[name]['cf_path']))}."
+        for name in ("adaptive", "adaptive-100")
+    ]
+    return "\n\n".join(["\n".join(lines), *decided])
+
+
+def _turn(turn: dict[str, Any]) -> str:
+    """A change of what runs, in words."""
+    often = f" every {turn['every']} steps" if turn["every"] > 1 else ""
+    return f"step {turn['step']}: {turn['mode']} {turn['cf']:.4g}x{often}"
 
 
 def demo_in_short() -> str:
     """The README's two sentences."""
     found = _demo()
     runs = found["runs"]
-    full, half, own = (runs[name] for name in ("dense-fp32", "dense-fp16", "adaptive"))
+    full, half, own, apart = (runs[name] for name in ("dense-fp32", "dense-fp16", "adaptive", "adaptive-100"))
     until, its_own = _until(own, half["val_loss"]), _until(half, half["val_loss"])
     sooner = (
-        f"It reaches float16's final loss in {until:.0f} s instead of {its_own:.0f}."
+        f"gravac reaches float16's final loss in {until:.0f} s instead of {its_own:.0f}."
         if until is not None and its_own is not None
-        else "It does not reach float16's final loss."
+        else "gravac does not reach float16's final loss."
     )
     return (
         f"The demo, {found['workers']} workers at {found['rate'] / 1e6:.0f} Mbit/s, {own['seconds']:.0f} s of training "
         f"each: validation loss {full['val_loss']:.2f} with\ndense float32, {half['val_loss']:.2f} with float16, "
-        f"**{own['val_loss']:.2f} adaptive** (`goodput` over the ladder), at 1/{own['wire_ratio']:.0f} of float32's "
-        f"bytes.\n{sooner}"
+        f"**{own['val_loss']:.2f} with gravac** at 1/{own['wire_ratio']:.0f} of float32's bytes, and "
+        f"{apart['val_loss']:.2f} where ranks\nmay train apart (`every=(1, 100)`). {sooner}"
     )
