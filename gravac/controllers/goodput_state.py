@@ -350,10 +350,12 @@ class GoodputState:
         return self.forecasts[entry.position].candidate.every == 1
 
     def leaving(self, forecast: Forecast) -> float:
-        """Return the seconds that leaving outer steps takes, at least, by how long dense exchanges take by now."""
-        dense = self.forecasts[0]
-        longer = self._exposed_at_least(dense) / dense.exchange_s if self.moved and dense.exchange_s else 1.0
-        return max(1.0, longer) * (forecast.leaving_s or 0.0)
+        """Return the seconds that leaving outer steps takes: all travels dense, by how quick the link is by now."""
+        if not self.moved:
+            return forecast.leaving_s or 0.0
+        dense, longer = self.forecasts[0], self._link(min)
+        least = self._exposed_at_least(dense) / dense.exchange_s if dense.exchange_s else 1.0
+        return max(least, longer if longer < math.inf else 1.0) * (forecast.leaving_s or 0.0)
 
     def exposed(self, entry: GoodputEntry) -> float:
         """Return the share of a measured step in which it waits for bytes, at most: what sending less can save."""
