@@ -337,9 +337,13 @@ class GoodputState:
 
         Once two amounts of bytes that are exchanged in each step were timed, it is known what more bytes take.
         """
-        known = {1 / self.forecasts[entry.position].wire_ratio for entry in self.entries if self._in_each(entry)}
         ran = max((self._at_once(entry.position) for entry in self.entries), default=0.0)
-        return self.slowed and len(known) < 2 and self._at_once(position) > ran
+        return self.slowed and not self._two_amounts and self._at_once(position) > ran
+
+    @property
+    def _two_amounts(self) -> bool:
+        """Whether two amounts of bytes that are exchanged in each step were timed."""
+        return len({self.forecasts[entry.position].wire_ratio for entry in self.entries if self._in_each(entry)}) > 1
 
     def _at_once(self, position: int) -> float:
         """Return the share of dense bytes that an exchange of a candidate sends."""
@@ -350,12 +354,18 @@ class GoodputState:
         return self.forecasts[entry.position].candidate.every == 1
 
     def leaving(self, forecast: Forecast) -> float:
-        """Return the seconds that leaving outer steps takes: all travels dense, by how quick the link is by now."""
+        """Return the seconds that leaving outer steps takes, where all travels dense.
+
+        Once the link has changed, they go by what dense exchanges take by now, as far as that is known; if not, by how
+        quick the link turned out for others, which is too much where these send little.
+        """
         if not self.moved:
             return forecast.leaving_s or 0.0
         dense, longer = self.forecasts[0], self._link(min)
         least = self._exposed_at_least(dense) / dense.exchange_s if dense.exchange_s else 1.0
-        return max(least, longer if longer < math.inf else 1.0) * (forecast.leaving_s or 0.0)
+        if self._two_amounts or longer == math.inf:
+            longer = 1.0
+        return max(least, longer) * (forecast.leaving_s or 0.0)
 
     def exposed(self, entry: GoodputEntry) -> float:
         """Return the share of a measured step in which it waits for bytes, at most: what sending less can save."""

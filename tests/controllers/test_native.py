@@ -341,6 +341,7 @@ def test_the_price_of_leaving_outer_steps_grows_with_what_dense_exchanges_take()
     assert replace(state, moved=True).leaving(apart) == pytest.approx(2.0 * 1.0 / site.dense)
     assert state.leaving(site.forecasts[0]) == 0.0
     assert replace(state, moved=True, entries=(native,)).leaving(apart) == 2.0  # nothing tells of the link yet
+    assert replace(state, moved=True, entries=(replace(native, seconds=0.1), hook)).leaving(apart) == 2.0
     slow = replace(hook, saved=(0.0, 0.0, 7 * (site.forecasts[2].exchange_s or 0.0)))
     assert replace(state, moved=True, entries=(slow,)).leaving(apart) == pytest.approx(14.0)
 
