@@ -280,8 +280,12 @@ class Goodput(Settings):
             state = replace(state.changed(min(seconds, before.seconds)), best=state.position)
             return self._anew(state, f"{reason}: the link became faster")
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
+        beyond = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, share)
         reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, efficiency {state.efficiency(state.position):.2f}"
+        if beyond:
+            state = replace(state, phase=HOLD, position=state.best)
+            return state, f"{reason}: given up early; the link may have changed: look at {state.running}"
         return self._go_on(state, f"{reason}: given up early" if given_up else reason)
 
     def _quicker(self, state: GoodputState, before: GoodputEntry, seconds: float) -> bool:
