@@ -283,6 +283,8 @@ class Goodput(Settings):
         beyond = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, share)
         reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, efficiency {state.efficiency(state.position):.2f}"
+        if beyond and state.sends_less(state.position, than=state.best):  # then the best one takes longer still
+            return self._go_on(state.slower(seconds), f"{reason}: the link became slower")
         if beyond:
             state = replace(state, phase=HOLD, position=state.best)
             return state, f"{reason}: given up early; the link may have changed: look at {state.running}"

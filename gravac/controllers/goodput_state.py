@@ -278,6 +278,18 @@ class GoodputState:
         cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0)
         return replace(cleared, moved=True, slowed=slower > 0).enter(seconds)
 
+    def slower(self, seconds: float) -> GoodputState:
+        """Return the state after a trial showed that the link became slower: all else that was measured is forgotten.
+
+        A step of the running candidate takes ``seconds`` now.
+        """
+        cleared = replace(self, entries=(), floors=(), off=0, spent=0.0, elapsed=0.0, moved=True, slowed=True)
+        return replace(cleared, best=self.position).enter(seconds)
+
+    def sends_less(self, position: int, than: int) -> bool:
+        """Tell whether exchanges of one candidate send fewer bytes at once than those of another."""
+        return self._at_once(position) < self._at_once(than)
+
     def goodput(self, entry: GoodputEntry) -> float:
         """Return the goodput of a measured candidate: steps per second, each counted by its statistical efficiency."""
         return entry.efficiency / entry.seconds
