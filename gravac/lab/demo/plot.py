@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from gravac.lab.demo.decided import mostly
-from gravac.lab.demo.outcome import Comparison
+from gravac.lab.demo.outcome import Comparison, DemoOutcome
 
 COLUMNS, ROWS = 49, 16
 """Size of the terminal's plot in characters; names stand to its right, within 80 columns."""
@@ -88,7 +88,9 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
         "linestyle": (0, (1, 3)),
         "label": "float16's final loss",
     }
-    for run in comparison.outcomes:
+    reaches = [_reached(run, target) for run in comparison.outcomes]
+    soonest = min((time for time in reaches if time is not None), default=0.0)
+    for run, reached in zip(comparison.outcomes, reaches, strict=True):
         ours = run.method.startswith("adaptive")
         times, losses = [point.seconds for point in run.curve], [point.metric for point in run.curve]
         look: dict[str, Any] = {
@@ -97,15 +99,14 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
             "zorder": 3 if ours else 2,
         }
         axes.plot(times, losses, label=f"{run.label}: mostly {mostly(run)}" if ours else run.label, **look)
-        reached = run.time_to(target) if ours else None
         if reached:
             axes.plot(reached, target, marker="o", markersize=6, color=COLOURS[run.method], zorder=4)
             axes.annotate(
                 f"{reached:.0f} s",
                 (reached, target),
-                xytext=(-4, -13),
+                xytext=(-4 if reached == soonest else 4, -13),
                 textcoords="offset points",
-                ha="right",
+                ha="right" if reached == soonest else "left",
                 color=COLOURS[run.method],
                 fontsize=9,
             )
@@ -133,6 +134,11 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=11, loc="left")
     figure.savefig(path, format="png")
+
+
+def _reached(run: DemoOutcome, target: float) -> float | None:
+    """Return the seconds in which a run with gravac came to the target, if it did."""
+    return run.time_to(target) if run.method.startswith("adaptive") else None
 
 
 def spread(places: Sequence[float], apart: float, within: tuple[float, float]) -> list[float]:
