@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdaptiveCompressor: compressor, controller and error feedback as one object that attaches to training."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac import version
+from gravac.attaching import moments_of, native_formats, optimizers_of, why_idle
 from gravac.building import build
 from gravac.candidate import Mode
 from gravac.checkpoint.state import check_kept, check_place, pack, unpack
@@ -33,7 +32,7 @@ from gravac.live import Live
 from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
-from gravac.modes.outer.starting import device_of, same_on_all_ranks
+from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.switch import Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.settings import SettingsError, shown
@@ -46,19 +45,9 @@ from gravac.sources.module_steering import SteeredModule
 from gravac.sources.weights import share
 from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Sink
 from gravac.telemetry.sinks import Sinks
-from gravac.texts import text_of, texts_of
-
-SHARED_RUN_SETTINGS = ("samples_per_step", "steps_per_epoch", "executor", "history")
-"""Settings of a run that its ranks must have alike: by them they decide, and their histories are the same."""
-
-COMPARED_APART = ("outer.samples", "outer.local_buffers")
-"""Settings that ranks compare in another form, if they train apart: see ``same_on_all_ranks``."""
 
 NONE_MORE: Mapping[str, str] = MappingProxyType({})
 """No settings to compare besides a compressor's own."""
-
-OFF = "GRAVAC"
-"""Name of the environment's variable that leaves everything native if it is ``off``."""
 
 CLOSING_SECONDS = 20.0
 """Longest time that ``close`` waits for what is under way: another rank may never answer."""
@@ -266,7 +255,8 @@ class AdaptiveCompressor(Live):
         self._check_free()
         optimizers = optimizers_of(optimizer, self.policy.every)
         inner = innermost(module) if isinstance(module, torch.nn.Module) else module
-        if self._stays_idle(inner):
+        if why := why_idle(inner, self._given_group, self.policy):
+            warnings.warn(f"gravac: {why}: training goes on as without gravac", stacklevel=2)
             self._attached = self._idle = True
             return
         scaler = grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None
@@ -359,24 +349,6 @@ class AdaptiveCompressor(Live):
         self._switch.without_native = self._without_native
         self._take_up_outer()
         self._switch.listen()
-
-    def _stays_idle(self, module: object) -> bool:
-        """Tell whether training is to stay as it is without gravac, and say why."""
-        setting = os.environ.get(OFF, "on").lower()
-        if setting not in ("on", "off"):
-            raise SettingsError(f"{OFF}: {setting!r} in the environment; give off, or on, or unset it")
-        group = self._given_group or (module.process_group if isinstance(module, DistributedDataParallel) else None)
-        alone = not dist.is_initialized() or dist.get_world_size(group) == 1
-        if not alone and isinstance(module, torch.nn.Module):
-            check_alike({OFF: setting}, device_of(module), group)
-        if setting == "off":
-            why = f"{OFF}=off in the environment"
-        elif alone and self.policy.native:
-            why = "there is one process, which exchanges nothing"
-        else:
-            return False
-        warnings.warn(f"gravac: {why}: training goes on as without gravac", stacklevel=3)
-        return True
 
     def _take_up_outer(self) -> None:
         """Go on from a dumped state of ranks that train apart, if one was loaded before the module was known."""
@@ -676,16 +648,6 @@ class AdaptiveCompressor(Live):
         finally:
             self._engine.close(failure)
 
-    def shared_settings(self) -> dict[str, str]:
-        """Return versions and settings that must be the same on all ranks, as text, by name.
-
-        Not in it is what each rank may have its own of: ``log_dir``, ``sinks`` and ``pace``.
-        """
-        run = {name: text_of(getattr(self.settings, name)) for name in SHARED_RUN_SETTINGS}
-        versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
-        settings = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_APART}
-        return {**versions, **settings, **run}
-
     # behind the scenes
 
     def _open(self, same: Mapping[str, str] = NONE_MORE) -> None:
@@ -693,7 +655,7 @@ class AdaptiveCompressor(Live):
         if self._engine.ready_to_run:
             return
         if self._executor is None:
-            self._compare({**self.shared_settings(), **same})
+            self._compare({**self.settings.shared(), **same})
         device, settings = self._engine.device, self.settings
         opened = (
             open_executor(device, self._group, self._agree_group, settings.executor, settings.pace)
@@ -720,46 +682,3 @@ class AdaptiveCompressor(Live):
         if self._agree_group is not None:
             check_alike(texts, self._engine.device, self._agree_group)
         check_alike({**texts, **self._engine.described}, self._engine.device, self._group)
-
-
-def optimizers_of(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None, every: tuple[int, int]
-) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers given, those within a framework's wrapper.
-
-    Raises:
-        SettingsError: none was given, and ranks may train apart; or what was given is none.
-    """
-    if optimizer is None and every != (1, 1):
-        raise SettingsError(
-            f"optimizer: ranks that train apart (every={every}) must share its state; give attach(module, optimizer), "
-            "or optimizer=() if weights are changed by hand"
-        )
-    given = () if optimizer is None else optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-    inner = tuple(getattr(one, "optimizer", one) for one in given)
-    for one in inner:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise SettingsError(f"optimizer: {shown(one)} is no torch.optim.Optimizer")
-    return inner
-
-
-def moments_of(optimizer: torch.optim.Optimizer) -> int:
-    """Return the number of model sizes that an optimizer's state has, as far as its settings tell."""
-    group = optimizer.param_groups[0]
-    if "betas" in group:
-        return 3 if group.get("amsgrad") else 2
-    return 1 if group.get("momentum") else 0
-
-
-def native_formats(ddp: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> tuple[float, ...]:
-    """Return the CFs that DDP's own exchange may run at: float16 only of float32 gradients that no scaler enlarges.
-
-    None if native steps cannot be counted: this torch lacks what that takes, or the model has a single parameter.
-    """
-    try:
-        if not Reducer(ddp).counts_surely:
-            return ()
-    except SettingsError:
-        return ()
-    formats = {parameter.dtype for parameter in ddp.parameters() if parameter.requires_grad}
-    return (1.0, 2.0) if formats == {torch.float32} and scaler is None else (1.0,)

@@ -12,13 +12,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import torch
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
+from gravac import version
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
 from gravac.controllers import CONTROLLERS, Goodput
 from gravac.settings import Settings, SettingsError, is_number
+from gravac.texts import text_of, texts_of
+
+SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "executor", "history")
+"""Settings of a run, beside its policy, that all its ranks must have the same."""
+
+COMPARED_APART = ("outer.samples", "outer.local_buffers")
+"""Settings of a policy that ranks compare in another form, if they train apart."""
 
 MIXING = 0.5
 """Share of its own weights that a rank keeps where it takes up what travelled behind steps: Streaming DiLoCo's."""
@@ -226,6 +235,16 @@ class RunSettings(Settings):
         samples = self.samples_per_step or "steps/s x ranks"
         run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
         return {**self.policy.plain(), **run}
+
+    def shared(self) -> dict[str, str]:
+        """Return versions and settings that must be the same on all ranks, as text, by name.
+
+        Not in it is what each rank may have its own of: ``log_dir`` and ``pace``.
+        """
+        versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
+        policy = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_APART}
+        beside = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
+        return {**versions, **policy, **beside}
 
 
 def load_policy(source: str | Path) -> Policy:

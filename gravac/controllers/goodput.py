@@ -280,14 +280,14 @@ class Goodput(Settings):
             state = replace(state.changed(min(seconds, before.seconds)), best=state.position)
             return self._anew(state, f"{reason}: the link became faster")
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
-        beyond = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
+        too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, share)
         reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, efficiency {state.efficiency(state.position):.2f}"
-        if beyond and state.sends_less(state.position, than=state.best):  # then the best one takes longer still
+        if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best one is slower still
             return self._go_on(state.slower(seconds), f"{reason}: the link became slower")
-        if beyond:
+        if too_slow_for_link:
             state = replace(state, phase=HOLD, position=state.best)
-            return state, f"{reason}: given up early; the link may have changed: look at {state.running}"
+            return state, f"{reason}: given up early, since the link may have become slower; time {state.running} again"
         return self._go_on(state, f"{reason}: given up early" if given_up else reason)
 
     def _quicker(self, state: GoodputState, before: GoodputEntry, seconds: float) -> bool:
@@ -337,27 +337,28 @@ class Goodput(Settings):
         best = self._best(state)
         state = replace(state, best=best.position)
         goodput = state.goodput(best)
-        promising = [
-            (state.efficiency(at) / state.fastest(at, self.expire), at)
+        promises = {
+            at: state.efficiency(at) / state.fastest(at, self.expire)
             for at in range(len(state.forecasts))
             if at != best.position and state.allowed(at)
-        ]
-        better = [
-            (promise, at)
-            for promise, at in promising
+        }
+        trials = [
+            at
+            for at, promise in promises.items()
             if promise > self._to_beat(state, best, at) and self._may_try(state, best, at, promise)
         ]
-        better = [one for one in better if not state.risky(one[1])] or better
-        if better:
-            harmless = [one for one in better if state.efficiency(one[1]) >= HARMLESS]
-            promise, at = max(harmless or better)  # of equals, the one that sends least: the cheaper mistake
-            if state.forecasts[at].candidate.mode == "native":  # float32 before float16, which must be better than that
-                promise, at = min(
-                    (one for one in better if state.forecasts[one[1]].candidate.mode == "native"),
-                    key=lambda one: state.forecasts[one[1]].candidate.cf,
+        trials = [at for at in trials if not state.risky(at)] or trials
+        if trials:
+            harmless = [at for at in trials if state.efficiency(at) >= HARMLESS]
+            # of equals, the one that sends least: the cheaper mistake
+            tried = max(harmless or trials, key=lambda at: (promises[at], at))
+            if state.forecasts[tried].candidate.mode == "native":  # float32 before float16, which must be better
+                tried = min(
+                    (at for at in trials if state.forecasts[at].candidate.mode == "native"),
+                    key=lambda at: state.forecasts[at].candidate.cf,
                 )
-            state = replace(state, phase=SEARCH, position=at)
-            times = f"which may be up to {promise / goodput:.2f} times as good"
+            state = replace(state, phase=SEARCH, position=tried)
+            times = f"which may be up to {promises[tried] / goodput:.2f} times as good"
             return state, f"{reason}; try {state.running}, {times}{_even_if(state)}"
         state = replace(state, phase=HOLD, position=best.position)
         what = f"{state.running}: {1000 * best.seconds:.4g} ms, efficiency {best.efficiency:.2f}"

@@ -119,7 +119,7 @@ class GoodputState:
         floors: ``(position, seconds)`` of candidates measured before the link changed: the least a step takes now.
         off: number of windows on end in which the chosen candidate's step time was not what it had been.
         moved: whether the link changed since it was probed.
-        slowed: whether it became slower when it changed last.
+        slowed: whether the link became slower, and not faster, when it changed last.
         energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
         watch: number of training steps of the next native stretch.
     """
@@ -275,20 +275,22 @@ class GoodputState:
                 continue
             moved = slower * share / here if (share > here) == (slower > 0) and not (slower > 0 and hidden > 0) else 0.0
             floors[entry.position] = (1 - NOISE) * max(0.0, entry.seconds + moved)
-        cleared = replace(self, entries=(), floors=tuple(floors.items()), off=0, spent=0.0, elapsed=0.0)
-        return replace(cleared, moved=True, slowed=slower > 0).enter(seconds)
+        return self._forgotten(tuple(floors.items()), slowed=slower > 0).enter(seconds)
 
     def slower(self, seconds: float) -> GoodputState:
-        """Return the state after a trial showed that the link became slower: all else that was measured is forgotten.
+        """Return the state after a trial whose steps were so slow that the link must have become slower.
 
-        A step of the running candidate takes ``seconds`` now.
+        The candidate that was tried, with ``seconds`` a step, is all that is known now.
         """
-        cleared = replace(self, entries=(), floors=(), off=0, spent=0.0, elapsed=0.0, moved=True, slowed=True)
-        return replace(cleared, best=self.position).enter(seconds)
+        return replace(self._forgotten((), slowed=True), best=self.position).enter(seconds)
+
+    def _forgotten(self, floors: tuple[tuple[int, float], ...], slowed: bool) -> GoodputState:
+        """Return the state without anything that was measured before the link changed, but for lower bounds."""
+        return replace(self, entries=(), floors=floors, off=0, spent=0.0, elapsed=0.0, moved=True, slowed=slowed)
 
     def sends_less(self, position: int, than: int) -> bool:
-        """Tell whether exchanges of one candidate send fewer bytes at once than those of another."""
-        return self._at_once(position) < self._at_once(than)
+        """Tell whether an exchange of one candidate has fewer bytes than an exchange of another."""
+        return exchange_share(self.forecasts[position]) < exchange_share(self.forecasts[than])
 
     def goodput(self, entry: GoodputEntry) -> float:
         """Return the goodput of a measured candidate: steps per second, each counted by its statistical efficiency."""
@@ -345,39 +347,37 @@ class GoodputState:
         return of(ratios) if ratios else math.inf if self.moved else 1.0
 
     def risky(self, position: int) -> bool:
-        """Tell whether a trial may take very long: it sends more at once than what ran since the link became slower.
+        """Tell whether nothing measured bounds how long steps of a candidate take on a link that became slower.
 
-        Once two amounts of bytes that are exchanged in each step were timed, it is known what more bytes take.
+        True if its exchange has more bytes than every exchange that was timed since then. Once exchanges of two sizes
+        were timed it is true of no candidate: their difference shows what more bytes take.
         """
-        ran = max((self._at_once(entry.position) for entry in self.entries), default=0.0)
-        return self.slowed and not self._two_amounts and self._at_once(position) > ran
+        largest = max((exchange_share(self.forecasts[entry.position]) for entry in self.entries), default=0.0)
+        return self.slowed and not self._two_sizes_timed and exchange_share(self.forecasts[position]) > largest
 
     @property
-    def _two_amounts(self) -> bool:
-        """Whether two amounts of bytes that are exchanged in each step were timed."""
+    def _two_sizes_timed(self) -> bool:
+        """Whether two candidates that exchange in each step, and send different numbers of bytes, were timed."""
         return len({self.forecasts[entry.position].wire_ratio for entry in self.entries if self._in_each(entry)}) > 1
-
-    def _at_once(self, position: int) -> float:
-        """Return the share of dense bytes that an exchange of a candidate sends."""
-        return self.forecasts[position].candidate.every / self.forecasts[position].wire_ratio
 
     def _in_each(self, entry: GoodputEntry) -> bool:
         """Tell whether a measured candidate exchanges in each step."""
         return self.forecasts[entry.position].candidate.every == 1
 
     def leaving(self, forecast: Forecast) -> float:
-        """Return the seconds that leaving outer steps takes, where all travels dense.
+        """Return the seconds that it takes the ranks to leave outer steps, in which they send everything dense.
 
-        Once the link has changed, they go by what dense exchanges take by now, as far as that is known; if not, by how
-        quick the link turned out for others, which is too much where these send little.
+        While the link is as it was probed, these are the seconds forecast. After it changed, they grow as a dense
+        exchange does. If too little was timed to tell that, they grow as the exchanges that were timed did: that is
+        too much where these are small, since much of a small exchange is latency.
         """
         if not self.moved:
             return forecast.leaving_s or 0.0
-        dense, longer = self.forecasts[0], self._link(min)
-        least = self._exposed_at_least(dense) / dense.exchange_s if dense.exchange_s else 1.0
-        if self._two_amounts or longer == math.inf:
-            longer = 1.0
-        return max(least, longer) * (forecast.leaving_s or 0.0)
+        dense, growth = self.forecasts[0], self._link(min)
+        dense_growth = self._exchange_at_least(dense) / dense.exchange_s if dense.exchange_s else 1.0
+        if self._two_sizes_timed or growth == math.inf:
+            growth = 1.0
+        return max(dense_growth, growth) * (forecast.leaving_s or 0.0)
 
     def exposed(self, entry: GoodputEntry) -> float:
         """Return the share of a measured step in which it waits for bytes, at most: what sending less can save."""
@@ -447,7 +447,7 @@ class GoodputState:
         native = [entry for entry in self.entries if self.forecasts[entry.position].candidate.mode == "native"]
         known = [(entry, self.times(entry)) for entry in measured or native]
         if self.moved or forecast.exchange_s is None or not known:
-            return max(FLOOR * shortest, SURE * self._exposed_at_least(forecast) / max(1.0, _hides(forecast)))
+            return max(FLOOR * shortest, SURE * self._exchange_at_least(forecast) / max(1.0, _hides(forecast)))
         if forecast.candidate.mode == "native":
             shortest *= 1 - OVERHEAD
         computes = (entry.seconds - waited - coded - self._stretched(entry) for entry, (waited, coded, _) in known)
@@ -465,24 +465,27 @@ class GoodputState:
             return max(LEAST * shortest, compute + coding + max(0.0, exchange - forecast.behind * compute))
         return max(LEAST * shortest, compute + coding, exchange + AHEAD * compute)
 
-    def _exposed_at_least(self, forecast: Forecast) -> float:
-        """Return the least seconds that a step's exchange takes, by how long steps with other exchanges are.
+    def _exchange_at_least(self, forecast: Forecast) -> float:
+        """Return a lower bound of the seconds that a candidate's exchange takes, per step of a round.
 
-        What a step takes beyond the shortest step that was measured, and beyond coding, it waits for bytes. An exchange
-        that sends no more at once takes at least its share of that, by bytes: latency does not fall with them. One that
-        sends more takes longer by what the step's time grows with bytes, at least.
+        What a measured step takes beyond its coding, and beyond the shortest step measured, it waits for its exchange.
+
+        - An exchange of fewer bytes than the measured one, or as many, takes at least its share of that wait, by bytes:
+          the time for the bytes falls as they do, and latency does not fall.
+        - An exchange of more bytes takes that wait, and what steps of two sizes showed that the further bytes take.
         """
         shortest = min((entry.seconds for entry in self.entries), default=0.0)
-        every, sends = forecast.candidate.every, forecast.candidate.every / forecast.wire_ratio
+        every, share = forecast.candidate.every, exchange_share(forecast)
         bounds = [0.0]
         for entry in self.entries:
+            measured = self.forecasts[entry.position]
             coded = entry.saved[1] if entry.saved else 0.0
-            exposed = self.forecasts[entry.position].candidate.every * (entry.seconds - coded - shortest)
-            sent = self._at_once(entry.position)
-            if sends <= sent:
-                bounds.append(exposed * sends / sent / every)
+            wait = measured.candidate.every * (entry.seconds - coded - shortest)
+            measured_share = exchange_share(measured)
+            if share <= measured_share:
+                bounds.append(wait * share / measured_share / every)
             elif self._in_each(entry):
-                bounds.append((exposed + (sends - sent) * self._slope(entry.position, above=False)) / every)
+                bounds.append((wait + (share - measured_share) * self._slope(entry.position, above=False)) / every)
         return max(bounds)
 
     def _slope(self, position: int, *, above: bool) -> float:
@@ -507,6 +510,17 @@ class GoodputState:
                 grown = slow - quick - (0.0 if above else max(0.0, heavy - light))  # coding more is not sending more
                 slopes.append((grown + doubt) / (most - least))
         return math.inf if above and not slopes else max([0.0, *slopes])
+
+
+def exchange_share(forecast: Forecast) -> float:
+    """Return the bytes of one exchange of a candidate, over those of a dense float32 exchange.
+
+    Example:
+        >>> round_of_ten = Forecast(Candidate("outer", "topk", 100.0, every=10), wire_ratio=1000.0)
+        >>> exchange_share(round_of_ten)
+        0.01
+    """
+    return forecast.candidate.every / forecast.wire_ratio
 
 
 def _hides(forecast: Forecast) -> float:

@@ -19,18 +19,18 @@ native steps, in which torch exchanges and gravac only takes times.
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from gravac.averaging.average import Averager
 from gravac.averaging.plan import Form, Piece
+from gravac.averaging.tensors import flat, memory_shape, refuse_complex
 from gravac.candidate import DENSE, Candidate, Mode
-from gravac.collectives import AllReduce, Ledger
+from gravac.collectives import Ledger
 from gravac.controllers.base import Decision
 from gravac.engine.agreement import (
     Agreement,
@@ -44,48 +44,17 @@ from gravac.engine.coalescing import ReadyGroup, Waiting, cut, exchanged
 from gravac.engine.deciding import Deciding
 from gravac.engine.factors import Factors
 from gravac.engine.handle import Handle, JobResult, RankSums, Then, fail
+from gravac.engine.inputs import NO_INPUTS, RanksWithInputs, StepInputs
 from gravac.engine.run_state import RunState
 from gravac.exchange.alike import described
 from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
 from gravac.guarded import Guarded
 from gravac.measurement import LocalMeasurement
 
-INPUTS_LEFT = "the number of ranks with inputs left"
-
 T = TypeVar("T")
 
 Fill = Callable[[LocalMeasurement], None]
 """Adds to a step's numbers those that only the source knows: moments, verdicts, how far ranks moved apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What a source knows when a step begins.
-
-    Attributes:
-        loss_scale: factor that the gradients were multiplied with, a scalar (0-d tensor) if only their device knows it;
-            ``None`` without a scaler.
-        learning_rate: learning rate that the gradients will be applied with; nan if not known.
-        takes_part: whether this rank has inputs: sums are divided by the number of ranks that have. ``None``, on every
-            rank: by all.
-        forms: shapes and dtypes of the gradients, if ``know`` was given no parameters.
-        mode: who exchanges in this step. If that is not what was decided, the step runs the candidate of the step
-            before, or dense if that was of another mode, too.
-        steps: number of training steps that this step stands for.
-        dense: whether the step runs dense whatever was decided, so that it leaves no residual.
-    """
-
-    loss_scale: Number | None = None
-    learning_rate: float = math.nan
-    takes_part: bool | None = None
-    forms: Sequence[Form] = ()
-    mode: Mode = "hook"
-    steps: int = 1
-    dense: bool = False
-
-
-NO_INPUTS = StepInputs()
-"""Inputs of a source that knows nothing more than that a step begins."""
 
 
 class Engine:
@@ -139,8 +108,7 @@ class Engine:
         self._one_round = False
         self._measurement: LocalMeasurement | None = None
         self._ended: LocalMeasurement | None = None  # of the last step that was not only begun
-        self._counting: Any = None  # in flight: the number of ranks with inputs
-        self._counted: Number | None = None
+        self._with_inputs = RanksWithInputs(self.state)
         self._released_from = 0
 
     # before the first step
@@ -355,8 +323,8 @@ class Engine:
                 buffer = taken[0].buffer if len(taken) == 1 else None
                 known = functools.reduce(both, (ready.known for ready in taken))
                 yield from self.averager.average(pieces, self._plan, buffer, known)
-            if self._counting is not None:
-                factor = self.averager.world / self._ranks_with_inputs()
+            if self._with_inputs.counted:
+                factor = self.averager.world / self._with_inputs.number(self.executor)
                 for piece in pieces:
                     piece.flat.mul_(factor)
             for ready in taken:
@@ -481,7 +449,7 @@ class Engine:
         if self.decision is None:
             self._first_decision(forms)
         self.schedule.step_begins(state.step)
-        self._count_inputs(inputs.takes_part)
+        self._with_inputs.start(executor, inputs.takes_part, self.device)
         self._rescale(inputs.loss_scale)
         assert self.decision is not None
         chosen = self.decision.candidate
@@ -529,22 +497,6 @@ class Engine:
         if previous is not None and previous.mode == inputs.mode and not inputs.dense:
             return Decision(replace(previous, every=every))
         return Decision(Candidate(inputs.mode, DENSE, self.averager.dense.cf, every))
-
-    def _count_inputs(self, takes_part: bool | None) -> None:
-        """Start to count the ranks that have inputs; ``None``, on every rank, counts none."""
-        self._counting = self._counted = None
-        if takes_part is not None:
-            flag = torch.full((1,), float(takes_part), device=self.device)
-            with named_failure(self.state, lambda: INPUTS_LEFT):
-                self._counting = self.executor.launch([AllReduce(flag)])
-
-    def _ranks_with_inputs(self) -> Number:
-        """Return the number of ranks that have inputs, once all have told."""
-        if self._counted is None:
-            with named_failure(self.state, lambda: INPUTS_LEFT):
-                (total,) = self.executor.finish(self._counting)
-                (self._counted,) = self.executor.numbers([total[0]])
-        return self._counted
 
     def _rescale(self, loss_scale: Number | None) -> None:
         """Multiply residuals and sums by the change of the loss scale."""
@@ -597,36 +549,3 @@ class Engine:
         if local.unreleased and all_released(local, sums) and local.step >= self._released_from:
             self.averager.feedback.drop(local.unreleased, self._plan.sends_whole)
         self.deciding.observe(self.state, measured, local)
-
-
-def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse complex tensors, of which averaging would see the real parts alone.
-
-    Raises:
-        TypeError: a tensor is complex; the message has its name.
-    """
-    for name, tensor in tensors.items():
-        if tensor.is_complex():
-            raise TypeError(
-                f"{name}: {str(tensor.dtype).removeprefix('torch.')} gradients cannot be averaged, only real ones can; "
-                "train torch.view_as_real of it, or leave it out "
-                "(DistributedDataParallel._set_params_and_buffers_to_ignore_for_model)"
-            )
-
-
-def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements in memory order, ``[elements]``, as a view.
-
-    Raises:
-        ValueError: it has gaps.
-    """
-    if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
-        raise ValueError(f"{name}: a tensor of strides {tensor.stride()} has gaps in memory; hand over .contiguous()")
-    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-
-
-def memory_shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape with dimensions in the order they lie in memory (channels-last: O, H, W, I)."""
-    strides = parameter.stride()
-    order = sorted(range(parameter.dim()), key=lambda d: (-strides[d], d))
-    return tuple(parameter.shape[d] for d in order)

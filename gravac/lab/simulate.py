@@ -16,7 +16,8 @@ from gravac.compressors import Compressor, Dense, dense
 from gravac.controllers.base import LATENCY, Decision, Measurement
 from gravac.engine.admission import Admission
 from gravac.engine.deciding import Deciding
-from gravac.engine.engine import Engine, StepInputs
+from gravac.engine.engine import Engine
+from gravac.engine.inputs import StepInputs
 from gravac.exchange.lockstep import Lockstep
 
 BELOW = 1024

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 
 from gravac.candidate import Candidate
 from gravac.controllers.base import WATCH
-from gravac.engine.engine import Engine, StepInputs
+from gravac.engine.engine import Engine
 from gravac.engine.handle import RankSums
+from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
 
@@ -25,8 +26,9 @@ SETTLING = 3
 """Number of steps after a change that are not timed: DDP lays its buckets anew."""
 
 ANSWER = 1
-"""Number of steps for which the ranks' sums travel. A rank whose gradients of that step are averaged knows that all
-others have handed their numbers over, so that it waits for no rank that still computes."""
+"""Number of steps between a rank's sending its number and its taking up the sum over the ranks. When the ranks have
+averaged the gradients of that step, all of them have sent their numbers. So a rank may wait for the link here, but not
+for a rank that still computes."""
 
 FAR = 2.0
 """Ratio of a step's time to the agreed one from which on a rank tells the others that it took far longer."""
@@ -102,7 +104,7 @@ class NativeWatch:
             return None
         if self._question is not None and self._state.made >= self._asked_at + ANSWER and self._answer():
             self._end_stretch(last=ANSWER + 1)
-            return self._decided()  # no rank trains on: what this one waits for is the link alone
+            return self._decided()  # all ranks wait here, so that none waits for one that computes
         if self._state.travels:
             return self._decided() if self._state.made >= ANSWER else None
         if self._state.made >= self._length and self._question is None:

@@ -17,9 +17,11 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac.averaging.plan import Form, Piece
+from gravac.averaging.tensors import memory_shape, refuse_complex
 from gravac.candidate import Candidate
 from gravac.compressors.base import Compressor
-from gravac.engine.engine import Engine, StepInputs, memory_shape, refuse_complex
+from gravac.engine.engine import Engine
+from gravac.engine.inputs import StepInputs
 from gravac.exchange.executor import Mark, Number
 from gravac.measurement import LocalMeasurement
 from gravac.sources.ddp_private import (

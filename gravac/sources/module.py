@@ -28,8 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gravac.candidate import Candidate
 from gravac.collectives import AllReduce, Broadcast
-from gravac.engine.engine import Engine, StepInputs
+from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
+from gravac.engine.inputs import StepInputs
 from gravac.exchange.alike import described
 from gravac.exchange.executor import Job, Mark, Number
 from gravac.guarded import Guarded

@@ -26,7 +26,8 @@ from gravac import (
     quantize,
     topk,
 )
-from gravac.engine.engine import Engine, StepInputs
+from gravac.engine.engine import Engine
+from gravac.engine.inputs import StepInputs
 from gravac.exchange.lockstep import Lockstep
 from tests.checkpoint.mutations import same, spoilt
 

@@ -17,7 +17,7 @@ from gravac.candidate import Candidate, Forecast
 from gravac.controllers import Decision, Measurement
 from gravac.controllers.base import WATCH
 from gravac.controllers.goodput import EXPOSED
-from gravac.controllers.goodput_state import GoodputEntry, GoodputState
+from gravac.controllers.goodput_state import GoodputEntry, GoodputState, exchange_share
 from gravac.controllers.native import LARGEST, LONGEST, LOOK_S, fits_float16
 from gravac.controllers.window import Window
 from gravac.engine.admission import Admission, with_native
@@ -280,7 +280,7 @@ def test_a_link_that_breaks_down_under_native_steps_is_noticed_and_so_is_one_tha
     hidden=st.floats(0.0, 0.5),
     measured=st.lists(st.integers(0, 200), min_size=1, max_size=5),
 )
-def test_what_slow_steps_say_of_others_exchanges_is_never_more_than_these_take(
+def test_the_bound_of_an_exchange_by_other_steps_is_never_above_what_it_takes(
     latency: float, dense: float, compute: float, hidden: float, measured: list[int]
 ) -> None:
     forecasts = Site(0.1, 0.1, every=EVERY).forecasts
@@ -297,13 +297,13 @@ def test_what_slow_steps_say_of_others_exchanges_is_never_more_than_these_take(
         entries.append(GoodputEntry(at, compute + coded + waited, 1, 1.0, saved))
     state = GoodputState(forecasts, "hold", entries[0].position, 0, Window(NATIVE), tuple(entries), moved=True)
     for forecast in forecasts:
-        assert state._exposed_at_least(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
+        assert state._exchange_at_least(forecast) <= exchange(forecast) * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("at", range(130, 160))
 @pytest.mark.parametrize("hook", [-0.012, 0.0025])
 def test_when_the_link_breaks_down_under_the_hook_no_native_step_is_tried(at: int, hook: float) -> None:
-    """Also if it does so while another candidate is tried: then the best one is looked at, unless it sends more."""
+    """Not even when it breaks down during a trial of another candidate, whose slow steps look like that one's fault."""
     site = Site(0.085, 0.1, hook=hook, slower=lambda step: 70.0 if step >= at else 1.0, noise=0.05)
     steps = [made.measured for made in site.run(300, seed=at)]
     before = next(measured for measured in reversed(steps) if measured.first <= at - 3)
@@ -312,7 +312,7 @@ def test_when_the_link_breaks_down_under_the_hook_no_native_step_is_tried(at: in
 
 
 def test_when_the_link_broke_down_no_round_is_tried_that_sends_too_much_for_it() -> None:
-    """Native steps show how long dense gradients take now, and so rounds that send as much: none of these is tried."""
+    """A native step sends as many bytes as a dense round, so its time says that such a round would be too slow."""
     site = Site(0.085, 0.1, slower=lambda step: 100.0 if step >= 150 else 1.0, noise=0.05, every=EVERY, leaving_s=0.1)
     steps = [made.measured for made in site.run(400) if made.measured.first >= 150]
     shortest = min(site.times(measured.candidate, 400)[0] for measured in steps)
@@ -321,7 +321,7 @@ def test_when_the_link_broke_down_no_round_is_tried_that_sends_too_much_for_it()
 
 
 @given(factor=st.floats(0.3, 5.0), held=st.integers(0, 200), seconds=st.floats(0.01, 2.0))
-def test_until_two_amounts_were_timed_on_a_slower_link_what_sends_more_is_risky(
+def test_on_a_slower_link_larger_exchanges_are_risky_until_two_sizes_were_timed(
     factor: float, held: int, seconds: float
 ) -> None:
     forecasts = Site(0.1, 0.1, every=EVERY).forecasts
@@ -331,12 +331,10 @@ def test_until_two_amounts_were_timed_on_a_slower_link_what_sends_more_is_risky(
     before = GoodputState(forecasts, "hold", held, held, Window(forecasts[held].candidate), (entry,))
     after = before.changed(factor * seconds)
 
-    def at_once(forecast: Forecast) -> float:
-        return forecast.candidate.every / forecast.wire_ratio
-
     risky = [at for at in range(len(forecasts)) if after.risky(at)]
     assert not any(before.risky(at) for at in range(len(forecasts)))
-    assert risky == [at for at, f in enumerate(forecasts) if factor > 1 and at_once(f) > at_once(forecasts[held])]
+    larger = [at for at, f in enumerate(forecasts) if exchange_share(f) > exchange_share(forecasts[held])]
+    assert risky == (larger if factor > 1 else [])
     others = [at for at, f in enumerate(forecasts) if f.candidate.every == 1 and f.candidate.mode == "hook"][:2]
     two = (*(GoodputEntry(at, 0.1, 1, 1.0, (0.0, 0.0, 0.0)) for at in others if at != held), entry)
     if len({forecasts[one.position].wire_ratio for one in two if forecasts[one.position].candidate.every == 1}) > 1:

@@ -12,7 +12,7 @@ from gravac import AdaptiveCompressor, Compressor
 from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Static
 from gravac.controllers.base import Controller
-from gravac.engine.engine import StepInputs
+from gravac.engine.inputs import StepInputs
 from gravac.exchange.streams import StreamExecutor
 from tests.device.counting import DEVICE, Counting, counting
 from tests.device.idle import Idle

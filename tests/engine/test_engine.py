@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gravac import AdaptiveCompressor, Goodput, GraVAC, Static, quantize, topk
 from gravac.averaging.plan import Piece
+from gravac.averaging.tensors import flat
 from gravac.candidate import Candidate
 from gravac.compressors import Compressor, ladder, powersgd, topkc
 from gravac.compressors.base import Context, Rounds
@@ -19,7 +20,6 @@ from gravac.compressors.squares import energy
 from gravac.compressors.topk import TopK
 from gravac.controllers.base import Decision
 from gravac.engine import coalescing
-from gravac.engine.engine import flat
 from gravac.exchange.lockstep import Lockstep
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, network, parallel, sgd, train, weights

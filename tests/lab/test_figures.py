@@ -113,6 +113,11 @@ def test_the_command_tells_what_is_wrong_and_what_it_does_not_look_at(capsys: py
     assert "not covered: prose of docs/measurements.md" in said
 
 
+def change(mode: str, cf: float, every: int) -> dict[str, object]:
+    """A change of what runs in the demo, before its first step."""
+    return {"step": 0, "mode": mode, "compressor": "ladder", "cf": cf, "every": every, "delay": 0, "reason": "start"}
+
+
 def run(method: str, steps: int, *metrics: float) -> dict[str, object]:
     """A run of the demo with these losses, 10 s apart."""
     each = steps / (len(metrics) - 1)
@@ -120,7 +125,7 @@ def run(method: str, steps: int, *metrics: float) -> dict[str, object]:
     return {
         "method": method, "steps": steps, "seconds": curve[-1]["seconds"], "samples_per_s": 20.0,
         "wire_bytes": 8_000_000 * steps, "wire_ratio": 13.1, "val_loss": metrics[-1], "curve": curve,
-        "cf_path": [{"step": 0, "mode": "hook", "cf": 15.06, "every": 1, "reason": "start"}],
+        "cf_path": [change("hook", 15.06, 1)],
     }  # fmt: skip
 
 
@@ -135,7 +140,7 @@ def test_the_demo_is_told_from_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], said: str
 ) -> None:
     apart = run("adaptive-100", 90, 4.0, 3.0, 2.75)
-    apart["cf_path"] = [{"step": 0, "mode": "outer", "cf": 3.938, "every": 5, "reason": "start"}]
+    apart["cf_path"] = [change("outer", 3.938, 5)]
     dense = [run("dense-fp32", 40, 4.0, 3.5, 3.0), run("dense-fp16", 80, 4.0, 3.0, 2.0)]
     runs = [*dense, run("adaptive", 160, *losses), apart]
     (tmp_path / "demo.json").write_text(json.dumps({"rate": 1e8, "workers": 2, "runs": runs}))
@@ -145,5 +150,5 @@ def test_the_demo_is_told_from_its_record(
     assert said in short and "at 1/13 of float32's" in short and "2.75 where ranks" in short
     assert "| at step 40 | seconds to 2.000 |" in table
     assert "| dense float32, native DDP | 40 | 20.0 | 8.00 | 13.10 | 3.000 | 3.000 | not reached |" in table
-    assert "from which step on: step 0: hook 15.06x." in table
-    assert table.endswith("from which step on: step 0: outer 3.938x every 5 steps.")
+    assert "What `AdaptiveCompressor()` ran, from step 0: 2 bits, 15x fewer bytes." in table
+    assert table.endswith("ran, from step 0: 8 bits, 20x fewer bytes, every 5 steps.")

@@ -285,17 +285,21 @@ def held_table(rows: Sequence[dict[str, Any]]) -> str:
     asked: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
         ("ranks' weights differ while they train apart", "fixed", lambda row: _yes(row["ranks_were_apart"])),
         (
-            "the saved file's loss is the logged one",
+            "times that the saved file gave the logged loss",
             "fixed",
-            lambda row: f"{_yes(row['saved_loss_is_logged_loss'])}, of {row['looked']}",
+            lambda row: f"all {row['looked']}" if row["saved_loss_is_logged_loss"] else f"not all {row['looked']}",
         ),
-        ("equal bit for bit after `detach`", "fixed", lambda row: _yes(row["equal_at_once"])),
-        ("and after so many native steps more", "fixed", lambda row: f"{_yes(row['equal_later'])}, {row['after']}"),
-        ("resumed bit for bit in the middle of a round", "resume", lambda row: _yes(row["resumed_bit_for_bit"])),
-        ("equal whenever ranks are one, all ways over", "changes", lambda row: _yes(row["equal_whenever_one"])),
-        ("`detach` took", "fixed", lambda row: f"{row['detach_s']:.2f} s, {row['detach_bytes'] / 1e6:.2f} MB"),
-        ("the model", "fixed", lambda row: f"{row['model_bytes'] / 1e6:.2f} MB"),
-        ("more memory while evaluated", "fixed", lambda row: f"{row['held_bytes'] / 1e6:.2f} MB"),
+        ("ranks are equal bit for bit after `detach`", "fixed", lambda row: _yes(row["equal_at_once"])),
+        (
+            "ranks are equal after native steps more",
+            "fixed",
+            lambda row: f"{_yes(row['equal_later'])}, after {row['after']}",
+        ),
+        ("a run resumed within a round has the same bits", "resume", lambda row: _yes(row["resumed_bit_for_bit"])),
+        ("ranks are equal in each step of other modes", "changes", lambda row: _yes(row["equal_whenever_one"])),
+        ("`detach` took, sent", "fixed", lambda row: f"{row['detach_s']:.2f} s, {row['detach_bytes'] / 1e6:.2f} MB"),
+        ("bytes of the model's weights", "fixed", lambda row: f"{row['model_bytes'] / 1e6:.2f} MB"),
+        ("memory that evaluation takes besides", "fixed", lambda row: f"{row['held_bytes'] / 1e6:.2f} MB"),
     ]  # fmt: skip
     for words, part, shown in asked:
         cells = [shown(found[part, link]) if (part, link) in found else "" for link in links]
@@ -306,7 +310,7 @@ def held_table(rows: Sequence[dict[str, Any]]) -> str:
 def changes_table(rows: Sequence[dict[str, Any]]) -> str:
     """Return what each change took, as Markdown."""
     lines = [
-        "| link | step | change | seconds | bytes sent, of the model's | tensors after it, of the model's |",
+        "| link | step | change | seconds | bytes sent / bytes of weights | bytes of tensors / bytes of weights |",
         "|" + " --- |" * 6,
     ]
     for row in rows:

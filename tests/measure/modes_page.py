@@ -58,15 +58,17 @@ What changes of mode took on rank 0, exchanges included:
 
 GOING_OVER = """## Going over: `make measure-going-over`
 
-Two ranks train a small `charlm` with `every=10` on slow links, are evaluated and saved in the middle of a round, come
-together and train on natively. Below that, a script goes all ways over: what a change took on rank 0, the bytes that
-its interface sent meanwhile (headers included), and the bytes of all tensors that Python holds after the step, both
-over the bytes of the weights. Two models' worth of AdamW's moments, and the gradients, are among these tensors in
-every mode; while ranks train apart the anchor is.
+Two ranks train a small `charlm` with `every=10` on slow links. They are evaluated and saved in the middle of rounds,
+`detach` makes them equal, and they train on in native steps.
 
 <!-- table going_over: begin -->
 
 <!-- table going_over: end -->
+
+In a second run a script changes the mode in all six ways. The table has for each change the seconds that it took on
+rank 0, the bytes that rank 0's network interface sent meanwhile (headers included), and the bytes of all tensors that
+Python holds after the step. In every mode these are four times the bytes of the weights at least: the weights, their
+gradients, and AdamW's two moments. The anchor comes on top while ranks train apart, and residuals in the hook.
 
 <!-- table going_over_changes: begin -->
 

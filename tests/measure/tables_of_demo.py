@@ -2,33 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo's record comes to: a table, and two sentences for the README."""
 
-import itertools
 import json
 from typing import Any
 
-from gravac.lab.tta.record import CurvePoint, first_reached
+from gravac.lab.demo.decided import runs_words
+from gravac.lab.demo.outcome import Comparison, DemoOutcome
+from gravac.lab.tta.record import CurvePoint
 from tests.measure.published import FOLDER
 from tests.measure.tables_of_runs import head, line
 
 
 def _demo() -> dict[str, Any]:
-    """The demo's record: what was asked, and its runs by method."""
+    """The demo's record: what was asked, its runs by method, and the wire ratio of each."""
     found = json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))
-    return {**found, "runs": {run["method"]: run for run in found["runs"]}}
+    ratios = {run["method"]: run["wire_ratio"] for run in found["runs"]}
+    return {**found, "runs": {run["method"]: _outcome(run) for run in found["runs"]}, "ratios": ratios}
 
 
-def _at(run: dict[str, Any], step: float) -> float:
-    """The validation loss at a step, linear between evaluations."""
-    for before, after in itertools.pairwise(run["curve"]):
-        if before["step"] <= step <= after["step"]:
-            share = (step - before["step"]) / max(1, after["step"] - before["step"])
-            return float(before["metric"] + share * (after["metric"] - before["metric"]))
-    return float(run["curve"][-1]["metric"])
-
-
-def _until(run: dict[str, Any], loss: float) -> float | None:
-    reached = first_reached([CurvePoint(**point) for point in run["curve"]], loss, higher_is_better=False)
-    return reached[0] if reached else None
+def _outcome(run: dict[str, Any]) -> DemoOutcome:
+    """A run, of its JSON."""
+    kept = {name: run[name] for name in ("method", "steps", "seconds", "samples_per_s", "wire_bytes")}
+    curve = tuple(CurvePoint(**point) for point in run["curve"])
+    return DemoOutcome(**kept, curve=curve, cf_path=tuple(run["cf_path"]))
 
 
 def demo() -> str:
@@ -39,8 +34,10 @@ def demo() -> str:
         "adaptive": "`AdaptiveCompressor()`",
         "adaptive-100": "`AdaptiveCompressor(every=(1, 100))`",
     }
-    found = _demo()["runs"]
-    equal, target = min(run["steps"] for run in found.values()), found["dense-fp16"]["val_loss"]
+    record = _demo()
+    found: dict[str, DemoOutcome] = record["runs"]
+    comparison = Comparison(tuple(found.values()))
+    equal, target = comparison.equal_steps, comparison.target
     lines = head(
         "method",
         "steps",
@@ -53,44 +50,39 @@ def demo() -> str:
     )
     for name, words in said.items():
         run = found[name]
-        until = _until(run, target)
+        until = run.time_to(target)
         cells = (
-            str(run["steps"]),
-            f"{run['samples_per_s']:.1f}",
-            f"{run['wire_bytes'] / run['steps'] / 1e6:.2f}",
-            f"{run['wire_ratio']:.2f}",
-            f"{run['val_loss']:.3f}",
-            f"{_at(run, equal):.3f}",
+            str(run.steps),
+            f"{run.samples_per_s:.1f}",
+            f"{run.bytes_per_step / 1e6:.2f}",
+            f"{record['ratios'][name]:.2f}",
+            f"{run.val_loss:.3f}",
+            f"{run.at_step(equal):.3f}",
             "not reached" if until is None else f"{until:.1f}",
         )
         lines.append(line(words, *cells))
     decided = [
-        f"What {said[name]} ran, from which step on: {'; '.join(map(_turn, found[name]['cf_path']))}."
+        f"What {said[name]} ran, "
+        + "; ".join(f"from step {change['step']}: {runs_words(change)}" for change in found[name].cf_path)
         for name in ("adaptive", "adaptive-100")
     ]
-    return "\n\n".join(["\n".join(lines), *decided])
-
-
-def _turn(turn: dict[str, Any]) -> str:
-    """A change of what runs, in words."""
-    often = f" every {turn['every']} steps" if turn["every"] > 1 else ""
-    return f"step {turn['step']}: {turn['mode']} {turn['cf']:.4g}x{often}"
+    return "\n\n".join(["\n".join(lines), *(f"{words}." for words in decided)])
 
 
 def demo_in_short() -> str:
     """The README's two sentences."""
     found = _demo()
-    runs = found["runs"]
+    runs: dict[str, DemoOutcome] = found["runs"]
     full, half, own, apart = (runs[name] for name in ("dense-fp32", "dense-fp16", "adaptive", "adaptive-100"))
-    until, its_own = _until(own, half["val_loss"]), _until(half, half["val_loss"])
+    until, its_own = own.time_to(half.val_loss), half.time_to(half.val_loss)
     sooner = (
         f"gravac reaches float16's final loss in {until:.0f} s instead of {its_own:.0f}."
         if until is not None and its_own is not None
         else "gravac does not reach float16's final loss."
     )
     return (
-        f"The demo, {found['workers']} workers at {found['rate'] / 1e6:.0f} Mbit/s, {own['seconds']:.0f} s of training "
-        f"each: validation loss {full['val_loss']:.2f} with\ndense float32, {half['val_loss']:.2f} with float16, "
-        f"**{own['val_loss']:.2f} with gravac** at 1/{own['wire_ratio']:.0f} of float32's bytes, and "
-        f"{apart['val_loss']:.2f} where ranks\nmay train apart (`every=(1, 100)`). {sooner}"
+        f"The demo, {found['workers']} workers at {found['rate'] / 1e6:.0f} Mbit/s, {own.seconds:.0f} s of training "
+        f"each: validation loss {full.val_loss:.2f} with\ndense float32, {half.val_loss:.2f} with float16, "
+        f"**{own.val_loss:.2f} with gravac** at 1/{found['ratios']['adaptive']:.0f} of float32's bytes, and "
+        f"{apart.val_loss:.2f} where ranks\nmay train apart (`every=(1, 100)`). {sooner}"
     )

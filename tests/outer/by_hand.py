@@ -91,7 +91,7 @@ class OuterByHand(Live):
         policy = self.compressor.policy
         group = self.compressor.process_group
         if executor is None:
-            texts = {**self.compressor.shared_settings(), **same_on_all_ranks(module, given)}
+            texts = {**self.compressor.settings.shared(), **same_on_all_ranks(module, given)}
             check_alike(texts, device_of(module), group)
         check_memory(module)
         if executor is None:

@@ -19,7 +19,7 @@ from gravac import AdaptiveCompressor, Compressor, artopk, ladder, topk
 from gravac.collectives import AllGather, Collective, Ledger, tensors_of
 from gravac.controllers import Accordion, Goodput, GraVAC
 from gravac.controllers.base import Controller
-from gravac.engine.engine import StepInputs
+from gravac.engine.inputs import StepInputs
 from gravac.exchange.streams import StreamExecutor
 from tests.device.idle import Idle
 

@@ -19,7 +19,7 @@ from gravac.controllers import GraVAC
 from gravac.controllers.base import Decision, Measurement
 from gravac.engine import coalescing
 from gravac.engine.codec_timing import time_codecs
-from gravac.engine.engine import StepInputs
+from gravac.engine.inputs import StepInputs
 from gravac.exchange.link_probe import LinkProbe
 from gravac.exchange.opening import Opened
 from gravac.exchange.streams import StreamExecutor

@@ -32,19 +32,20 @@ def tests(rows: Sequence[Row]) -> str:
     left = [row for row in rows if row not in passed and row.reason != NO_DDP]
     lines += ["", "| left out | natively | why |", "| --- | --- | --- |"]
     for row in sorted(left, key=lambda row: not row.native_passed):
-        plain = row.plain()
-        why = plain["reason"].replace("|", "\\|")
-        lines.append(f"| `{row.name}` | {plain['native']} | {why if row.reason else f'**fails**: {why}'} |")
+        lines.append(f"| `{row.name}` | {row.plain()['native']} | {_why(row)} |")
     return "\n".join(lines)
+
+
+def _why(row: Row) -> str:
+    """Why a test does not pass, for a table's cell."""
+    why: str = row.plain()["reason"].replace("|", "\\|")
+    return why if row.reason else f"**fails**: {why}"
 
 
 def failed(rows: Sequence[Row]) -> str:
-    """Every test that gravac was attached in and that did not pass, by the reason."""
-    lines = ["| does not pass | why |", "| --- | --- |"]
-    for row in sorted((row for row in rows if row.gravac and not row.gravac.passed), key=lambda row: row.reason):
-        why = (row.reason or f"**fails**: {row.plain()['reason']}").replace("|", "\\|")
-        lines.append(f"| `{row.name}` | {why} |")
-    return "\n".join(lines)
+    """The tests that fail with gravac though they pass natively, with reasons; tests of one reason stand together."""
+    found = sorted((row for row in rows if row.gravac and not row.gravac.passed), key=lambda row: row.reason)
+    return "\n".join(["| fails | why |", "| --- | --- |", *(f"| `{row.name}` | {_why(row)} |" for row in found)])
 
 
 def patches() -> str:

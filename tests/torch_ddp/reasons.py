@@ -30,7 +30,7 @@ WITH_GRAVAC = {
 }
 """Tests that pass natively and cannot with gravac, and why. Those that register a hook are found by themselves."""
 
-LOG = "reads DDP's own log, which begins anew with the reducer that DDP gets when the mode changes"
+LOG = "reads DDP's own log, which starts again at every change of mode, since DDP gets a new reducer then"
 
 SWITCHING = {
     "test_ddp_logging_data_cpu": LOG,
@@ -39,8 +39,8 @@ SWITCHING = {
 }
 """Tests that pass with gravac's hook throughout, and cannot where DDP exchanges some steps itself, and why."""
 
-LOCAL = "compares gradients or weights of single steps with the ranks' mean, which ranks that train apart have not"
-UNREDUCED = "asks for what DDP's reducer finds out as it averages (unused parameters, a new graph): it averages none"
+LOCAL = "compares gradients or weights of a single step with the mean over the ranks, which these do not form"
+UNREDUCED = "asks for an error that DDP raises while it averages (unused parameters, a new graph); it averages nothing"
 
 APART = (
     ("is a SyncBatchNorm", "has a SyncBatchNorm, which exchanges in each forward: refused by name"),

@@ -17,7 +17,12 @@ from gravac.telemetry.words import described, reason_words
 def change_words(change: dict[str, Any]) -> str:
     """Return a change of what runs as a line: from which step on, what, and why; see ``DemoOutcome.cf_path``."""
     reason = reason_words(change["reason"], _choices())
-    return f"  step {change['step']:>5}  {described(_forecast_of(change))}: {reason}"
+    return f"  step {change['step']:>5}  {runs_words(change)}: {reason}"
+
+
+def runs_words(change: dict[str, Any]) -> str:
+    """Return what runs after a change, in words; see ``DemoOutcome.cf_path``."""
+    return described(_forecast_of(change))
 
 
 def running_words(event: dict[str, Any]) -> str:

@@ -137,7 +137,7 @@ def draw(comparison: Comparison, title: str, path: Path) -> None:
 
 
 def _reached(run: DemoOutcome, target: float) -> float | None:
-    """Return the seconds in which a run with gravac came to the target, if it did."""
+    """Return the seconds of training after which a run with gravac reached the target loss; ``None`` of other runs."""
     return run.time_to(target) if run.method.startswith("adaptive") else None
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from gravac.averaging.residuals import rounded
+from gravac.averaging.tensors import flat
 from gravac.compressors.draws import Draws
-from gravac.engine.engine import flat
 from gravac.settings import SettingsError
 
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)

@@ -19,7 +19,8 @@ import torch
 
 from gravac.averaging.norms import all_fit
 from gravac.averaging.plan import Piece
-from gravac.engine.engine import Engine, flat, memory_shape
+from gravac.averaging.tensors import flat, memory_shape
+from gravac.engine.engine import Engine
 from gravac.engine.handle import fail
 from gravac.exchange.executor import Mark, Verdict
 from gravac.modes.outer.anchors import Keeping, State, travels_in

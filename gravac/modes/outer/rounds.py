@@ -17,8 +17,9 @@ from concurrent.futures import Future
 import torch
 
 from gravac.candidate import Candidate
-from gravac.engine.engine import Engine, StepInputs
+from gravac.engine.engine import Engine
 from gravac.engine.handle import Handle
+from gravac.engine.inputs import StepInputs
 from gravac.exchange.executor import both
 from gravac.measurement import LocalMeasurement
 from gravac.modes.outer.candidates import Delay

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from gravac.engine.engine import refuse_complex
+from gravac.averaging.tensors import refuse_complex
 from gravac.exchange.alike import described
 from gravac.modes.outer.sgd import OuterSGD
 from gravac.policy import OuterSettings
