@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gravac import AdaptiveCompressor, Static, topk
+from gravac import AdaptiveCompressor, OuterSettings, Static, topk
 from tests.modes.scripted import DENSE, NATIVE, Scripted, script
 from tests.torch_ddp import cases, cpu
 
@@ -36,9 +36,12 @@ BETWEEN = script((0, DENSE), (2, NATIVE), (5, DENSE), (7, NATIVE))
 COMPRESSORS: dict[str, Callable[[], AdaptiveCompressor]] = {
     "hook": lambda: AdaptiveCompressor(topk, controller=Static(cf=1), native=False),
     "switching": lambda: AdaptiveCompressor(topk, controller=Scripted(script=BETWEEN, watch=1)),
-    "apart": lambda: AdaptiveCompressor(topk, controller=Static(cf=1), every=5),
+    "apart": lambda: AdaptiveCompressor(topk, controller=Static(cf=1), every=5, outer=OuterSettings(delay=0)),
 }
-"""What is attached: the hook throughout; the hook and DDP itself in turns; ranks that train apart for five steps."""
+"""What is attached: the hook throughout; the hook and DDP itself in turns; ranks that train apart for five steps.
+
+Ranks take up each other's progress at once: after how many steps else depends on how long the exchange took.
+"""
 
 
 @dataclass
