@@ -118,8 +118,8 @@ def test_what_held_of_going_over_is_shown_by_link() -> None:
         {"part": "changes", "link": "5mbit", "equal_whenever_one": False, "model_bytes": 100, "changes": [change]},
     ]
     table = going_over.held_table(rows)
-    assert "| resumed bit for bit in the middle of a round | yes |" in table
-    assert "| equal whenever ranks are one, all ways over | no |" in table
+    assert "| a run resumed within a round has the same bits | yes |" in table
+    assert "| ranks are equal in each step of other modes | no |" in table
     assert "| 5mbit | 12 | native to outer | 0.0100 | 0.10 | 5.0 |" in going_over.changes_table(rows)
 
 
