@@ -103,7 +103,7 @@ class NativeWatch:
         if not stepped:
             return None
         if self._question is not None and self._state.made >= self._asked_at + ANSWER and self._answer():
-            self._end_stretch(last=ANSWER + 1)
+            self._end_stretch(asked=True)
             return self._decided()  # all ranks wait here, so that none waits for one that computes
         if self._state.travels:
             return self._decided() if self._state.made >= ANSWER else None
@@ -139,23 +139,26 @@ class NativeWatch:
         slow = 0 < agreed < max(self._seconds[self._told :], default=0.0) / FAR
         self._told = len(self._seconds)
         self._question = self._engine.sum_over_ranks("whether a native step took far longer", [float(slow)])
+        self._question.receive()  # already now: in native steps nothing else waits for the executor
         self._asked_at = self._state.made
 
     def _answer(self) -> bool:
         """Return whether a step took far longer on any rank; the same on all ranks."""
         question, self._question = self._question, None
         assert question is not None
-        question.receive()
         (ranks,) = question.result()
         return ranks > 0
 
-    def _end_stretch(self, last: int = 0) -> None:
+    def _end_stretch(self, asked: bool = False) -> None:
         """Start to agree with the other ranks on the steps made.
 
         Args:
-            last: number of steps, the last, that count; 0: all, unless the last ones show that something broke.
+            asked: whether it ends because a step took far longer on some rank. If the last two steps both did on this
+                one, the last counts alone; a pause on another rank shows here in one step, maybe the one after.
         """
-        seconds = median_of(self._seconds[-last:])
+        seconds = median_of(self._seconds)
+        if asked and min(self._seconds[-2:], default=0.0) > FAR * self._engine.deciding.seconds:
+            seconds = self._seconds[-1]
 
         def fill(measurement: LocalMeasurement) -> None:
             measurement.watched = seconds

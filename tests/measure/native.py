@@ -115,6 +115,10 @@ def trains(rank: int, world: int, argument: dict[str, Any], say: Say) -> None:
         random.Random(cycle).shuffle(order)
         blocks: dict[str, list[list[float]]] = {name: [] for name in NAMES}
         for name in (*order, *reversed(order)):
+            compressor = models[name].compressor
+            if compressor is not None:
+                with compressor.synced():  # as around an evaluation: the other models' blocks are no step of this one
+                    pass
             dist.barrier()
             blocks[name].append(models[name].seconds(steps + UNTIMED)[UNTIMED:])
         told = torch.tensor([[sum(map(sum, blocks[name])), _median(blocks[name])] for name in NAMES])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gravac import AdaptiveCompressor, topk
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
+from gravac.modes import native
 from gravac.modes.native import BREAKING, median_of
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, parallel
@@ -38,8 +39,12 @@ class LeavesWhenSlow(Scripted):
         return (state, decision) if state < 10**6 else (state, Decision(Candidate("hook", "dense", 1.0)))
 
 
-def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
-    """Steps become slow on one rank in the middle of a stretch of 200; another stretch has a single slow step."""
+def slowed(rank: int, world: int, pace: int) -> tuple[list[int], list[int], int]:
+    """Steps become slow on one rank in the middle of a stretch of 200; another stretch has a single slow step.
+
+    ``pace``: number of steps between two questions.
+    """
+    native.PACES = ((0.0, pace),)
     records: list[Record] = []
     ddp = parallel()
     trains = OPTIMIZERS["sgd"](ddp.parameters())
@@ -67,9 +72,10 @@ def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
     return changes, steps, left
 
 
-def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank() -> None:
-    (changes, steps, left), (_, _, other_left) = processes(slowed, 2)
-    assert left == other_left and 280 < left < 280 + 64 + 8  # within a question, its answer, and what was under way
+@pytest.mark.parametrize("pace", [1, 64])
+def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank_but_not_for_a_single_one(pace: int) -> None:
+    (changes, steps, left), (_, _, other_left) = processes(slowed, 2, pace)
+    assert left == other_left and 280 < left < 280 + pace + 8  # within a question, its answer, and what was under way
     assert changes == [left]  # all steps are counted, those of the last answer too
     assert sum(steps) <= left
 
