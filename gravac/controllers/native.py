@@ -8,8 +8,9 @@ LARGEST = 65504 / 128
 """Bound on the norm of all ranks' gradients under which they are sent by torch's float16 hook: a 128th of the largest
 number in float16, as gradients may grow while nobody sees them."""
 
-LONGEST, LOOK_S = 400, 1.0
-"""Steps, and seconds, that a native stretch lasts at most: a link that breaks down is noticed no sooner."""
+LONGEST, LOOK_S = 400, 4.0
+"""Steps, and seconds, that a native stretch lasts at most: steps that take a quarter longer are noticed no sooner.
+Those that take more than twice as long are, by what ranks ask each other within a stretch."""
 
 
 def fits_float16(energy: float) -> bool:
@@ -36,7 +37,7 @@ def longer(watch: int, seconds: float, least: int) -> int:
         least: number of steps of the shortest stretch.
 
     Example:
-        >>> longer(8, 0.02, least=8), longer(16, 0.07, least=8), longer(400, 0.001, least=8)
-        (16, 15, 400)
+        >>> longer(8, 0.02, least=8), longer(64, 0.07, least=8), longer(400, 0.001, least=8)
+        (16, 58, 400)
     """
     return max(least, min(LONGEST, 2 * watch, math.ceil(LOOK_S / seconds)))

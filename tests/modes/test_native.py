@@ -2,8 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watch of native steps: what the ranks agree on, and how soon they notice that something broke."""
 
+import math
 import random
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +18,10 @@ from hypothesis import strategies as st
 from gravac import AdaptiveCompressor, topk
 from gravac.candidate import Candidate
 from gravac.controllers.base import Decision, Measurement
-from gravac.modes import native
-from gravac.modes.native import BREAKING, median_of
+from gravac.engine.inputs import StepInputs
+from gravac.engine.run_state import NativeState
+from gravac.measurement import LocalMeasurement
+from gravac.modes.native import BREAKING, NativeWatch, median_of
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, parallel
 from tests.modes.scripted import NATIVE, Scripted, script
@@ -39,12 +46,8 @@ class LeavesWhenSlow(Scripted):
         return (state, decision) if state < 10**6 else (state, Decision(Candidate("hook", "dense", 1.0)))
 
 
-def slowed(rank: int, world: int, pace: int) -> tuple[list[int], list[int], int]:
-    """Steps become slow on one rank in the middle of a stretch of 200; another stretch has a single slow step.
-
-    ``pace``: number of steps between two questions.
-    """
-    native.PACES = ((0.0, pace),)
+def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
+    """Steps become slow on one rank in the middle of a stretch of 200; another stretch has a single slow step."""
     records: list[Record] = []
     ddp = parallel()
     trains = OPTIMIZERS["sgd"](ddp.parameters())
@@ -72,10 +75,9 @@ def slowed(rank: int, world: int, pace: int) -> tuple[list[int], list[int], int]
     return changes, steps, left
 
 
-@pytest.mark.parametrize("pace", [1, 64])
-def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank_but_not_for_a_single_one(pace: int) -> None:
-    (changes, steps, left), (_, _, other_left) = processes(slowed, 2, pace)
-    assert left == other_left and 280 < left < 280 + pace + 8  # within a question, its answer, and what was under way
+def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank() -> None:
+    (changes, steps, left), (_, _, other_left) = processes(slowed, 2)
+    assert left == other_left and 280 < left < 280 + 64 + 8  # within a question, its answer, and what was under way
     assert changes == [left]  # all steps are counted, those of the last answer too
     assert sum(steps) <= left
 
@@ -83,3 +85,57 @@ def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank_but_not_f
 @pytest.mark.parametrize("seconds", [[], [0.1]])
 def test_a_stretch_without_times_tells_that_it_has_none(seconds: list[float]) -> None:
     assert (median_of(seconds) != median_of(seconds)) == (not seconds)
+
+
+class AgreesAlone:
+    """An engine of one rank: its answers are this rank's own, and it decides for a stretch of a thousand steps."""
+
+    def __init__(self, seconds: float) -> None:
+        self.state = SimpleNamespace(native=NativeState(), trained=0)
+        self.deciding = SimpleNamespace(seconds=seconds)
+        self.decision = Decision(NATIVE, watch=1000)
+        self.told: list[float] = []
+        """What each stretch told of its steps, in seconds."""
+
+    def sum_over_ranks(self, what: str, numbers: Sequence[float]) -> Any:
+        return SimpleNamespace(receive=lambda: None, result=lambda: list(numbers))
+
+    def begin(self, inputs: StepInputs) -> None:
+        """Nothing is to be prepared."""
+
+    def end(self, fill: Callable[[LocalMeasurement], None]) -> None:
+        measurement = LocalMeasurement(step=0, candidate=NATIVE)
+        fill(measurement)
+        assert measurement.watched is not None
+        self.told.append(measurement.watched)
+
+    def conclude(self) -> None:
+        """All is known already."""
+
+    def concluded(self) -> "Future[Candidate]":
+        done: Future[Candidate] = Future()
+        done.set_result(NATIVE)
+        return done
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ([0.1] * 20 + [0.9] + [0.1] * 20, 0.1),  # a pause
+        ([0.1] * 20 + [0.9, 0.15] + [0.1] * 20, 0.1),
+        ([0.1] * 20 + [0.5] + [0.9] * 20, 0.9),  # a link that broke within a step
+        ([0.1] * 20 + [0.9] * 20, 0.9),
+    ],
+)
+def test_a_single_slow_step_tells_of_nothing_and_two_tell_what_the_last_took(seconds: list[float], told: float) -> None:
+    engine, now = AgreesAlone(0.1), 0.0
+    watch = NativeWatch(engine, lambda: math.nan, lambda: now)  # type: ignore[arg-type]
+    watch.start()
+    watch.forward_starts(stepped=False)
+    for step, each in enumerate([0.1] * 3 + seconds):
+        now += each
+        decided = watch.forward_starts(stepped=True)
+        if decided is not None:
+            assert step == 3 + 20 + 1  # the one after the slow one
+            break
+    assert engine.told == [pytest.approx(told)]
