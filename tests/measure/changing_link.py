@@ -9,7 +9,6 @@ its steps. The programs are ``charlm``, and nanoGPT's ``train.py`` where a clone
     python -m tests.measure.changing_link [--nanogpt CLONE] [--json FILE] [--seeds N] [--short] [--minutes N]
 """
 
-import math
 import random
 import statistics
 from collections.abc import Iterator, Sequence
@@ -186,11 +185,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     sums = []
     for program in dict.fromkeys(row["program"] for row in rows):
         raced = [row for row in rows if row["program"] == program and row["part"] == "race"]
-        times = {name: {row["seed"]: row["seconds"] for row in raced if row["name"] == name} for name in METHODS}
-        seeds = sorted(set.intersection(*(set(of) for of in times.values())))
+        times = times_of(rows, program)
+        seeds = sorted(next(iter(times.values())))
         if not seeds:
             continue
-        best = min(FIXED, key=lambda name: statistics.fmean(math.log(times[name][seed]) for seed in seeds))
+        best = best_fixed(times)
         for name, of in times.items():
             own = {row["seed"]: row for row in raced if row["name"] == name}
             shown = " ".join(f"{'' if own[seed]['reached'] else 'over '}{of[seed]:.1f}" for seed in seeds)
@@ -199,6 +198,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         link = raced[0]["link"]
         sums.append(f"{program}: the link is `{link}`; the best fixed method is `{best}`.")
     return "\n".join([*lines, "", *sums])
+
+
+def times_of(rows: Sequence[dict[str, Any]], program: str) -> dict[str, dict[int, float]]:
+    """Return each method's seconds by seed, of the seeds that all methods have."""
+    raced = [row for row in rows if row["program"] == program and row["part"] == "race"]
+    times = {name: {row["seed"]: row["seconds"] for row in raced if row["name"] == name} for name in METHODS}
+    seeds = set.intersection(*(set(of) for of in times.values()))
+    return {name: {seed: of[seed] for seed in sorted(seeds)} for name, of in times.items()}
+
+
+def best_fixed(times: dict[str, dict[int, float]]) -> str:
+    """Return the method of a single mode that was the fastest, by all seeds."""
+    return min(FIXED, key=lambda name: statistics.geometric_mean(times[name].values()))
 
 
 def _ratio(times: dict[int, float], others: dict[int, float], seeds: Sequence[int]) -> str:

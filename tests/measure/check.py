@@ -19,8 +19,8 @@ SCANNED = (tables.README, tables.RESULTS)
 """Documents whose prose must have no figure without a record."""
 
 NOT_COVERED = (
-    "prose of docs/measurements.md and docs/advise.md but for what claims.py has of it (their tables are covered); "
-    "prose of docs/outer.md, docs/modes-measured.md and docs/gpu.md (their tables are covered); docs/compressors.md, "
+    "prose of docs/measurements.md, docs/advise.md and docs/modes-measured.md but for what claims.py has of it (their "
+    "tables are covered); prose of docs/outer.md and docs/gpu.md (their tables are covered); docs/compressors.md, "
     "controllers.md, design-notes.md, lab.md and docstrings; figures within "
     "code; counts without a unit, such as 'three cells', and whether words such as 'faster' fit the figures beside them"
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from gravac.compressors import quantize, randomk, thc
 from gravac.lab.tasks import make
 from gravac.lab.tta.record import TrainingRecord
-from tests.measure import claims_of_rows, tables, talk
+from tests.measure import claims_of_modes, claims_of_rows, tables, talk
 from tests.measure.claims_of_rows import percent, seconds
 from tests.measure.judgement import Verdict, interval, student, verdicts
 from tests.measure.published import (
@@ -377,5 +377,6 @@ CLAIMS: dict[Path, Callable[[], list[str]]] = {
     tables.RESULTS: results,
     tables.MEASUREMENTS: claims_of_rows.measurements,
     tables.ADVISE: claims_of_rows.advise,
+    tables.MODES: claims_of_modes.measured,
 }
 """The sentences of a document."""

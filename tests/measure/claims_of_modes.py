@@ -1,0 +1,48 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences of docs/modes-measured.md that are checked; see ``tests.measure.claims``."""
+
+import math
+import statistics
+
+from tests.measure import changing_link, native
+from tests.measure.changing_link import CHARLM, NANOGPT
+from tests.measure.published import rows
+
+ONE, APART = changing_link.ADAPTIVE
+
+
+def measured() -> list[str]:
+    """The sentences about what was measured of the three modes."""
+    return [*_native(), *_changing()]
+
+
+def _native() -> list[str]:
+    """Of a step settled on native, over one of DDP without gravac."""
+    upper = []
+    for task in native.TASKS:
+        means = [row["mean_s"] for row in rows("native") if row["task"] == task]
+        upper.append(native.interval([math.log(of["settled"] / of["native"]) for of in means])[2])
+    first, second, third = (f"{high:.3f}" for high in upper)
+    return [
+        f"The intervals of settled native steps end at {first} (`denoise`), {second} (`lstm`) and {third} (`charlm`)"
+    ]
+
+
+def _changing() -> list[str]:
+    """Of a link that changes: over native, and over the best fixed method."""
+    times = {program: changing_link.times_of(rows("changing_link"), program) for program in (CHARLM, NANOGPT)}
+    best = {program: changing_link.best_fixed(of) for program, of in times.items()}
+    assert set(best.values()) == {"outer, every 10"}
+
+    def over(name: str, other: str, program: str) -> str:
+        of = times[program]
+        return f"{statistics.geometric_mean(of[name][seed] / of[other][seed] for seed in of[name]):.2f}"
+
+    return [
+        f"`every=1` took {over(ONE, 'native', CHARLM)} of native's time on `charlm` and "
+        f"{over(ONE, 'native', NANOGPT)} on nanoGPT, `every=(1, 100)` {over(APART, 'native', CHARLM)} and "
+        f"{over(APART, 'native', NANOGPT)}.",
+        f"On nanoGPT `every=(1, 100)` took {over(APART, best[NANOGPT], NANOGPT)} of their time, on `charlm` "
+        f"{over(APART, best[CHARLM], CHARLM)}, which is a regret",
+    ]
