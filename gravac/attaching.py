@@ -57,12 +57,14 @@ def optimizers_of(
             f"optimizer: ranks that train apart (every={every}) must share its state; give attach(module, optimizer), "
             "or optimizer=() if weights are changed by hand"
         )
-    given = () if optimizer is None else optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-    inner = tuple(getattr(one, "optimizer", one) for one in given)
-    for one in inner:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise SettingsError(f"optimizer: {shown(one)} is no torch.optim.Optimizer")
-    return inner
+    if optimizer is None:
+        return ()
+    wrapped = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+    optimizers = tuple(getattr(wrapper, "optimizer", wrapper) for wrapper in wrapped)
+    for unwrapped in optimizers:
+        if not isinstance(unwrapped, torch.optim.Optimizer):
+            raise SettingsError(f"optimizer: {shown(unwrapped)} is no torch.optim.Optimizer")
+    return optimizers
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> int:

@@ -23,7 +23,7 @@ def refuse_complex(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements in memory order, ``[elements]``, as a view.
+    """Return a flat view of a tensor, ``[elements]``, whose elements are in the order that they have in memory.
 
     Raises:
         ValueError: it has gaps.

@@ -466,9 +466,10 @@ class GoodputState:
         return max(LEAST * shortest, compute + coding, exchange + AHEAD * compute)
 
     def _exchange_at_least(self, forecast: Forecast) -> float:
-        """Return a lower bound of the seconds that a candidate's exchange takes, per step of a round.
+        """Return how many seconds a candidate's exchange takes at least, divided by the steps between two exchanges.
 
-        What a measured step takes beyond its coding, and beyond the shortest step measured, it waits for its exchange.
+        A measured step is taken to wait for its exchange as long as it exceeds the shortest step measured and its
+        own coding.
 
         - An exchange of fewer bytes than the measured one, or as many, takes at least its share of that wait, by bytes:
           the time for the bytes falls as they do, and latency does not fall.
@@ -513,7 +514,7 @@ class GoodputState:
 
 
 def exchange_share(forecast: Forecast) -> float:
-    """Return the bytes of one exchange of a candidate, over those of a dense float32 exchange.
+    """Return which share of a dense float32 exchange's bytes one exchange of a candidate sends.
 
     Example:
         >>> round_of_ten = Forecast(Candidate("outer", "topk", 100.0, every=10), wire_ratio=1000.0)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a source knows when a step begins, and on how many ranks it has inputs."""
+"""What a source of gradients tells the engine when a step begins, and how many ranks have a batch for the step."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ INPUTS_LEFT = "the number of ranks with inputs left"
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a source knows when a step begins.
+    """What a source of gradients tells the engine when a step begins.
 
     Attributes:
         loss_scale: factor that the gradients were multiplied with, a scalar (0-d tensor) if only their device knows it;
@@ -63,7 +63,7 @@ class RanksWithInputs:
 
     @property
     def counted(self) -> bool:
-        """Whether the ranks count in this step; if not, all have inputs."""
+        """Whether the ranks count in this step how many of them still have batches; if not, all of them do."""
         return self._in_flight is not None
 
     def start(self, executor: Executor, takes_part: bool | None, device: torch.device) -> None:

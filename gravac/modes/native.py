@@ -26,9 +26,8 @@ SETTLING = 3
 """Number of steps after a change that are not timed: DDP lays its buckets anew."""
 
 ANSWER = 1
-"""Number of steps between a rank's sending its number and its taking up the sum over the ranks. When the ranks have
-averaged the gradients of that step, all of them have sent their numbers. So a rank may wait for the link here, but not
-for a rank that still computes."""
+"""Number of steps after which a rank reads the sum of the numbers that the ranks sent. By then DDP has averaged a step's
+gradients, so all ranks have sent theirs: a rank may wait for the link here, but for no rank that still computes."""
 
 FAR = 2.0
 """Ratio of a step's time to the agreed one from which on a rank tells the others that it took far longer."""
@@ -103,8 +102,8 @@ class NativeWatch:
         if not stepped:
             return None
         if self._question is not None and self._state.made >= self._asked_at + ANSWER and self._answer():
-            self._end_stretch(asked=True)
-            return self._decided()  # all ranks wait here, so that none waits for one that computes
+            self._end_stretch(after_slow_step=True)
+            return self._decided()  # all ranks block here, so that none of them blocks on one that still computes
         if self._state.travels:
             return self._decided() if self._state.made >= ANSWER else None
         if self._state.made >= self._length and self._question is None:
@@ -149,15 +148,15 @@ class NativeWatch:
         (ranks,) = question.result()
         return ranks > 0
 
-    def _end_stretch(self, asked: bool = False) -> None:
+    def _end_stretch(self, after_slow_step: bool = False) -> None:
         """Start to agree with the other ranks on the steps made.
 
         Args:
-            asked: whether it ends because a step took far longer on some rank. If the last two steps both did on this
-                one, the last counts alone; a pause on another rank shows here in one step, maybe the one after.
+            after_slow_step: whether it ends because a step took far longer on some rank. If the last two steps both
+                did here, only the last one is told; a pause of one rank delays a single step of each rank.
         """
         seconds = median_of(self._seconds)
-        if asked and min(self._seconds[-2:], default=0.0) > FAR * self._engine.deciding.seconds:
+        if after_slow_step and min(self._seconds[-2:], default=0.0) > FAR * self._engine.deciding.seconds:
             seconds = self._seconds[-1]
 
         def fill(measurement: LocalMeasurement) -> None:
