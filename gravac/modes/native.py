@@ -27,7 +27,7 @@ SETTLING = 3
 
 ANSWER = 1
 """Number of steps after which a rank reads the sum of the numbers that the ranks sent. By then DDP has averaged a step's
-gradients, so all ranks have sent theirs: a rank may wait for the link here, but for no rank that still computes."""
+gradients, so that all ranks have sent theirs. A rank may wait for the link here, but not for a rank that computes."""
 
 FAR = 2.0
 """Ratio of a step's time to the agreed one from which on a rank tells the others that it took far longer."""
