@@ -26,8 +26,9 @@ SETTLING = 3
 """Number of steps after a change that are not timed: DDP lays its buckets anew."""
 
 ANSWER = 1
-"""Number of steps after which a rank reads the sum of the numbers that the ranks sent. By then DDP has averaged a step's
-gradients, so that all ranks have sent theirs. A rank may wait for the link here, but not for a rank that computes."""
+"""Number of steps after which a rank reads the sum of the numbers that the ranks sent. By then DDP has averaged a
+step's gradients, so that all ranks have sent theirs. A rank may wait for the link here, but not for a rank that
+computes."""
 
 FAR = 2.0
 """Ratio of a step's time to the agreed one from which on a rank tells the others that it took far longer."""
