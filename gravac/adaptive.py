@@ -356,8 +356,7 @@ class AdaptiveCompressor(Live):
         self._restored_outer = None
         if plain is None or restored is None or self._switch is None:
             return
-        outer = self._switch.make_outer()
-        outer.check(plain, restored["world"])
+        outer = self._switch.outer_of(plain, restored["world"])
         with outer.restoring(plain, of_other_ranks=restored["world"] is None):
             self._switch.adopt(outer)
 
@@ -606,11 +605,7 @@ class AdaptiveCompressor(Live):
             return None
         if self.policy.every == (1, 1):
             raise SettingsError("outer: the state is of ranks that train apart, which every=1 excludes; set every")
-        if self._switch is None:
-            return None
-        outer = self._switch.make_outer()
-        outer.check(plain, state.get("world"))
-        return outer
+        return None if self._switch is None else self._switch.outer_of(plain, state.get("world"))
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again.

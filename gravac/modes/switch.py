@@ -369,6 +369,20 @@ class Switch:
             self._engine.run_between_steps("the buffers that ranks part with", job).result()
         return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
 
+    def outer_of(self, plain: Mapping[str, Any], world: int | None) -> OuterSteps:
+        """Return outer steps that a dumped state fits, to be restored and adopted.
+
+        Args:
+            plain: the state.
+            world: number of ranks that it is of; ``None``: it was merged of all ranks' states.
+
+        Raises:
+            SettingsError: the state does not fit.
+        """
+        outer = self.make_outer()
+        outer.check(plain, world)
+        return outer
+
     def adopt(self, outer: OuterSteps) -> None:
         """Go on from outer steps that a checkpoint brought; called before the first forward with gradients."""
         self.outer = outer
