@@ -39,9 +39,9 @@ BREAKING = 1.5
 LAST = 8
 """Number of a stretch's last steps that are looked at by themselves."""
 
-PACES = ((0.1, 1), (0.05, 2), (0.01, 16), (0.0, 64))
-"""``(seconds, steps)``: how many steps the ranks make between two questions, if a step takes so long at least; each
-question takes a rank some tenths of a millisecond."""
+PACES = ((0.2, 1), (0.1, 2), (0.05, 4), (0.01, 32), (0.0, 128))
+"""``(seconds, steps)``: how many steps the ranks make between two questions, if a step takes so long at least. A
+question takes each rank some millisecond of processor time, most of it beside the training loop."""
 
 
 class NativeWatch:

@@ -93,9 +93,11 @@ def test_the_example_runs(tmp_path: Path) -> None:
     steps = [record for record in records if isinstance(record, StepRecord)]
     assert steps[0].step == 0
     for before, after in itertools.pairwise(steps):
-        # while the ranks agree to leave native steps, some are made that no record tells of
+        # while the ranks agree to leave native steps, or to make others of 16 or of 32 bits, some are made that no
+        # record tells of
         unrecorded = after.step - (before.step + before.steps)
-        assert 0 <= unrecorded <= (ANSWER if before.mode == "native" != after.mode else 0)
+        left_native = before.mode == "native" and (after.mode, after.cf) != ("native", before.cf)
+        assert 0 <= unrecorded <= (ANSWER if left_native else 0)
     assert steps[-1].step + steps[-1].steps <= 100  # what the ranks agree on last never comes
     changes = [record for record in records if isinstance(record, DecisionRecord) and record.changed]
     told = [f"from step {change.step}: CF {change.cf:g}, since {change.reason}" for change in changes]
