@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gravac.attaching import moments_of, native_formats, optimizers_of, why_idle
 from gravac.building import build
 from gravac.candidate import Mode
-from gravac.checkpoint.state import check_kept, check_place, pack, unpack
+from gravac.checkpoint.state import pack
 from gravac.collectives import Ledger
 from gravac.compressors import Compressor, ladder
 from gravac.controllers.base import Controller
@@ -29,12 +29,12 @@ from gravac.exchange.executor import Executor, Number
 from gravac.exchange.failures import ExchangeError
 from gravac.exchange.opening import Opened, open_executor
 from gravac.live import Live
-from gravac.modes.outer.apart import OuterSteps
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import same_on_all_ranks
 from gravac.modes.switch import Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
+from gravac.restoring import Restoring
 from gravac.settings import SettingsError, shown
 from gravac.sources.ddp import DDPAdapter, failed, refuse_momentum, refuse_unfit
 from gravac.sources.ddp_private import Reducer, refuse_apart, register, scale_of
@@ -224,8 +224,7 @@ class AdaptiveCompressor(Live):
         self._switch: Switch | None = None
         self._module_source: ModuleSource | None = None
         self._attached = self._closed = self._idle = False
-        self._restored: dict[str, Any] | None = None
-        self._restored_outer: Mapping[str, Any] | None = None
+        self._restoring = Restoring(self.policy, self._engine)
 
     def attach(
         self,
@@ -347,18 +346,8 @@ class AdaptiveCompressor(Live):
         """Have steps run in the mode that is decided."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler)
         self._switch.without_native = self._without_native
-        self._take_up_outer()
+        self._restoring.take_up_outer(self._switch)
         self._switch.listen()
-
-    def _take_up_outer(self) -> None:
-        """Go on from a dumped state of ranks that train apart, if one was loaded before the module was known."""
-        plain, restored = self._restored_outer, self._restored
-        self._restored_outer = None
-        if plain is None or restored is None or self._switch is None:
-            return
-        outer = self._switch.outer_of(plain, restored["world"])
-        with outer.restoring(plain, of_other_ranks=restored["world"] is None):
-            self._switch.adopt(outer)
 
     def detach(self) -> None:
         """Undo ``attach``: the module trains as a fresh DistributedDataParallel does, in torch's own code.
@@ -471,13 +460,12 @@ class AdaptiveCompressor(Live):
 
     def _check_kept(self) -> None:
         """Forget the model again if what was loaded does not fit it."""
-        if self._restored is not None and self._engine.decision is None:
-            try:
-                check_kept(self._engine, self.policy)
-            except Exception:
-                self._adapter.names.clear()
-                self._engine.know({})
-                raise
+        try:
+            self._restoring.check_model()
+        except Exception:
+            self._adapter.names.clear()
+            self._engine.know({})
+            raise
 
     def _check_free(self) -> None:
         if self._closed:
@@ -577,35 +565,8 @@ class AdaptiveCompressor(Live):
             RuntimeError: this compressor has made steps already.
         """
         self._engine.drain()
-        apart = None if self._switch is None else self._switch.outer
-        if self._engine.decision is not None or (apart is not None and apart.begun):
-            steps = self._engine.state.trained + (0 if apart is None else apart.state.in_round)
-            raise RuntimeError(
-                f"load_state_dict: this compressor has made {steps} steps, and goes on from them; load into "
-                "a new AdaptiveCompressor, before its first backward"
-            )
-        outer = self._outer_of(state)
-        with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):
-            unpack(state, self.policy, self._engine)
+        self._restoring.load(state, self._switch)
         self._adapter.layout = ExchangeLayout(self._engine.state.layout)
-        self._restored = {key: state[key] for key in ("rank", "world")}
-        if outer is not None and self._switch is not None:
-            self._switch.adopt(outer)
-        else:
-            self._restored_outer = state["outer"]
-
-    def _outer_of(self, state: Mapping[str, Any]) -> OuterSteps | None:
-        """Return outer steps that a rank's state fits, to be restored; ``None`` if it has none, or no module is known.
-
-        Raises:
-            SettingsError: the state does not fit.
-        """
-        plain = state.get("outer") if isinstance(state, Mapping) else None
-        if plain is None:
-            return None
-        if self.policy.every == (1, 1):
-            raise SettingsError("outer: the state is of ranks that train apart, which every=1 excludes; set every")
-        return None if self._switch is None else self._switch.outer_of(plain, state.get("world"))
 
     def close(self) -> None:
         """Finish what is under way, tell the sinks, end the executor. May be called again.
@@ -660,8 +621,7 @@ class AdaptiveCompressor(Live):
         executor = opened.executor
         self._admission.link = opened.link
         try:
-            if self._restored is not None:
-                check_place(self._restored, executor.rank, executor.world)
+            self._restoring.check_place(executor.rank, executor.world)
             if executor.rank == 0:
                 self._sinks.open()
             self._admission.coding = time_codecs(self.policy, self._engine.forms, opened)

@@ -39,9 +39,9 @@ BREAKING = 1.5
 LAST = 8
 """Number of a stretch's last steps that are looked at by themselves."""
 
-PACES = ((0.2, 1), (0.1, 2), (0.05, 4), (0.01, 32), (0.0, 128))
-"""``(seconds, steps)``: how many steps the ranks make between two questions, if a step takes so long at least. A
-question takes each rank some millisecond of processor time, most of it beside the training loop."""
+QUESTION_S = 0.3
+"""Seconds of training from one question to the next, or a step that takes longer. A question takes each rank about a
+millisecond of processor time, most of it beside the training loop."""
 
 
 class NativeWatch:
@@ -130,13 +130,12 @@ class NativeWatch:
         if self._question is not None or not self._state.made or self._state.made + ANSWER >= self._length:
             return False
         agreed = self._engine.deciding.seconds
-        pace = next(steps for seconds, steps in PACES if agreed >= seconds)
-        return self._state.made % pace == 0
+        return agreed > 0 and self._state.made % max(1, round(QUESTION_S / agreed)) == 0
 
     def _ask(self) -> None:
         """Ask whether a step took far longer on any rank, and tell the others."""
         agreed = self._engine.deciding.seconds
-        slow = 0 < agreed < max(self._seconds[self._told :], default=0.0) / FAR
+        slow = max(self._seconds[self._told :], default=0.0) > FAR * agreed
         self._told = len(self._seconds)
         self._question = self._engine.sum_over_ranks("whether a native step took far longer", [float(slow)])
         self._question.receive()  # already now: in native steps nothing else waits for the executor

@@ -21,7 +21,7 @@ from gravac.controllers.base import Decision, Measurement
 from gravac.engine.inputs import StepInputs
 from gravac.engine.run_state import NativeState
 from gravac.measurement import LocalMeasurement
-from gravac.modes.native import BREAKING, NativeWatch, median_of
+from gravac.modes.native import BREAKING, QUESTION_S, NativeWatch, median_of
 from gravac.telemetry.records import Record, StepRecord
 from tests.distributed.training import batch, parallel
 from tests.modes.scripted import NATIVE, Scripted, script
@@ -58,10 +58,10 @@ def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
     compressor.attach(ddp, trains)
     pauses = random.Random(rank)
     left = 0
-    for number in range(340):
+    for number in range(360):
         x, y = batch(rank, number)
         trains.zero_grad()
-        time.sleep(0.001 * pauses.random())
+        time.sleep(0.005 + 0.001 * pauses.random())
         if rank == 1 and (number == 230 or number >= 280):
             time.sleep(0.25)
         torch.nn.functional.cross_entropy(ddp(x), y).backward()
@@ -77,7 +77,9 @@ def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
 
 def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank() -> None:
     (changes, steps, left), (_, _, other_left) = processes(slowed, 2)
-    assert left == other_left and 280 < left < 280 + 64 + 8  # within a question, its answer, and what was under way
+    assert (
+        left == other_left and 280 < left < 280 + 60 + 8
+    )  # a question after at most 60 steps, its answer, what is under way
     assert changes == [left]  # all steps are counted, those of the last answer too
     assert sum(steps) <= left
 
@@ -136,6 +138,6 @@ def test_a_single_slow_step_tells_of_nothing_and_two_tell_what_the_last_took(sec
         now += each
         decided = watch.forward_starts(stepped=True)
         if decided is not None:
-            assert step == 3 + 20 + 1  # the one after the slow one
+            assert 1 <= step - (3 + 20) <= round(QUESTION_S / 0.1)  # soon after the slow one
             break
     assert engine.told == [pytest.approx(told)]

@@ -1,0 +1,100 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Going on from a checkpoint: at once as far as the model is known, with the rest when it is."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from gravac.checkpoint.state import check_kept, check_place, unpack
+from gravac.engine.engine import Engine
+from gravac.modes.outer.apart import OuterSteps
+from gravac.modes.switch import Switch
+from gravac.policy import Policy
+from gravac.settings import SettingsError
+
+
+class Restoring:
+    """Takes up the state that a compressor is given, and checks it against what is known only later.
+
+    Args:
+        policy: what was set.
+        engine: is restored.
+    """
+
+    def __init__(self, policy: Policy, engine: Engine) -> None:
+        self._policy, self._engine = policy, engine
+        self._place: dict[str, Any] | None = None
+        self._outer: Mapping[str, Any] | None = None
+
+    def load(self, state: Mapping[str, Any], switch: Switch | None) -> None:
+        """Restore a rank's state; see ``AdaptiveCompressor.load_state_dict``. If it raises, nothing was changed.
+
+        Args:
+            state: what ``state_dict`` gave.
+            switch: changes modes; ``None``: the model is not known yet. Then ``take_up_outer`` does the rest.
+
+        Raises:
+            SettingsError: the state does not fit, or it is none.
+            RuntimeError: steps were made already.
+        """
+        apart = None if switch is None else switch.outer
+        if self._engine.decision is not None or (apart is not None and apart.begun):
+            steps = self._engine.state.trained + (0 if apart is None else apart.state.in_round)
+            raise RuntimeError(
+                f"load_state_dict: this compressor has made {steps} steps, and goes on from them; load into "
+                "a new AdaptiveCompressor, before its first backward"
+            )
+        outer = self._outer_of(state, switch)
+        with nullcontext() if outer is None else outer.restoring(state["outer"], state.get("world") is None):
+            unpack(state, self._policy, self._engine)
+        self._place = {key: state[key] for key in ("rank", "world")}
+        if outer is not None and switch is not None:
+            switch.adopt(outer)
+        else:
+            self._outer = state["outer"]
+
+    def _outer_of(self, state: Mapping[str, Any], switch: Switch | None) -> OuterSteps | None:
+        """Return outer steps that the state fits, to be restored; ``None`` if it has none, or no model is known.
+
+        Raises:
+            SettingsError: the state does not fit.
+        """
+        plain = state.get("outer") if isinstance(state, Mapping) else None
+        if plain is None:
+            return None
+        if self._policy.every == (1, 1):
+            raise SettingsError("outer: the state is of ranks that train apart, which every=1 excludes; set every")
+        return None if switch is None else switch.outer_of(plain, state.get("world"))
+
+    def check_model(self) -> None:
+        """Check that what was loaded fits the model, now that its parameters are known.
+
+        Raises:
+            SettingsError: it does not.
+        """
+        if self._place is not None and self._engine.decision is None:
+            check_kept(self._engine, self._policy)
+
+    def check_place(self, rank: int, world: int) -> None:
+        """Check that what was loaded is of this rank, now that it is known.
+
+        Raises:
+            SettingsError: it is of another rank or number of ranks.
+        """
+        if self._place is not None:
+            check_place(self._place, rank, world)
+
+    def take_up_outer(self, switch: Switch) -> None:
+        """Have ranks train apart as they did when the state was saved, if it was loaded before the model was known.
+
+        Raises:
+            SettingsError: the state does not fit the model, or an optimizer refuses its part.
+        """
+        plain, self._outer = self._outer, None
+        if plain is None or self._place is None:
+            return
+        world = self._place["world"]
+        outer = switch.outer_of(plain, world)
+        with outer.restoring(plain, of_other_ranks=world is None):
+            switch.adopt(outer)
