@@ -77,9 +77,8 @@ def slowed(rank: int, world: int) -> tuple[list[int], list[int], int]:
 
 def test_a_stretch_ends_soon_after_steps_became_far_slower_on_any_rank() -> None:
     (changes, steps, left), (_, _, other_left) = processes(slowed, 2)
-    assert (
-        left == other_left and 280 < left < 280 + 60 + 8
-    )  # a question after at most 60 steps, its answer, what is under way
+    # a question after at most 60 steps, its answer, what is under way
+    assert left == other_left and 280 < left < 280 + 60 + 8
     assert changes == [left]  # all steps are counted, those of the last answer too
     assert sum(steps) <= left
 
