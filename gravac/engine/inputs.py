@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of gradients tells the engine when a step begins, and how many ranks have a batch for the step."""
+"""What a source of gradients tells the engine when a step begins, and how many ranks have inputs for it."""
 
 import math
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class RanksWithInputs:
 
     @property
     def counted(self) -> bool:
-        """Whether the ranks count in this step how many of them still have batches; if not, all of them do."""
+        """Whether the ranks count in this step how many of them have inputs left; if not, all of them have."""
         return self._in_flight is not None
 
     def start(self, executor: Executor, takes_part: bool | None, device: torch.device) -> None:
