@@ -15,9 +15,9 @@ is tried for a few steps, and given up early when it is clearly slower. When no 
 (to leave one bit, than the switch sets training back), the best is held, until its step time changes (the link did), or
 its exchange takes half of what it did, though that was hidden. Others are tried again when what is known of them is
 old, or was never sure, since the steps of a trial differed. All trials together cost at most ``explore`` of the run's
-time, besides the first few; where a step waits little for bytes, less in proportion, and where it hardly waits, nothing
-that sends less is tried at all. Efficiency is corrected by the gain that is measured, for compressors where gain tells
-(``Forecast.efficiency_at``).
+time, besides the first few; where a step waits little for bytes, less, and where it hardly waits, nothing that sends
+less is tried at all. Where dense in the hook is best, native is tried before what compresses. Efficiency is corrected
+by the gain that is measured, for compressors where gain tells (``Forecast.efficiency_at``).
 
 Of native steps only times are known: they are taken to wait for as long as their exchange was forecast to take, by how
 quick the link turned out. They are measured in stretches, of which each is twice as long as the one before while
@@ -85,8 +85,9 @@ EXPOSED = 0.03
 """Share of a step in which it waits for bytes, under which nothing that sends less is tried: it could save no more."""
 
 HALF = 0.5
-"""Share of a step that another candidate can save at most, from which on trials may cost all that they may ever: less
-in proportion below. So where the link is fast, and little can be gained, little is spent on looking for it."""
+"""Share of a step that another candidate can save at most, from which on trials may cost all that they may ever. Below,
+they may cost less, in proportion. Where native steps are held, it is in proportion to the share's square: the less
+there is to gain, the rarer a step of the hook gains it. So where the link is fast, little is spent on looking."""
 
 BROKEN = 2.0
 """Ratio of a step's time to what it took, or may take, above which it is far too slow: after ``SOON`` such steps on end
@@ -175,7 +176,7 @@ class Goodput(Settings):
         cut_short = not native and (self._hopeless(state) if searching else _broken(state))
         if state.window.steps < (1 if native else self.trial if searching else self.window) and not cut_short:
             return state, Decision(state.running, watch=state.watch)
-        if cut_short and not searching:
+        if cut_short:  # what came before may have been on a faster link
             state = replace(state, window=state.window.last(SOON))
         before, window = state.running, state.window
         summary = window.summary(state.phase)
@@ -352,11 +353,10 @@ class Goodput(Settings):
             harmless = [at for at in trials if state.efficiency(at) >= HARMLESS]
             # of equals, the one that sends least: the cheaper mistake
             tried = max(harmless or trials, key=lambda at: (promises[at], at))
-            if state.forecasts[tried].candidate.mode == "native":  # float32 before float16, which must be better
-                tried = min(
-                    (at for at in trials if state.forecasts[at].candidate.mode == "native"),
-                    key=lambda at: state.forecasts[at].candidate.cf,
-                )
+            native = [at for at in trials if state.forecasts[at].candidate.mode == "native"]
+            if tried in native or (native and state.forecasts[best.position].candidate.dense):
+                # before all that compresses, where dense is best so far; float32 before float16, which must be better
+                tried = min(native, key=lambda at: state.forecasts[at].candidate.cf)
             state = replace(state, phase=SEARCH, position=tried)
             times = f"which may be up to {promises[tried] / goodput:.2f} times as good"
             return state, f"{reason}; try {state.running}, {times}{_even_if(state)}"
@@ -383,6 +383,8 @@ class Goodput(Settings):
         if mode == "native":
             price = WATCH * (slowest - best.seconds)
         part = min(1.0, state.at_stake(best) / HALF)
+        if before == "native" and mode == "hook":
+            part **= 2
         if price > part * (self.explore * state.elapsed + GRANT * best.seconds) - state.spent:
             return False
         if mode != "outer" or before == "outer":

@@ -144,6 +144,21 @@ def modes(steps: list[Step]) -> set[str]:
     return {step.measured.candidate.mode for step in steps}
 
 
+@given(seconds=st.floats(0.005, 1.0), waited=st.floats(0.1, 0.4), coded=st.floats(0.05, 0.4))
+def test_where_dense_in_the_hook_is_best_native_is_tried_before_what_compresses(
+    seconds: float, waited: float, coded: float
+) -> None:
+    """Also where it promises less: it costs least to try."""
+    forecasts = Site(seconds, 0.2, hides=0.1).forecasts
+    at = next(at for at, forecast in enumerate(forecasts) if forecast.candidate == Candidate("hook", "dense", 2.0))
+    entry = GoodputEntry(at, seconds, 1, 1.0, (waited * seconds, coded * seconds, waited * seconds))
+    state = GoodputState(
+        forecasts, "hold", at, at, Window(forecasts[at].candidate), (entry,), steps=12, elapsed=12 * seconds
+    )
+    after, _ = Goodput()._go_on(state, "")
+    assert after.running.mode == "native"
+
+
 @pytest.mark.parametrize("seconds", [0.015, 0.07, 0.1], ids="{:g}s".format)
 @pytest.mark.parametrize("exposed", [0.0, 0.03, 0.1, 0.3])
 @pytest.mark.parametrize("every", [(1,), EVERY], ids=["in each step", "or apart"])
