@@ -5,8 +5,9 @@
 import math
 import statistics
 
-from tests.measure import changing_link, native
+from tests.measure import changing_link, fast_links, nanogpt_links, native
 from tests.measure.changing_link import CHARLM, NANOGPT
+from tests.measure.judgement import interval
 from tests.measure.published import rows
 
 ONE, APART = changing_link.ADAPTIVE
@@ -14,7 +15,7 @@ ONE, APART = changing_link.ADAPTIVE
 
 def measured() -> list[str]:
     """The sentences about what was measured of the three modes."""
-    return [*_native(), *_changing()]
+    return [*_native(), *_fast(), *_changing(), *_nanogpt()]
 
 
 def _native() -> list[str]:
@@ -46,3 +47,30 @@ def _changing() -> list[str]:
         f"On nanoGPT `every=(1, 100)` took {over(APART, best[NANOGPT], NANOGPT)} of their time, on `charlm` "
         f"{over(APART, best[CHARLM], CHARLM)}, which is a regret",
     ]
+
+
+def _fast() -> list[str]:
+    """Of fast links: over the best static methods, and of the largest cells."""
+    one, apart = (fast_links.pooled(fast_links.logs_of(rows("fast_links"), pair)) for pair in fast_links.ADAPTIVE)
+    control = fast_links.pooled(fast_links.control_of(rows("fast_links")))
+    return [
+        f"`every=1` took {_reach(one)} of the best static method's time over the six cells, `every=(1, 100)` "
+        f"{_reach(apart)}, and that method itself {_reach(control)} of its own in its second run.",
+    ]
+
+
+def _nanogpt() -> list[str]:
+    """Of nanoGPT on slow links: ``every=(1, 100)`` over ``every=1``."""
+    ratios = nanogpt_links.ratios_of(rows("nanogpt_links"))
+    pooled = interval([ratio for of in ratios.values() for ratio in of])
+    means = {link: f"{statistics.geometric_mean(of):.2f}" for link, of in ratios.items()}
+    return [
+        f"`every=(1, 100)` took {means['20mbit']} of the time of `every=1` at 20 Mbit/s and {means['100mbit']} at 100 "
+        f"Mbit/s; over both {_reach(pooled, 2)}.",
+    ]
+
+
+def _reach(figures: tuple[float, float, float], places: int = 3) -> str:
+    """Return a mean and its interval in words."""
+    mean, low, high = (f"{figure:.{places}f}" for figure in figures)
+    return f"{mean} [{low}-{high}]"
