@@ -346,7 +346,7 @@ class AdaptiveCompressor(Live):
         """Have steps run in the mode that is decided."""
         self._switch = Switch(self._engine, source, self.policy, optimizers, scaler)
         self._switch.without_native = self._without_native
-        self._restoring.take_up_outer(self._switch)
+        self._restoring.restore_outer(self._switch)
         self._switch.listen()
 
     def detach(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Going on from a checkpoint: at once as far as the model is known, with the rest when it is."""
+"""Restores a compressor from a checkpoint, also if it is loaded before ``attach``, when the model is not known yet."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from gravac.settings import SettingsError
 
 
 class Restoring:
-    """Takes up the state that a compressor is given, and checks it against what is known only later.
+    """Restores a rank's state. What depends on the model or on the ranks is checked, or restored, when they are known.
 
     Args:
         policy: what was set.
@@ -28,19 +28,19 @@ class Restoring:
         self._outer: Mapping[str, Any] | None = None
 
     def load(self, state: Mapping[str, Any], switch: Switch | None) -> None:
-        """Restore a rank's state; see ``AdaptiveCompressor.load_state_dict``. If it raises, nothing was changed.
+        """Restore a rank's state for ``AdaptiveCompressor.load_state_dict``. A state that is refused changes nothing.
 
         Args:
             state: what ``state_dict`` gave.
-            switch: changes modes; ``None``: the model is not known yet. Then ``take_up_outer`` does the rest.
+            switch: changes modes; ``None`` before ``attach``. Then ``restore_outer`` restores outer steps.
 
         Raises:
             SettingsError: the state does not fit, or it is none.
             RuntimeError: steps were made already.
         """
-        apart = None if switch is None else switch.outer
-        if self._engine.decision is not None or (apart is not None and apart.begun):
-            steps = self._engine.state.trained + (0 if apart is None else apart.state.in_round)
+        current = None if switch is None else switch.outer
+        if self._engine.decision is not None or (current is not None and current.begun):
+            steps = self._engine.state.trained + (0 if current is None else current.state.in_round)
             raise RuntimeError(
                 f"load_state_dict: this compressor has made {steps} steps, and goes on from them; load into "
                 "a new AdaptiveCompressor, before its first backward"
@@ -60,12 +60,12 @@ class Restoring:
         Raises:
             SettingsError: the state does not fit.
         """
-        plain = state.get("outer") if isinstance(state, Mapping) else None
-        if plain is None:
+        dumped = state.get("outer") if isinstance(state, Mapping) else None
+        if dumped is None:
             return None
         if self._policy.every == (1, 1):
             raise SettingsError("outer: the state is of ranks that train apart, which every=1 excludes; set every")
-        return None if switch is None else switch.outer_of(plain, state.get("world"))
+        return None if switch is None else switch.outer_from(dumped, state.get("world"))
 
     def check_model(self) -> None:
         """Check that what was loaded fits the model, now that its parameters are known.
@@ -85,16 +85,16 @@ class Restoring:
         if self._place is not None:
             check_place(self._place, rank, world)
 
-    def take_up_outer(self, switch: Switch) -> None:
-        """Have ranks train apart as they did when the state was saved, if it was loaded before the model was known.
+    def restore_outer(self, switch: Switch) -> None:
+        """Restore the outer steps of a state that was loaded before ``attach``; do nothing if it has none.
 
         Raises:
             SettingsError: the state does not fit the model, or an optimizer refuses its part.
         """
-        plain, self._outer = self._outer, None
-        if plain is None or self._place is None:
+        dumped, self._outer = self._outer, None
+        if dumped is None or self._place is None:
             return
         world = self._place["world"]
-        outer = switch.outer_of(plain, world)
-        with outer.restoring(plain, of_other_ranks=world is None):
+        outer = switch.outer_from(dumped, world)
+        with outer.restoring(dumped, of_other_ranks=world is None):
             switch.adopt(outer)

@@ -85,9 +85,9 @@ EXPOSED = 0.03
 """Share of a step in which it waits for bytes, under which nothing that sends less is tried: it could save no more."""
 
 HALF = 0.5
-"""Share of a step that another candidate can save at most, from which on trials may cost all that they may ever. Below,
-they may cost less, in proportion. Where native steps are held, it is in proportion to the share's square: the less
-there is to gain, the rarer a step of the hook gains it. So where the link is fast, little is spent on looking."""
+"""Share of a step's time that another candidate could save, from which on trials get their whole budget (``explore``,
+``GRANT``). Below it the budget falls in proportion to that share. For trials of the hook while native steps are held it
+falls with the share's square, since on a fast link such trials seldom find anything better."""
 
 BROKEN = 2.0
 """Ratio of a step's time to what it took, or may take, above which it is far too slow: after ``SOON`` such steps on end

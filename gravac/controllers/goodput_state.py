@@ -514,7 +514,7 @@ class GoodputState:
 
 
 def exchange_share(forecast: Forecast) -> float:
-    """Return which share of a dense float32 exchange's bytes one exchange of a candidate sends.
+    """Return the bytes of one exchange of a candidate, divided by those of a dense float32 exchange.
 
     Example:
         >>> round_of_ten = Forecast(Candidate("outer", "topk", 100.0, every=10), wire_ratio=1000.0)

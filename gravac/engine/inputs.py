@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of gradients tells the engine when a step begins, and how many ranks have inputs for it."""
+"""What a source of gradients gives the engine at the start of a step, and how many ranks still have inputs."""
 
 import math
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class RanksWithInputs:
 
     @property
     def counted(self) -> bool:
-        """Whether the ranks count in this step how many of them have inputs left; if not, all of them have."""
+        """True if some ranks may have run out of inputs, so that this step counts those that have not."""
         return self._in_flight is not None
 
     def start(self, executor: Executor, takes_part: bool | None, device: torch.device) -> None:

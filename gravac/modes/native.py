@@ -40,8 +40,8 @@ LAST = 8
 """Number of a stretch's last steps that are looked at by themselves."""
 
 QUESTION_S = 0.3
-"""Seconds of training from one question to the next, or a step that takes longer. A question takes each rank about a
-millisecond of processor time, most of it beside the training loop."""
+"""Seconds of training between two questions; if a step takes longer, the ranks ask after every step. A question costs
+each rank about 1 ms of processor time, most of it in other threads than the training loop's."""
 
 
 class NativeWatch:

@@ -369,18 +369,18 @@ class Switch:
             self._engine.run_between_steps("the buffers that ranks part with", job).result()
         return OuterSteps(self._engine, inside, self._optimizers, settings, policy.every, policy.seed)
 
-    def outer_of(self, plain: Mapping[str, Any], world: int | None) -> OuterSteps:
+    def outer_from(self, dumped: Mapping[str, Any], world: int | None) -> OuterSteps:
         """Return outer steps that a dumped state fits, to be restored and adopted.
 
         Args:
-            plain: the state.
+            dumped: the state, as ``OuterSteps`` dumped it.
             world: number of ranks that it is of; ``None``: it was merged of all ranks' states.
 
         Raises:
             SettingsError: the state does not fit.
         """
         outer = self.make_outer()
-        outer.check(plain, world)
+        outer.check(dumped, world)
         return outer
 
     def adopt(self, outer: OuterSteps) -> None:

@@ -43,7 +43,8 @@ CHANGING = """## A link that changes: `make measure-changing-link NANOGPT=<clone
 The link has 1 Gbit/s for the first third of native's time, 20 Mbit/s for the second and 1 Gbit/s for the rest. Times
 are those to native's loss after 80 % of its steps, with geometric means over seeds and Student's 95 % interval; what
 did not reach the loss counts with all the time that it had. The hook is `native=False`, outer steps have `every=10`.
-The best fixed method is the best of these two and native, by all seeds.
+The best fixed method is the one of native, hook and outer
+steps whose geometric mean over all seeds is the lowest.
 
 <!-- table changing_link: begin -->
 
