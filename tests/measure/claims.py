@@ -141,6 +141,7 @@ def readme() -> list[str]:
         f"Over all {len(judged())} cells gravac took {geometric(judged()):.2f} times as long as the best fixed method, "
         f"picked from earlier runs, and on fast links {geometric(on(judged(), *FAST)):.2f} times.",
         f"five seeds leave {percent(known_to())} % of doubt on a single cell",
+        *claims_of_modes.readme(),
     ]
 
 
