@@ -46,6 +46,8 @@ def train(
     first: int = 0,
     ramp: int = 20,
     after: Callable[[int], None] | None = None,
+    schedule: Callable[[int], float] | None = None,
+    clip: float | None = None,
 ) -> Totals:
     """Train a model as N ranks would, and return the gain and the wire ratio.
 
@@ -61,6 +63,9 @@ def train(
         first: number of the first step.
         ramp: number of steps over which the learning rate rises to its own.
         after: function that is called with each step's number once the model is updated.
+        schedule: function of the step that returns the factor of the learning rate; ``None``: it rises over ``ramp``
+            steps and stays.
+        clip: largest norm of the gradients' mean, which is clipped to it; ``None``: not clipped.
     """
     averagers = [_averager(base, feedback) for _ in range(ranks)]
     chosen = Scheduled(base.name if base.compresses else DENSE, cf)
@@ -81,7 +86,8 @@ def train(
     error = energy = 0.0
     for step in range(first, first + steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * min(1.0, (step - first + 1) / max(ramp, 1))
+            factor = min(1.0, (step - first + 1) / max(ramp, 1)) if schedule is None else schedule(step)
+            group["lr"] = rate * factor
         applied: dict[str, torch.Tensor] = {}
         for rank, engine in enumerate(engines):
             optimizer.zero_grad(set_to_none=True)
@@ -97,6 +103,8 @@ def train(
             energy += float(averager.measurement.energy)
         for name, p in parameters.items():
             p.grad = applied[name]
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), clip)
         optimizer.step()
         if after is not None:
             after(step)
