@@ -348,9 +348,9 @@ def steps_to(curve: Sequence[tuple[int, float]], value: float) -> float:
     return math.inf
 
 
-def references(names: Iterable[str], seeds: Iterable[int], programs: dict[str, Program]) -> Iterator[Case]:
+def references(schedules: Iterable[str], seeds: Iterable[int], programs: dict[str, Program]) -> Iterator[Case]:
     """Native runs at all learning rates."""
-    for seed, schedule, name in itertools.product(seeds, SCHEDULES, names):
+    for seed, schedule, name in itertools.product(seeds, schedules, programs):
         for rate in programs[name].rates:
             yield Case(name, schedule, rate, NATIVE, seed, programs[name].steps)
 
@@ -414,7 +414,7 @@ def main() -> None:
                     raise SystemExit(0)
 
         seeds = range(arguments.seeds)
-        run(references(programs, seeds, programs))
+        run(references(arguments.schedules, seeds, programs))
         places = {"third": 0, "best": 1, "triple": 2}
         for part, seed, rate_at, schedule in itertools.product(
             arguments.parts, seeds, arguments.rates, arguments.schedules
