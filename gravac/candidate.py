@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gravac.beliefs import lower_bound
+
 DENSE = "dense"
 """Name of the compressor of a candidate that compresses nothing, except by its number format."""
 
@@ -69,7 +71,8 @@ class Forecast:
         candidate: candidate that the numbers are of.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in each step / predicted wire bytes
             of this candidate.
-        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging.
+        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging; the
+            median of what is believed (``gravac.beliefs``).
         family: name of the family; candidates of one family differ in what they send and not in how they code.
         by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency that each measured gain stands for; empty if
             gain does not tell the efficiency.
@@ -83,8 +86,7 @@ class Forecast:
             many steps apart; empty: 1 at any number of steps.
         method: name of the compressor with its own setting, for people: ``"low rank 16"``, ``"1 bit"``; empty if not
             known.
-        doubted: factor in ``efficiency`` that stands for a doubt of the belief behind it: less than 1 of outer steps
-            that must win even if one of theirs makes less progress than is believed.
+        deviation: how sure ``efficiency`` is: the standard deviation of its natural logarithm; 0: certain.
         leaving_s: seconds that it takes the ranks to be one again when they leave it, of outer steps; ``None``: not
             known, or nothing.
 
@@ -106,8 +108,13 @@ class Forecast:
     behind: float | None = None
     apart: tuple[tuple[float, float], ...] = ()
     method: str = ""
-    doubted: float = 1.0
+    deviation: float = 0.0
     leaving_s: float | None = None
+
+    @property
+    def least_efficiency(self) -> float:
+        """The efficiency that a step has at least, with probability ``gravac.beliefs.SURE``: what decisions go by."""
+        return lower_bound(self.efficiency, self.deviation)
 
     def efficiency_at(self, gain: float) -> float:
         """Return the statistical efficiency of a step of a measured gain, interpolated between points of ``by_gain``.
@@ -129,8 +136,9 @@ class Forecast:
         return least + share * (most - least)
 
 
-Cause = Literal["same_bytes", "not_fewer_bytes"]
-"""Why a candidate is dropped: it would send what another does, or no fewer bytes than dense."""
+Cause = Literal["same_bytes", "not_fewer_bytes", "too_little_progress"]
+"""Why a candidate is dropped: it would send what another does, or no fewer bytes than dense; or a step of it may make
+less progress than the user allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +148,10 @@ class Dropped:
     Attributes:
         forecast: forecast of the dropped candidate.
         cause: why the candidate was dropped.
-        other: forecast that was compared: of the candidate that sends the same, or of the dense one of fewest bytes.
-        ratio: predicted wire bytes of ``forecast`` / predicted wire bytes of ``other``.
+        other: forecast that was compared: of the candidate that sends the same, or of the dense one of fewest bytes; of
+            dense float32, if progress was compared.
+        ratio: predicted wire bytes of ``forecast`` / predicted wire bytes of ``other``; if progress was compared,
+            least efficiency of ``forecast`` / the least that the user allows.
     """
 
     forecast: Forecast

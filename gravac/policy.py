@@ -94,6 +94,7 @@ class Policy(Settings):
     seed: int = 0
     every: tuple[int, int] = (1, 1)
     native: bool = True
+    least_efficiency: float | None = Field(default=None, gt=0, le=1)
     outer: OuterSettings = Field(default_factory=lambda: OuterSettings())
 
     @field_validator("base", mode="before")
@@ -150,6 +151,22 @@ class Policy(Settings):
         if value and isinstance(base, Compressor) and not base.contractive:
             raise ValueError(f"{base.name} is not contractive, so what it leaves would pile up; use error_feedback=0")
         return value
+
+    @model_validator(mode="after")
+    def _has_a_choice(self) -> Policy:
+        if self.least_efficiency is None:
+            return self
+        if self.controller.keeps_all:
+            raise ValueError(
+                f"least_efficiency: {self.controller.name} runs what it is given, whatever that is worth; leave "
+                "least_efficiency out, or use a controller that chooses, such as 'goodput'"
+            )
+        if self.every[0] > 1:
+            raise ValueError(
+                f"least_efficiency: every={self.every[0]} leaves no steps that average dense gradients, if all others "
+                f"are worth less; use every=(1, {self.every[1]})"
+            )
+        return self
 
     @model_validator(mode="after")
     def _reachable(self) -> Policy:

@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from gravac.beliefs import EfficiencyPoints, OfCompressor, current, efficiency_at
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
 from gravac.compressors.draws import Draws
-from gravac.compressors.profile import APART, UNKNOWN, CostPoints, EfficiencyPoints, Profile, coding_at, efficiency_at
+from gravac.compressors.profile import CostPoints, Profile, coding_at
 from gravac.compressors.sparse import Addend, Selection
 from gravac.compressors.squares import energy as energy
 from gravac.settings import Settings
@@ -142,9 +143,10 @@ class Compressor(Settings):
         error_feedback: share of what was not sent that is kept, see ``Profile``.
         coding_costs: ``(CF, encode, decode)``, ascending, in copies of the tensor, as ``gravac bench compressors``
             measures them; empty: not measured. Where they are from: ``gravac.compressors.profile``.
-        efficiency_points: ``(CF, share of a dense step's progress that a step makes)``, ascending; likewise.
-        efficiency_by_gain: ``(gain, that share)``, ascending, where one curve fits all tasks; empty: none does.
-        efficiency_apart: ``(number of steps, power of that share)``, ascending, see ``Profile``.
+        efficiency_points: ``(CF, share of a dense step's progress that a step makes)``, ascending, of a compressor that
+            ``gravac.beliefs`` does not know; empty: what it has under the compressor's name, or else a careful guess.
+        efficiency_by_gain: ``(gain, that share)``, ascending, where one curve fits all tasks; likewise.
+        efficiency_apart: ``(number of steps, power of that share)``, ascending, see ``Profile``; likewise.
         rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
             for N ranks.
     """
@@ -158,9 +160,9 @@ class Compressor(Settings):
     one_round: ClassVar[bool] = False
     error_feedback: ClassVar[float] = 0.0
     coding_costs: ClassVar[CostPoints] = ()
-    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
+    efficiency_points: ClassVar[EfficiencyPoints] = ()
     efficiency_by_gain: ClassVar[EfficiencyPoints] = ()
-    efficiency_apart: ClassVar[EfficiencyPoints] = APART
+    efficiency_apart: ClassVar[EfficiencyPoints] = ()
 
     @property
     def rounding(self) -> float:
@@ -193,15 +195,29 @@ class Compressor(Settings):
             world: number of ranks.
             shapes: shapes of the tensors that are compressed, for what depends on them; empty when not known.
         """
+        believed = self.believed
         return Profile(
             family=self.name,
             coding=coding_at(self.coding_costs, cf),
-            efficiency=efficiency_at(self.efficiency_points, cf),
-            efficiency_by_gain=self.efficiency_by_gain,
-            efficiency_apart=self.efficiency_apart,
+            efficiency=efficiency_at(believed.by_cf, cf),
+            efficiency_by_gain=believed.by_gain,
+            efficiency_apart=believed.apart,
+            kind=believed.kind,
             one_round=self.one_round,
             error_feedback=self.error_feedback,
         )
+
+    @property
+    def believed(self) -> OfCompressor:
+        """What its steps are believed to be worth: as its class says, or else as ``gravac.beliefs`` knows its name."""
+        known = current().of(self.name)
+        own = {
+            "by_cf": self.efficiency_points,
+            "by_gain": self.efficiency_by_gain,
+            "apart": self.efficiency_apart,
+        }
+        said = {name: points for name, points in own.items() if points}
+        return known(**said, kind="not measured") if said else known
 
     def method_at(self, cf: float) -> str:
         """The name of what compresses at a CF, with the setting that users know it by, such as ``"topk 10x"``.

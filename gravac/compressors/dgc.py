@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from gravac.compressors.base import Context, Reduced, Rounds, energy, k_for
-from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints, Profile
+from gravac.compressors.profile import CostPoints, Profile
 from gravac.compressors.sparse import Sparse
 from gravac.compressors.squares import norm
 from gravac.compressors.threshold import ThresholdK
@@ -47,7 +47,6 @@ class DGC(ThresholdK):
     owns_momentum: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.0
     coding_costs: ClassVar[CostPoints] = ((10, 26.37, 17.67), (100, 17.14, 13.57), (1000, 15.33, 4.35))
-    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False

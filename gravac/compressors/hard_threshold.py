@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
+from gravac.compressors.profile import CostPoints
 from gravac.compressors.selection import largest, reaching
 from gravac.compressors.sparse import Selection
 from gravac.compressors.topk import TopK
@@ -35,7 +35,6 @@ class HardThreshold(TopK):
     name: ClassVar[str] = "hard_threshold"
     exact_cf: ClassVar[bool] = False
     coding_costs: ClassVar[CostPoints] = ((10, 17.82, 8.01), (100, 16.52, 3.20), (1000, 11.95, 1.61))
-    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
 
     threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.005
 

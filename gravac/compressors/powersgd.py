@@ -19,13 +19,14 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from pydantic import Field, model_validator
 
+from gravac.beliefs import efficiency_at
 from gravac.candidate import Span
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.dense import dense
 from gravac.compressors.dtypes import rounds_products, unit_roundoff, working
 from gravac.compressors.orthonormal import orthonormal, rescaled
-from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile, efficiency_at
+from gravac.compressors.profile import CostPoints, Profile
 
 SIDE = 1024
 """Rows, and columns, of the matrix whose CF stands for a rank that is set."""
@@ -93,16 +94,6 @@ class PowerSGD(Compressor):
     exact_cf: ClassVar[bool] = False
     error_feedback: ClassVar[float] = 1.0
     coding_costs: ClassVar[CostPoints] = ((10, 17.34, 39.37), (100, 4.25, 7.70), (1000, 3.11, 4.73))
-    efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (4, 0.75), (16, 0.55), (100, 0.25))
-    # by rank; the CF says less: rank 4 is 25x or 100x, as the shapes are
-    efficiency_by_rank: ClassVar[EfficiencyPoints] = (
-        (1, 0.2),
-        (2, 0.36),
-        (4, 0.57),
-        (8, 0.77),
-        (16, 0.87),
-        (32, 0.95),
-    )
 
     rank: Annotated[int, Field(ge=1)] | None = None
     iterations: int = Field(default=1, ge=1, le=4)
@@ -146,7 +137,8 @@ class PowerSGD(Compressor):
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """What is known at a CF; where shapes are, efficiency is that of the ranks it comes to, which tell more."""
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
-        low = [(elements, efficiency_at(self.efficiency_by_rank, plan.rank)) for elements, plan in plans if plan]
+        by_rank = self.believed.by_rank
+        low = [(elements, efficiency_at(by_rank, plan.rank)) for elements, plan in plans if plan]
         elements = sum(elements for elements, _ in low)
         by_cf = replace(super().profile(cf), coding_bytes=6 + math.ceil(16 / cf))
         return replace(by_cf, efficiency=sum(n * one for n, one in low) / elements) if elements else by_cf

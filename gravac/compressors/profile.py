@@ -2,50 +2,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a compressor before it has run: what its coding costs, what its steps are worth, how it may travel.
 
-The numbers stand in each compressor's own file, as points at some compression factors (CFs); here is how a value is
-read off between them, and where the numbers come from.
+What coding costs stands in each compressor's own file, as points at some compression factors (CFs); here is how a value
+is read off between them, and where the numbers come from.
 
 **Coding costs** are points ``(CF, encode, decode)`` in copies of the tensor, measured on one CPU thread with
 ``MEASURED_WORLD`` ranks (``gravac bench compressors``, docs/measurements/compressors.json); interpolated in log CF,
 beyond the points the nearest. What a GPU takes in copies of its own may differ much: there a run's candidates are timed
 (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` can bring costs of its own.
 
-**Efficiency** is the share of a dense step's progress that a compressed step makes: the steps that dense training
-needs to a target over those that the compressor needs, each with its own error feedback. Points are ``(CF,
-efficiency)``, or ``(rank, efficiency)`` of low rank: geometric means over the three tasks of an older state of
-``docs/measurements/tta.json``, of 468 runs (``docs/results.md`` says what today's would be, and which order that would
-change); where that had no run (PowerSGD by CF, low CFs, 3 bits), put between by the losses in
-``docs/measurements/worth.json``. It is what is expected before training, from small models. Gain, which is measured
-while training, ranks compressors about as well, and is no measure of progress: 0.07 of the energy (top-k at 100x) makes
-a third of a dense step's. If the work of many steps is compressed (``gravac.modes.outer``), what was not sent waits for
-as many steps: then efficiency is raised to a power (``efficiency_apart``), put by
-``docs/measurements/outer_efficiency.json``.
+**Efficiency** is the share of a dense step's progress that a compressed step makes: what is believed of it before
+training stands in ``gravac.beliefs``. A compressor that is not known there says what it is by its class.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gravac.beliefs import EfficiencyPoints, Kind
+
 CostPoints = Sequence[tuple[float, float, float]]
 """Points (CF, encode, decode at ``MEASURED_WORLD`` ranks), ascending by CF; costs in copies of the tensor."""
-
-EfficiencyPoints = tuple[tuple[float, float], ...]
-"""Points (x, efficiency), ascending by x, which is a CF, a rank or a gain."""
 
 MEASURED_WORLD = 2
 """Number of ranks at which coding costs are measured."""
 
 CODING_BYTES = 32
 """Bytes that coding takes for an element at most, by any compressor that says nothing else; see ``Profile``."""
-
-UNKNOWN: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
-"""Efficiency by CF that is assumed of a compressor that was not measured."""
-
-APART: EfficiencyPoints = ((1.0, 1.0), (5.0, 1.7), (20.0, 2.9))
-"""``Profile.efficiency_apart`` of a compressor that says nothing else: of low rank, as measured at 5 and 20 steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +70,8 @@ class Profile:
         efficiency_by_gain: what a gain measured while training makes of that: ``(gain, efficiency)``, ascending; empty
             where gain says nothing.
         efficiency_apart: what becomes of that if ranks exchange every so many steps (``gravac.modes.outer``):
-            ``(number of steps, power that it is raised to)``, ascending.
+            ``(number of steps, power that it is raised to)``, ascending; empty: it stays as it is.
+        kind: what the doubt about ``efficiency`` goes by; ``None``: it is certain.
         one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while this
             one's travel.
         error_feedback: share of what is not sent that is kept, unless the user says otherwise.
@@ -101,7 +86,8 @@ class Profile:
     coding: Coding | None = None
     efficiency: float = 1.0
     efficiency_by_gain: EfficiencyPoints = ()
-    efficiency_apart: EfficiencyPoints = APART
+    efficiency_apart: EfficiencyPoints = ()
+    kind: Kind | None = "not measured"
     one_round: bool = False
     error_feedback: float = 0.0
     pad_multiple: int = 0
@@ -126,39 +112,3 @@ def coding_at(points: CostPoints, cf: float) -> Coding | None:
     at, *costs = zip(*points, strict=True)
     encode, decode = (float(np.interp(math.log(cf), [math.log(point) for point in at], cost)) for cost in costs)
     return Coding(encode, decode, min(1.5, points[-1][2], decode))
-
-
-def efficiency_at(points: EfficiencyPoints, x: float) -> float:
-    """The efficiency at a CF (or rank): between and beyond points a power of x; at most 1.
-
-    Before the first point it is what is there, and so it is everywhere of a single one.
-
-    Example:
-        >>> round(efficiency_at(((1, 1.0), (10, 0.72), (100, 0.3)), 30), 2)
-        0.47
-    """
-    if len(points) == 1 or x <= points[0][0]:
-        return points[0][1]
-    low, high = _around(points, x)
-    slope = math.log(high[1] / low[1]) / math.log(high[0] / low[0])
-    return float(min(1.0, low[1] * (x / low[0]) ** slope))
-
-
-def power_at(points: EfficiencyPoints, every: float) -> float:
-    """The power that an efficiency is raised to where ranks exchange every so many steps: linear in their logarithm.
-
-    Before the first point it is what is there; beyond the last it goes on as it came.
-
-    Example:
-        >>> [round(power_at(((20, 1.0), (50, 2.0)), every), 2) for every in (1, 20, 50, 125)]
-        [1.0, 1.0, 2.0, 3.0]
-    """
-    if len(points) == 1 or every <= points[0][0]:
-        return points[0][1]
-    low, high = _around(points, every)
-    return low[1] + (high[1] - low[1]) * math.log(every / low[0]) / math.log(high[0] / low[0])
-
-
-def _around(points: EfficiencyPoints, x: float) -> EfficiencyPoints:
-    """The points before and after x; beyond the last, the last two."""
-    return next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])

@@ -26,7 +26,7 @@ from gravac.compressors.draws import Draws
 from gravac.compressors.levels import Kind
 from gravac.compressors.messages import Messages, encode, encode_decoded, encode_folded, folds, padded
 from gravac.compressors.packing import packed_bytes
-from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
+from gravac.compressors.profile import CostPoints, Profile
 
 WIDTHS = (8, 4, 3, 2, 1)
 """Bits per coordinate that can be chosen."""
@@ -57,19 +57,6 @@ class Quantize(Compressor):
         (16, 9.64, 5.94),
         (32, 6.00, 5.07),
     )
-    efficiency_points: ClassVar[EfficiencyPoints] = ((4, 1.0), (8, 0.99), (32 / 3, 0.98), (16, 0.96), (32, 0.81))
-    # one curve fits all tasks; of sparsifiers none does: of chunks at 10x a gain of 0.29 made 0.40 on ``charlm``,
-    # one of 0.47 under 0.26 on ``denoise``
-    efficiency_by_gain: ClassVar[EfficiencyPoints] = (
-        (0.39, 0.73),
-        (0.5, 0.8),
-        (0.64, 0.92),
-        (0.78, 0.95),
-        (0.88, 0.97),
-        (0.99, 0.99),
-        (1.0, 1.0),
-    )
-    efficiency_apart: ClassVar[EfficiencyPoints] = ((50, 1.0), (100, 2.2))
 
     bits: Literal[8, 4, 3, 2, 1] | None = None
     block: Annotated[int, Field(ge=8, multiple_of=8)] = 128

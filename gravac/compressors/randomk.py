@@ -18,7 +18,7 @@ from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.chunks import Chosen, gather, scatter, whole_but_one
 from gravac.compressors.draws import Draws
 from gravac.compressors.dtypes import dtype_of, magnitudes_in, unit_roundoff
-from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
+from gravac.compressors.profile import CostPoints
 
 
 class RandomK(Compressor):
@@ -35,7 +35,6 @@ class RandomK(Compressor):
     error_feedback: ClassVar[float] = 0.5
     coding_costs: ClassVar[CostPoints] = ((10, 19.84, 5.45), (100, 4.08, 3.95), (1000, 2.48, 2.21))
     # of two tasks, with half its error fed back: docs/measurements/feedback.json
-    efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (10, 0.33))
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
     block: Annotated[int, Field(ge=1)] = 1
@@ -93,7 +92,6 @@ class ScaledRandomK(RandomK):
     unbiased: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 0.0
     coding_costs: ClassVar[CostPoints] = ((10, 18.84, 3.34), (100, 3.02, 2.06), (1000, 1.40, 0.90))
-    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
 
     def errors(self, x: torch.Tensor, cfs: Sequence[float], ctx: Context) -> list[torch.Tensor]:
         """Expected squared error over the draw: ``(elements/k - 1) ‖x‖²``, 0-d."""

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
+from gravac.compressors.profile import CostPoints
 from gravac.compressors.threshold import SLOTS, ThresholdK
 
 ROUNDS = 20
@@ -33,7 +33,6 @@ class RedSync(ThresholdK):
 
     name: ClassVar[str] = "redsync"
     coding_costs: ClassVar[CostPoints] = ((10, 137.80, 8.27), (100, 127.05, 3.08), (1000, 28.16, 1.53))
-    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
 
     search: Literal["trimmed", "bisection"] = "trimmed"
     step: Annotated[float, Field(gt=0, lt=1)] = 0.2

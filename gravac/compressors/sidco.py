@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from gravac.compressors.profile import UNKNOWN, CostPoints, EfficiencyPoints
+from gravac.compressors.profile import CostPoints
 from gravac.compressors.threshold import ThresholdK
 
 FIRST = 0.25
@@ -37,7 +37,6 @@ class SIDCo(ThresholdK):
 
     name: ClassVar[str] = "sidco"
     coding_costs: ClassVar[CostPoints] = ((10, 121.19, 7.50), (100, 70.23, 3.27), (1000, 106.92, 1.70))
-    efficiency_points: ClassVar[EfficiencyPoints] = UNKNOWN
 
     law: Literal["exponential", "gpareto", "gamma"] = "exponential"
 

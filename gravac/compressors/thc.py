@@ -22,7 +22,7 @@ from gravac.compressors import rotation
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy
 from gravac.compressors.chunks import chunk_energies
 from gravac.compressors.packing import pack, packed_bytes, unpack
-from gravac.compressors.profile import CostPoints, EfficiencyPoints
+from gravac.compressors.profile import CostPoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,6 @@ class THC(Compressor):
     name: ClassVar[str] = "thc"
     contractive: ClassVar[bool] = True
     coding_costs: ClassVar[CostPoints] = ((8, 1.44, 27.52),)
-    efficiency_points: ClassVar[EfficiencyPoints] = ((8, 0.95),)
 
     bits: Literal[2, 4, 8] = 4
     sum_bits: Literal[2, 4, 8] = 8

@@ -17,7 +17,7 @@ from gravac.collectives import AllGather, Traffic
 from gravac.compressors import multilevel
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds, energy, k_for
 from gravac.compressors.dtypes import dtype_of, magnitudes_in
-from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
+from gravac.compressors.profile import CostPoints, Profile
 from gravac.compressors.selection import energies, largest
 from gravac.compressors.sparse import Selection, Sparse
 
@@ -34,8 +34,6 @@ class TopK(Compressor):
     one_round: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 1.0
     coding_costs: ClassVar[CostPoints] = ((10, 9.42, 7.17), (100, 5.60, 2.73), (1000, 3.68, 1.52))
-    efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (2, 0.95), (10, 0.72), (100, 0.3))
-    efficiency_apart: ClassVar[EfficiencyPoints] = ((1, 1.0),)
 
     values: Literal["float32", "float16", "bfloat16"] | None = None
 

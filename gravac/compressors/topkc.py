@@ -31,7 +31,7 @@ from gravac.compressors.chunks import (
     whole_but_one,
 )
 from gravac.compressors.dtypes import dtype_of, magnitudes_in, narrow, unit_roundoff
-from gravac.compressors.profile import CostPoints, EfficiencyPoints, Profile
+from gravac.compressors.profile import CostPoints, Profile
 from gravac.compressors.quantize import Quantize
 from gravac.compressors.selection import largest
 from gravac.compressors.sparse import Sparse, laid_out
@@ -53,7 +53,6 @@ class TopKC(Compressor):
     contractive: ClassVar[bool] = True
     error_feedback: ClassVar[float] = 1.0
     coding_costs: ClassVar[CostPoints] = ((10, 2.77, 3.53), (100, 2.58, 1.96), (1000, 2.28, 1.81))
-    efficiency_points: ClassVar[EfficiencyPoints] = ((1, 1.0), (2, 0.75), (10, 0.38), (100, 0.16))
 
     chunk: Annotated[int, Field(ge=1)] | None = None
     values: Literal["float32", "float16", "bfloat16"] | Quantize | None = "bfloat16"

@@ -5,7 +5,8 @@
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every value keeps 0.64 of the
 energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Here a
 candidate is forecast an *efficiency*, the share of a dense step's progress that one of its steps makes, from committed
-measurements (``gravac.compressors.profile``); throughput is measured while training.
+measurements (``gravac.beliefs``); throughput is measured while training. What is believed may be wrong: a step counts
+with the efficiency that it has at least, with a probability of 80 % (``Forecast.least_efficiency``).
 
 The search starts, among those whose efficiency is near dense's, at what is expected to code and exchange fastest by
 what the link was probed at (``gravac.exchange.link_probe``), and on a GPU by what codecs were timed at
@@ -21,7 +22,8 @@ by the gain that is measured, for compressors where gain tells (``Forecast.effic
 
 Of native steps only times are known: they are taken to wait for as long as their exchange was forecast to take, by how
 quick the link turned out. They are measured in stretches, of which each is twice as long as the one before while
-nothing changes. Outer steps have a price: the ranks must become one again afterwards (``Forecast.leaving_s``).
+nothing changes. Outer steps have a price: the ranks must become one again afterwards (``Forecast.leaving_s``); and
+they wait until the learning rate has warmed up.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from gravac.beliefs import lower_bound
 from gravac.candidate import Forecast, Span
 from gravac.controllers.base import WATCH, Decision, Measurement
 from gravac.controllers.goodput_state import HOLD, SEARCH, GoodputEntry, GoodputState
@@ -222,7 +225,8 @@ class Goodput(Settings):
         before, now = plain["candidates"], identify(forecast.candidate for forecast in forecasts)
         if before != now:
             gone = [named(one) for one in before if one not in now]
-            moved = _moved(plain, {at: now.index(one) for at, one in enumerate(before) if one in now})
+            places = {at: now.index(one) for at, one in enumerate(before) if one in now}
+            moved = _moved(plain, places, forecasts)
             if moved is None:
                 fresh, decision = self.start(forecasts)
                 return fresh, replace(decision, reason=f"{_without(gone)}; nothing measured is left: {decision.reason}")
@@ -246,7 +250,7 @@ class Goodput(Settings):
         good = [
             at
             for at, forecast in enumerate(forecasts)
-            if forecast.efficiency >= least and not (forecast.candidate.mode == "native" and forecast.candidate.cf > 1)
+            if forecast.efficiency >= least and _may_be_first(forecast, forecasts[0])
         ]
         ahead = [(seconds, at) for at in good if (seconds := _ahead(forecasts[at])) is not None]
         if moved or len(ahead) < len(good):
@@ -263,7 +267,7 @@ class Goodput(Settings):
         seconds = (*state.window.rough, *state.window.seconds)
         if best is None or state.position == state.best or not seconds:
             return False
-        allowed = state.efficiency(state.position) / state.goodput(best)
+        allowed = state.least_efficiency(state.position) / state.goodput(best)
         if state.window.steps < SOON or len(seconds) == 1:
             return seconds[0] > FAR * allowed
         return min(seconds[1:]) > self.hopeless * allowed or _all_beyond(BROKEN * allowed, seconds)
@@ -273,7 +277,7 @@ class Goodput(Settings):
         best, ran = state.entry(state.best), state.forecast
         if best is not None and state.position != state.best:
             steps = state.window.steps
-            more = steps * (seconds - ran.efficiency_at(state.window.gain) / state.goodput(best))
+            more = steps * (seconds - _measured(ran, state.window.gain) / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
         before = state.entry(state.position)
         if before is not None and self._quicker(state, before, seconds):
@@ -283,7 +287,7 @@ class Goodput(Settings):
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, share)
-        reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}, efficiency {state.efficiency(state.position):.2f}"
+        reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}{_more_steps(state)}"
         if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best one is slower still
             return self._go_on(state.slower(seconds), f"{reason}: the link became slower")
         if too_slow_for_link:
@@ -296,7 +300,7 @@ class Goodput(Settings):
         best, ran = state.entry(state.best), state.forecast
         if best is None or state.position == state.best or ran.candidate.mode == "native":
             return False
-        better = ran.efficiency_at(state.window.gain) > seconds * state.goodput(best)
+        better = _measured(ran, state.window.gain) > seconds * state.goodput(best)
         return state.freed or (better and seconds < (1 - self.change) * before.seconds)
 
     def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
@@ -325,10 +329,10 @@ class Goodput(Settings):
     def _anew(self, state: GoodputState, reason: str) -> tuple[GoodputState, str]:
         """Search again after a change, from where a run starts, when that is another candidate and may be better."""
         first = self._first(state.forecasts, moved=True)
-        promise = state.efficiency(first) / state.fastest(first, self.expire)
+        promise = state.least_efficiency(first) / state.fastest(first, self.expire)
         held = state.entry(state.position)
         assert held is not None
-        if first == state.position or promise <= self._to_beat(state, held, first):
+        if first == state.position or not state.allowed(first) or promise <= self._to_beat(state, held, first):
             return self._go_on(state, reason)
         state = replace(state, phase=SEARCH, best=state.position, position=first)
         return state, f"{reason}; search again from {state.running}"
@@ -339,7 +343,7 @@ class Goodput(Settings):
         state = replace(state, best=best.position)
         goodput = state.goodput(best)
         promises = {
-            at: state.efficiency(at) / state.fastest(at, self.expire)
+            at: state.least_efficiency(at) / state.fastest(at, self.expire)
             for at in range(len(state.forecasts))
             if at != best.position and state.allowed(at)
         }
@@ -359,10 +363,10 @@ class Goodput(Settings):
                 tried = min(native, key=lambda at: state.forecasts[at].candidate.cf)
             state = replace(state, phase=SEARCH, position=tried)
             times = f"which may be up to {promises[tried] / goodput:.2f} times as good"
-            return state, f"{reason}; try {state.running}, {times}{_even_if(state)}"
+            return state, f"{reason}; try {state.running}, {times}"
         state = replace(state, phase=HOLD, position=best.position)
-        what = f"{state.running}: {1000 * best.seconds:.4g} ms, efficiency {best.efficiency:.2f}"
-        return state, f"{reason}; best goodput at {what}{_even_if(state)}"
+        what = f"{state.running}: {1000 * best.seconds:.4g} ms{_more_steps(state)}"
+        return state, f"{reason}; best goodput at {what}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, promise: float) -> bool:
         """True if a trial may gain enough, and trials have not cost too much so far.
@@ -426,12 +430,13 @@ class Goodput(Settings):
         return leaving / (max(state.steps, SETTLED) * held.seconds)
 
 
-def _moved(plain: dict[str, Any], places: Mapping[int, int]) -> dict[str, Any] | None:
+def _moved(plain: dict[str, Any], places: Mapping[int, int], forecasts: Sequence[Forecast]) -> dict[str, Any] | None:
     """Return a dumped state with what it says of candidates that there are still, at their places now.
 
     Args:
         plain: what was dumped.
         places: places of candidates now by their places then, of those that there are still.
+        forecasts: forecasts of the candidates now.
 
     Returns:
         The state; ``None`` if neither what ran nor anything measured is among them.
@@ -441,7 +446,11 @@ def _moved(plain: dict[str, Any], places: Mapping[int, int]) -> dict[str, Any] |
     ]
     floors = [(places[at], seconds) for at, seconds in plain["floors"] if at in places]
     moved = {**plain, "entries": entries, "floors": floors}
-    measured = max(entries, key=lambda one: one["efficiency"] / one["seconds"], default={"position": None})["position"]
+
+    def goodput(one: dict[str, Any]) -> float:
+        return lower_bound(one["efficiency"], forecasts[one["position"]].deviation) / float(one["seconds"])
+
+    measured = max(entries, key=goodput, default={"position": None})["position"]
     best = places.get(plain["best"], measured)
     if best is None:
         return None
@@ -457,10 +466,42 @@ def _without(gone: Sequence[str]) -> str:
     return f"restored with other candidates, without {names or 'none of its own'}"
 
 
-def _even_if(state: GoodputState) -> str:
-    """Return in words what outer steps were chosen in spite of; nothing for other candidates."""
-    doubted = state.forecast.doubted
-    return "" if doubted == 1 else f", even if a step apart makes {doubted:g} of a synchronous step's progress"
+def _may_be_first(forecast: Forecast, dense: Forecast) -> bool:
+    """Tell whether a search may start with a candidate, by its mode.
+
+    Not with native float16, and with outer steps only if there is nothing else.
+
+    Args:
+        forecast: forecast of the candidate.
+        dense: forecast of the dense candidate, the first one.
+    """
+    candidate = forecast.candidate
+    if candidate.mode == "outer":
+        return dense.candidate.mode == "outer"
+    return candidate.mode == "hook" or candidate.cf == 1
+
+
+def _measured(forecast: Forecast, gain: float) -> float:
+    """Return the efficiency that steps of a measured gain have at least."""
+    return lower_bound(forecast.efficiency_at(gain), forecast.deviation)
+
+
+def _more_steps(state: GoodputState) -> str:
+    """Return in words what the candidate that runs costs at equal samples; nothing where that is nothing for certain.
+
+    Example:
+        >>> from gravac.candidate import Candidate
+        >>> two_bits = Candidate("hook", "quantize", 16.0)
+        >>> forecasts = (Forecast(two_bits, 15.0, 0.96, deviation=0.05),)
+        >>> _more_steps(GoodputState(forecasts, SEARCH, 0, 0, Window(two_bits)))
+        ', about 4 % more steps than dense (counted as 9 %)'
+    """
+    efficiency, least = state.efficiency(state.position), state.least_efficiency(state.position)
+    if efficiency == least == 1:
+        return ""
+    more, most = (100 * (1 / max(share, 1e-9) - 1) for share in (efficiency, least))
+    counted = f" (counted as {most:.0f} %)" if f"{most:.0f}" != f"{more:.0f}" else ""
+    return f", about {more:.0f} % more steps than dense{counted}"
 
 
 def _broken(state: GoodputState) -> bool:
@@ -476,7 +517,7 @@ def _all_beyond(most: float, seconds: Sequence[float]) -> bool:
 
 def _expected(forecast: Forecast) -> float:
     """Return the goodput expected before the first step; 0 if the seconds of a step are not known."""
-    return forecast.efficiency / forecast.step_s if forecast.step_s else 0.0
+    return forecast.least_efficiency / forecast.step_s if forecast.step_s else 0.0
 
 
 def _ahead(forecast: Forecast) -> float | None:

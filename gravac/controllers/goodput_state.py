@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from gravac.beliefs import lower_bound
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import WATCH, Measurement
 from gravac.controllers.native import fits_float16
@@ -122,6 +123,8 @@ class GoodputState:
         slowed: whether the link became slower, and not faster, when it changed last.
         energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
         watch: number of training steps of the next native stretch.
+        learning_rate: learning rate of the last step of which it is known; 0: of none.
+        rose_at: number of steps observed when the learning rate rose last; 0: it never did.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -140,6 +143,8 @@ class GoodputState:
     slowed: bool = False
     energy: Amount = 0.0
     watch: Positive = WATCH
+    learning_rate: Amount = 0.0
+    rose_at: Count = 0
 
     @property
     def running(self) -> Candidate:
@@ -159,6 +164,8 @@ class GoodputState:
         seconds = measured.seconds if math.isfinite(measured.seconds) and measured.seconds > 0 else 0.0
         energy = measured.energy if math.isfinite(measured.energy) and measured.candidate.mode == "hook" else 0.0
         best = self.entry(self.best)
+        rate = measured.learning_rate if math.isfinite(measured.learning_rate) else self.learning_rate
+        rose = 0 < self.learning_rate < rate
         late = self._late(measured.candidate)
         lost = 0.0 if best is None or late is None else measured.steps * self.loss(late, best)
         return replace(
@@ -167,11 +174,13 @@ class GoodputState:
             elapsed=self.elapsed + measured.steps * seconds,
             spent=self.spent + lost,
             energy=max(self.energy, energy),
+            learning_rate=max(0.0, rate),
+            rose_at=self.steps + measured.steps if rose else self.rose_at,
         )
 
     def loss(self, entry: GoodputEntry, best: GoodputEntry) -> float:
         """Return the seconds that a step of a candidate takes beyond what the best would take for the same progress."""
-        return max(0.0, entry.seconds - entry.efficiency / self.goodput(best))
+        return max(0.0, entry.seconds - self.least_efficiency(entry.position) / self.goodput(best))
 
     def _late(self, ran: Candidate) -> GoodputEntry | None:
         """Return the measurement of a candidate that ran though another was decided and is under way."""
@@ -179,9 +188,20 @@ class GoodputState:
             return None
         return next((entry for entry in self.entries if self.forecasts[entry.position].candidate == ran), None)
 
+    @property
+    def warming_up(self) -> bool:
+        """Whether the learning rate may still be rising: it rose in the latter half of the steps so far."""
+        return 0 < self.steps < 2 * self.rose_at
+
     def allowed(self, position: int) -> bool:
-        """True if a candidate may run: by torch's float16 only while gradients are known to be far from too large."""
+        """True if a candidate may run.
+
+        By torch's float16, only while gradients are known to be far from too large; outer steps beside others, not
+        while the learning rate warms up.
+        """
         candidate = self.forecasts[position].candidate
+        if candidate.mode == "outer" and self.forecasts[0].candidate.mode != "outer" and self.warming_up:
+            return False
         return candidate.mode != "native" or candidate.cf == 1 or fits_float16(self.energy)
 
     def entry(self, position: int) -> GoodputEntry | None:
@@ -253,6 +273,10 @@ class GoodputState:
         measured = self.entry(position)
         return measured.efficiency if measured else self.forecasts[position].efficiency
 
+    def least_efficiency(self, position: int) -> float:
+        """Return the efficiency that a candidate's steps have at least, with probability ``gravac.beliefs.SURE``."""
+        return lower_bound(self.efficiency(position), self.forecasts[position].deviation)
+
     def changed(self, seconds: float) -> GoodputState:
         """Return the state after the link changed: measurements are forgotten, but for bounds that follow from them.
 
@@ -293,8 +317,8 @@ class GoodputState:
         return exchange_share(self.forecasts[position]) < exchange_share(self.forecasts[than])
 
     def goodput(self, entry: GoodputEntry) -> float:
-        """Return the goodput of a measured candidate: steps per second, each counted by its statistical efficiency."""
-        return entry.efficiency / entry.seconds
+        """Return the goodput of a measured candidate: steps per second, each counted by the efficiency that is sure."""
+        return lower_bound(entry.efficiency, self.forecasts[entry.position].deviation) / entry.seconds
 
     def slowest(self, position: int) -> float:
         """Return the most seconds that a step of a candidate may take, if all exchange measured grew with bytes.
@@ -388,7 +412,8 @@ class GoodputState:
         waited, coded, _ = self.times(entry)
         hook = self.forecasts[entry.position].candidate.mode == "hook"
         native = any(forecast.candidate.mode == "native" for forecast in self.forecasts)
-        worth = max(forecast.efficiency for forecast in self.forecasts) / max(entry.efficiency, 1e-9) - 1
+        most = max(forecast.least_efficiency for forecast in self.forecasts)
+        worth = most / max(self.least_efficiency(entry.position), 1e-9) - 1
         return min(1.0, (waited + coded) / entry.seconds + OVERHEAD * (hook and native) + max(0.0, worth))
 
     def fastest(self, position: int, expire: int) -> float:

@@ -12,9 +12,10 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Form
+from gravac.beliefs import Belief, current
 from gravac.candidate import Candidate, Dropped, Forecast
 from gravac.collectives import AllReduce, wire_ratio
-from gravac.compressors import Compressor
+from gravac.compressors import Compressor, Profile
 from gravac.costmodel import Machine, Network, predict
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy
@@ -92,21 +93,31 @@ def admit(
     def predicted(compressor: Compressor, cf: float) -> Forecast:
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
         profile = compressor.profile(cf, world=world, shapes=compressed)
-        efficiency, by_gain = round(profile.efficiency, 4), profile.efficiency_by_gain
+        belief, by_gain = believed(profile), profile.efficiency_by_gain
         coding, exchange = expected(compressor, cf)
         return Forecast(
             Candidate("hook", compressor.name, cf),
             ratio,
-            efficiency,
+            belief.efficiency,
             profile.family,
             by_gain,
             coding,
             exchange,
             apart=profile.efficiency_apart,
+            deviation=belief.deviation,
             method=compressor.method_at(cf),
         )
 
     return admitted(policy, predicted)
+
+
+def believed(profile: Profile) -> Belief:
+    """Return what a step of a compressor is believed to be worth, in four digits."""
+    efficiency = round(profile.efficiency, 4)
+    if profile.kind is None:
+        return Belief(efficiency)
+    belief = current().doubted(efficiency, profile.kind)
+    return Belief(efficiency, round(belief.deviation, 4))
 
 
 def admitted(policy: Policy, predicted: Predicted) -> Admission:
@@ -139,6 +150,30 @@ def admitted(policy: Policy, predicted: Predicted) -> Admission:
         else:
             dropped.append(Dropped(forecast, "not_fewer_bytes", least, least.wire_ratio / forecast.wire_ratio))
     return Admission(tuple(forecasts), tuple(dropped))
+
+
+def of_enough_progress(admission: Admission, least: float | None) -> Admission:
+    """Return an admission without the candidates of which a step may make less progress than is allowed.
+
+    Dense gradients, also in 16 bit, stay.
+
+    Args:
+        admission: forecasts of all candidates.
+        least: least efficiency that is allowed; ``None``: any.
+    """
+    if least is None:
+        return admission
+    first = admission.forecasts[0]
+    too_little = [
+        one for one in admission.forecasts if not _synchronous_and_dense(one) and one.least_efficiency < least
+    ]
+    dropped = [Dropped(one, "too_little_progress", first, one.least_efficiency / least) for one in too_little]
+    left = tuple(one for one in admission.forecasts if one not in too_little)
+    return Admission(left, (*admission.dropped, *dropped))
+
+
+def _synchronous_and_dense(forecast: Forecast) -> bool:
+    return forecast.candidate.dense and forecast.candidate.mode != "outer"
 
 
 def with_native(admission: Admission, native: Sequence[float]) -> Admission:

@@ -166,7 +166,7 @@ FORECAST: Mapping[str, Range] = {
     "step_s": SECONDS,
     "compute_s": SECONDS,
     "behind": SHARE,
-    "doubted": SHARE,
+    "deviation": (lambda number: 0 <= number < math.inf, "a finite number, 0 or more"),
     "leaving_s": SECONDS,
     "by_gain": (lambda points: all(low[0] < high[0] for low, high in pairwise(points)), "ascending gains"),
 }

@@ -37,7 +37,7 @@ KINDS: dict[str, type[Record]] = {
 Made = TypeVar("Made")
 """A record, or a dataclass that stands in one."""
 
-RUN_VERSION = 4
+RUN_VERSION = 5
 """Value of ``"version"`` in the line of a run; lines of runs with another are refused."""
 
 Check = Callable[[Record], None]

@@ -398,7 +398,7 @@ def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, de
 
     def goodput(forecast: Forecast) -> float:
         assert forecast.step_s is not None
-        return forecast.efficiency / forecast.step_s
+        return forecast.least_efficiency / forecast.step_s
 
     def measure(step: int, holds: Decision) -> Measurement:
         ran, known = holds.candidate, expected[holds.candidate]
@@ -409,7 +409,7 @@ def test_rounds_are_found_at_once_where_the_link_is_as_foreseen(dense: float, de
 
     ran = [step.ran.candidate for step in drive(Goodput(), forecasts, measure, 30)]
     taken = sum(candidate.every * (expected[candidate].step_s or 0.0) for candidate in ran)
-    progress = sum(candidate.every * expected[candidate].efficiency for candidate in ran)
+    progress = sum(candidate.every * expected[candidate].least_efficiency for candidate in ran)
     assert taken * max(map(goodput, forecasts)) <= 1.02 * progress
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gravac import Goodput, GraVAC, Static
+from gravac import Goodput, GraVAC, SettingsError, Static
 from gravac.building import RunAdmission
 from gravac.candidate import Candidate, Forecast
 from gravac.compressors import ladder
@@ -15,6 +15,7 @@ from gravac.engine.admission import averager_of
 from gravac.engine.run_state import RunState
 from gravac.exchange.link_probe import LinkProbe
 from gravac.policy import Policy, RunSettings
+from gravac.telemetry.words import dropped_words
 
 FORMS = [((512, 512), torch.float32)] * 4
 NATIVE, NATIVE16 = Candidate("native", "dense", 1.0), Candidate("native", "dense", 2.0)
@@ -74,13 +75,49 @@ def test_outer_steps_wait_for_what_compute_takes() -> None:
     assert {candidate.mode for candidate in [*later][len(forecasts) :]} == {"outer"}
 
 
-def test_outer_steps_beside_others_are_doubted_and_have_a_price() -> None:
+def test_outer_steps_beside_others_have_a_price_and_are_believed_the_same() -> None:
     beside, alone = admitted(0.1, every=(1, 10))[0], admitted(0.1, every=(2, 10))[0]
     common = [candidate for candidate in beside if candidate in alone]
     assert {candidate.every for candidate in common} >= {2, 10}
     for candidate in common:
-        factor = 0.7 if candidate.every <= 5 else 0.6
-        assert beside[candidate].efficiency == pytest.approx(factor * alone[candidate].efficiency, abs=1e-4)
-        assert beside[candidate].doubted == factor
+        assert beside[candidate].efficiency == alone[candidate].efficiency
+        assert beside[candidate].deviation == alone[candidate].deviation > 0
         assert beside[candidate].leaving_s == pytest.approx(2 * 1e-4 + 8e7 / 2e7, rel=0.01)
-        assert (alone[candidate].doubted, alone[candidate].leaving_s) == (1.0, None)
+        assert alone[candidate].leaving_s is None
+
+
+@pytest.mark.parametrize("least", [0.5, 0.9, 0.98, 1.0])
+def test_only_candidates_that_surely_make_enough_progress_are_admitted(least: float) -> None:
+    every, enough = admitted(0.1, every=(1, 10))[0], admitted(0.1, every=(1, 10), least_efficiency=least)[0]
+    for candidate, forecast in every.items():
+        kept = (candidate.dense and candidate.mode != "outer") or forecast.least_efficiency >= least
+        assert (candidate in enough) == kept
+    assert NATIVE in enough and NATIVE16 in enough
+    assert least < 1 or {candidate.dense for candidate in enough} == {True}
+
+
+def test_what_makes_too_little_progress_is_told_with_the_figures() -> None:
+    _, admission = admitted(least_efficiency=0.98)
+    dropped = admission(RunState(world=2), FORMS).dropped
+    too_little = [one for one in dropped if one.cause == "too_little_progress"]
+    assert too_little and all(one.ratio < 1 for one in too_little)
+    for one in too_little:
+        words = dropped_words(one, 2)
+        assert words.endswith("of a dense step's progress is sure, and least_efficiency is 0.98")
+        assert f"only {one.forecast.least_efficiency:.2g} of" in words
+    assert not any(one.cause == "too_little_progress" for one in admitted()[1](RunState(world=2), FORMS).dropped)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"least_efficiency": 0.0}, "least_efficiency"),
+        ({"least_efficiency": 1.1}, "least_efficiency"),
+        ({"least_efficiency": "most"}, "least_efficiency"),
+        ({"least_efficiency": 0.9, "controller": Static(cf=8)}, "static runs what it is given, .* leave"),
+        ({"least_efficiency": 0.9, "every": (5, 10)}, r"every=5 leaves no steps .* use every=\(1, 10\)"),
+    ],
+)
+def test_least_efficiency_is_refused_where_it_leaves_no_choice(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(SettingsError, match=match):
+        Policy(**{"base": ladder, "controller": Goodput(), **settings})

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from gravac.compressors.profile import efficiency_at, power_at
+from gravac.beliefs import efficiency_at, known, power_at
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.provenance import Stamp
 from gravac.lab.tasks import make
@@ -16,7 +16,6 @@ from gravac.lab.training.expression import compressor
 from gravac.lab.training.methods import MATCHED
 from gravac.lab.tta.matrix import REFERENCE
 from gravac.lab.tta.record import TrainingRecord
-from gravac.modes.outer.efficiency import BEHIND
 from tests.measure import nanogpt as of_nanogpt
 from tests.measure import outer_efficiency as outer_steps
 from tests.measure import outer_long as outer_long_runs
@@ -91,7 +90,9 @@ def outer_compressed() -> str:
         cells = []
         for every in numbers:
             of = [worth for (_, at), worth in relative.items() if at == every]
-            believed = profile.efficiency ** power_at(profile.efficiency_apart, every)
+            believed = profile.efficiency ** (
+                power_at(profile.efficiency_apart, every) if profile.efficiency_apart else 1
+            )
             each = " ".join(map(str, of))
             cells.append(f"{outer_steps.mean(of)} ({each}) [{believed:.2f}]" if of else "")
         if relative:
@@ -288,7 +289,7 @@ def outer_delays() -> str:
             times = [_steps(row) / waits[tuple(row[name] for name in _OF_DELAY)] for row in of]
             missed = any(row["reached"] is None for row in of)
             cells.append(str(outer_steps.Worth(1 / statistics.geometric_mean(times), missed)) if times else "")
-        lines.append(line(str(ranks), str(every), str(delay), f"{efficiency_at(BEHIND, 1 + delay):.2f}", *cells))
+        lines.append(line(str(ranks), str(every), str(delay), f"{efficiency_at(known().delay, 1 + delay):.2f}", *cells))
     return "\n".join(lines)
 
 

@@ -21,8 +21,9 @@ from gravac import (
     quantize,
     topk,
 )
+from gravac.beliefs import known
 from gravac.candidate import Candidate, Forecast
-from gravac.modes.outer.efficiency import DENSE, efficiency
+from gravac.modes.outer.candidates import believed
 from gravac.modes.outer.rounds import leaves_at
 from gravac.modes.outer.sgd import OuterSGD
 from tests.measure.outer_efficiency import best, points, rate_of_record, tuned
@@ -281,10 +282,10 @@ def test_a_closed_one_says_so() -> None:
 
 
 def test_what_a_controller_goes_by_is_what_was_measured() -> None:
-    for world, believed in DENSE.items():
+    for world, points_of_ranks in known().outer.items():
         measured = points(rows("outer_efficiency" if world == 2 else "outer_ranks"), world)
         # which differs by so much from one machine's rounding to another's
-        assert dict(believed) == {every: pytest.approx(one, abs=0.01) for every, one in measured.items()}
+        assert dict(points_of_ranks) == {every: pytest.approx(one, abs=0.01) for every, one in measured.items()}
 
 
 def test_recorded_runs_have_the_outer_rate_that_tuning_found() -> None:
@@ -318,11 +319,11 @@ def test_fewer_exchanges_later_ones_more_loss_and_more_ranks_are_never_worth_mor
 ) -> None:
     base = Candidate("hook", "any", 10.0)
     lossy, dense = Forecast(base, 10.0, efficiency=loss), Forecast(base, 10.0)
-    own = efficiency(lossy, every, delay, world)
-    assert 0 <= efficiency(lossy, every + more, delay, world) <= own
-    assert efficiency(lossy, every, delay + more, world) <= own
-    assert efficiency(lossy, every, delay, world + more) <= own
-    assert own <= loss * efficiency(dense, every, delay, world) + 1e-4
+    own = believed(lossy, every, delay, world).efficiency
+    assert 0 <= believed(lossy, every + more, delay, world).efficiency <= own
+    assert believed(lossy, every, delay + more, world).efficiency <= own
+    assert believed(lossy, every, delay, world + more).efficiency <= own
+    assert own <= loss * believed(dense, every, delay, world).efficiency + 1e-4
 
 
 def test_fragments_spread_a_rounds_bytes_over_its_steps() -> None:

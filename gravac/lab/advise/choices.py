@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
+from gravac.beliefs import Belief
 from gravac.candidate import DENSE, Forecast, Mode, Span
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
+from gravac.engine.admission import believed
 from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import Exchanged, bandwidth_below, code, outer_steps
 from gravac.lab.advise.verdict import expected, in_each_step, line, with_outer_steps
@@ -183,9 +185,7 @@ def advise(
     def cost(step_s: float) -> float | None:
         return None if price_per_hour is None else 1000 * step_s / 3600 * workers * price_per_hour
 
-    def choice(
-        name: str, cf: float, predicted: Prediction, even: float | None = None, efficiency: float = 1.0
-    ) -> Option:
+    def choice(name: str, cf: float, predicted: Prediction, belief: Belief, even: float | None = None) -> Option:
         return Option(
             compressor=name,
             cf=cf,
@@ -195,7 +195,8 @@ def advise(
             speed_up=sixteen.step_s / predicted.step_s,
             wire_ratio=wire_ratio(full, predicted.wire_bytes),
             break_even=even,
-            efficiency=efficiency,
+            efficiency=belief.efficiency,
+            deviation=belief.deviation,
             cost=cost(predicted.step_s),
         )
 
@@ -214,6 +215,7 @@ def advise(
             wire_ratio=forecast.wire_ratio,
             break_even=_always_or_never(even, forecast.step_s < sixteen.step_s),
             efficiency=forecast.efficiency,
+            deviation=forecast.deviation,
             cost=cost(forecast.step_s),
             every=candidate.every,
         )
@@ -221,15 +223,18 @@ def advise(
     in_single = load(shapes, None, 1, batch_s, workers, machine, dense="float32")
     in_sixteen = load(shapes, None, 1, batch_s, workers, machine, dense=dense)
     sixteen = in_sixteen.over(network, machine)
-    in_each = [choice(DENSE, 1.0, in_single.over(network, machine)), choice(DENSE, 2.0, sixteen)]
+    denses = [Exchanged(Dense(), 1.0, in_single), Exchanged(Dense(dtype=dense), 2.0, in_sixteen)]
+    in_each = [
+        choice(DENSE, way.cf, way.load.over(network, machine), believed(way.compressor.profile(way.cf)))
+        for way in denses
+    ]
     ways: list[Exchanged] = []
     for compressor, cf in candidates(compressors, cfs, machine):
         ways.append(Exchanged(compressor, cf, load(shapes, compressor, cf, batch_s, workers, machine, dense=dense)))
         predicted = ways[-1].load.over(network, machine)
         even = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
         even = _always_or_never(even, predicted.step_s < sixteen.step_s)
-        in_each.append(choice(compressor.name, cf, predicted, even, compressor.profile(cf).efficiency))
-    denses = [Exchanged(Dense(), 1.0, in_single), Exchanged(Dense(dtype=dense), 2.0, in_sixteen)]
+        in_each.append(choice(compressor.name, cf, predicted, believed(compressor.profile(cf)), even))
     apart = outer_steps(denses, ways, full, network, machine, workers) if workers > 1 else []
     outer = [outer_choice(way, forecast) for way, forecast in apart]
     best, reason = in_each_step(in_each[2:], sixteen)

@@ -4,9 +4,9 @@
 
 from dataclasses import dataclass
 
+from gravac.beliefs import lower_bound
 from gravac.candidate import DENSE, Mode
 from gravac.compressors import COMPRESSORS
-from gravac.modes.outer.efficiency import doubt
 from gravac.telemetry.words import bytes_words
 
 
@@ -25,6 +25,7 @@ class Option:
         break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
             for DDP's own exchange.
         efficiency: share of a dense step's progress that a step of it is expected to make.
+        deviation: how sure that is: standard deviation of its natural logarithm.
         cost: price of 1000 steps, in the price's currency; ``None`` without a price.
         every: number of steps from one exchange to the next; 1: gradients are exchanged in each step.
     """
@@ -40,6 +41,7 @@ class Option:
     efficiency: float
     cost: float | None
     every: int = 1
+    deviation: float = 0.0
 
     @property
     def mode(self) -> Mode:
@@ -60,8 +62,13 @@ class Option:
 
     @property
     def safe_progress(self) -> float:
-        """The same even if beliefs about steps apart are wrong: what gravac goes by, see ``doubt``."""
-        return self.progress * (doubt(self.every) if self.mode == "outer" else 1.0)
+        """The same by the efficiency that a step has at least: what gravac goes by, see ``gravac.beliefs``."""
+        return self.speed_up * self.least_efficiency
+
+    @property
+    def least_efficiency(self) -> float:
+        """The efficiency that a step has at least, with probability ``gravac.beliefs.SURE``."""
+        return lower_bound(self.efficiency, self.deviation)
 
     def __str__(self) -> str:
         often = f" every {self.every} steps" if self.every > 1 else ""

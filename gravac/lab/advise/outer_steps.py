@@ -11,7 +11,7 @@ from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor
 from gravac.costmodel import Load, Machine, Network, crossing
-from gravac.engine.admission import Admission
+from gravac.engine.admission import Admission, believed
 from gravac.lab.advise.option import Option
 from gravac.modes.outer.candidates import at_every, choices, widened
 
@@ -49,14 +49,16 @@ class Exchanged:
             machine: speed of each worker.
         """
         predicted, profile = self.load.over(network, machine), self.compressor.profile(self.cf)
+        belief = believed(profile)
         return Forecast(
             Candidate("hook", self.compressor.name if self.compressor.compresses else DENSE, self.cf),
             wire_ratio(full, predicted.wire_bytes),
-            profile.efficiency,
+            belief.efficiency,
             profile.family,
             coding_s=predicted.compress_s,
             exchange_s=predicted.exchange_s,
             apart=profile.efficiency_apart,
+            deviation=belief.deviation,
         )
 
     def step_s(self, every: int, delay: int, network: Network, machine: Machine) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from gravac.costmodel import Prediction
 from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import MOST_EVERY
-from gravac.modes.outer.efficiency import doubt
 
 MARGIN = 1.05
 """Ratio of two predicted step times below which they count as equal: predictions are not more exact than that."""
@@ -57,34 +56,34 @@ def with_outer_steps(choices: Sequence[Option]) -> str:
     best = safest(choices)
     return (
         f"{best}: {best.progress:.2f} times the progress per second of 16 bit in each step, a step {_ms(best.step_s)}, "
-        f"worth {best.efficiency:.0%} of a dense one; {best.safe_progress:.2f} times even if a step apart makes "
-        f"only {doubt(best.every):g} of that"
+        f"worth {best.efficiency:.0%} of a dense one; {best.safe_progress:.2f} times if a step makes {_of_a_step(best)}"
     )
 
 
 def expected(in_each: Sequence[Option], outer: Sequence[Option]) -> tuple[Option, str]:
     """Return the choice that gravac is expected to come to, and why, in words.
 
-    Outer steps must be more than ``MARGIN`` better even if a step apart makes 0.6 of the progress that is believed.
+    Each choice counts with the progress that a step of it makes at least (``Option.safe_progress``), and outer steps
+    must be more than ``MARGIN`` better.
 
     Args:
         in_each: choices with an exchange of gradients in each step, native ones among them.
         outer: choices with outer steps.
     """
     usual = max((choice for choice in in_each if choice.reference), key=lambda choice: choice.progress)
-    best = max(in_each, key=lambda choice: choice.progress)
-    best = best if best.progress > MARGIN * usual.progress else usual
+    best = max(in_each, key=lambda choice: choice.safe_progress)
+    best = best if best.safe_progress > MARGIN * usual.safe_progress else usual
     apart = safest(outer) if outer else None
-    if apart is not None and apart.safe_progress > MARGIN * best.progress:
+    if apart is not None and apart.safe_progress > MARGIN * best.safe_progress:
         return apart, (
-            f"expect outer steps: {apart}, {apart.safe_progress / best.progress:.2f} times the progress per second of "
-            f"the best in each step even if a step apart makes {_of_a_step(apart)}"
+            f"expect outer steps: {apart}, {apart.safe_progress / best.safe_progress:.2f} times the progress per "
+            f"second of the best in each step even if a step makes {_of_a_step(apart)}"
         )
     if best is usual:
         wait = usual.exposed_s / usual.step_s
         said = f"expect native steps, by DDP itself in {_bits(usual)}, which wait for {wait:.0%} of their time"
     else:
-        share = best.progress / usual.progress
+        share = best.safe_progress / usual.safe_progress
         said = f"expect compressed gradients in each step: {best}, {share:.2f} times the progress of native steps"
     if apart is None:
         return best, said
@@ -93,7 +92,7 @@ def expected(in_each: Sequence[Option], outer: Sequence[Option]) -> tuple[Option
         return best, f"{said}; outer steps are not expected to make more than 5 % more progress per second"
     return best, (
         f"{said}; outer steps would bring {hoped.progress / best.progress:.2f} times that ({hoped}), but "
-        f"{hoped.safe_progress / best.progress:.2f} times if a step apart makes {_of_a_step(hoped)}: too little to be "
+        f"{hoped.safe_progress / best.safe_progress:.2f} times if a step makes {_of_a_step(hoped)}: too little to be "
         "chosen"
     )
 
@@ -115,7 +114,7 @@ def _mildest(choices: Sequence[Option], progress: Callable[[Option], float]) -> 
 
 
 def _of_a_step(choice: Option) -> str:
-    return f"{doubt(choice.every):g} of a synchronous step's progress"
+    return f"as little progress as it may, {choice.least_efficiency:.2f} of a dense step's"
 
 
 def _bits(choice: Option) -> str:

@@ -8,7 +8,7 @@
 
 A user holds ``gravac.outer_optimizer``. ``rounds.py`` is the life of a round, ``round_state.py`` its state,
 ``fragments.py`` and ``buffers.py`` are what travels, ``anchors.py`` where anchors lie, ``shares.py`` what each rank
-does of a round, ``sgd.py`` the outer optimizer. ``candidates.py`` and ``efficiency.py`` are what a controller chooses
-from: how often, how, and how much. ``starting.py`` is what ranks share and compare at first, ``refusing.py`` what
+does of a round, ``sgd.py`` the outer optimizer. ``candidates.py`` is what a controller chooses from: how often, how,
+and how much. ``starting.py`` is what ranks share and compare at first, ``refusing.py`` what
 becomes of a mean that is not finite, ``fitting.py`` whether a state fits.
 """

@@ -8,11 +8,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from gravac.beliefs import Belief, current, power_at
 from gravac.candidate import Forecast
 from gravac.compressors.profile import MEASURED_WORLD
 from gravac.controllers.base import Controller
 from gravac.engine.admission import Admission
-from gravac.modes.outer.efficiency import doubt, efficiency
 from gravac.settings import SettingsError
 
 STEPS = (1, 2, 5)
@@ -75,8 +75,7 @@ def widened(
 ) -> Admission:
     """Return an admission with each candidate at each number of steps between two exchanges, less those ``screened``.
 
-    Candidates that exchange in each step stay as they are, and outer steps beside these must be better even if beliefs
-    about them are wrong: see ``doubt``.
+    Candidates that exchange in each step stay as they are.
 
     Args:
         admission: forecasts of an exchange in each step.
@@ -102,7 +101,7 @@ def widened(
             behind = known.get(key) or delays(forecast, number, compute_s, delay, fragments)
             outer_forecasts = [at_every(forecast, number, compute_s, steps, world) for steps in behind]
             if together:
-                outer_forecasts = [doubted(outer_forecast, leaving_s) for outer_forecast in outer_forecasts]
+                outer_forecasts = [replace(outer_forecast, leaving_s=leaving_s) for outer_forecast in outer_forecasts]
             outer += outer_forecasts if chooses else [most_promising(outer_forecasts)]
     if not together:
         return admission._replace(forecasts=screened(outer, keep_all))
@@ -110,18 +109,6 @@ def widened(
     return admission._replace(
         forecasts=(*together, *(forecast for forecast in left if forecast.candidate.mode == "outer"))
     )
-
-
-def doubted(forecast: Forecast, leaving_s: float | None) -> Forecast:
-    """Return the forecast of outer steps where the ranks could also exchange in each step: with less efficiency.
-
-    Args:
-        forecast: forecast of outer steps.
-        leaving_s: seconds that it takes the ranks to be one again; ``None``: not known.
-    """
-    factor = doubt(forecast.candidate.every)
-    lower = round(factor * forecast.efficiency, 4)
-    return replace(forecast, efficiency=lower, doubted=factor, leaving_s=leaving_s)
 
 
 def offered(identities: Iterable[Sequence[Any]]) -> Offered:
@@ -204,13 +191,15 @@ def at_every(
     """
     coding, exchange = (None if s is None else s / every for s in (forecast.coding_s, forecast.exchange_s))
     behind, step = min(delay, every) / every, None
+    belief = believed(forecast, every, delay, world)
     if compute_s is not None and coding is not None and exchange is not None:
         step = compute_s + coding + max(0.0, exchange - compute_s * behind)
     return replace(
         forecast,
         candidate=replace(forecast.candidate, mode="outer", every=every, delay=delay),
         wire_ratio=forecast.wire_ratio * every,
-        efficiency=efficiency(forecast, every, delay, world),
+        efficiency=belief.efficiency,
+        deviation=belief.deviation,
         family=forecast.family + f" every {every}" * (every > 1) + " behind steps" * (delay > 0),
         by_gain=(),  # what a gain stands for was measured on gradients
         apart=(),
@@ -222,14 +211,32 @@ def at_every(
     )
 
 
+def believed(forecast: Forecast, every: int, delay: int = 0, world: int = MEASURED_WORLD) -> Belief:
+    """Return what a step is believed to be worth if ranks exchange in rounds, in four digits.
+
+    Args:
+        forecast: forecast of an exchange in each step.
+        every: number of steps from one exchange to the next.
+        delay: number of steps that an exchange is in flight before its mean is applied.
+        world: number of ranks.
+    """
+    power = power_at(forecast.apart, every) if forecast.apart else 1.0
+    compressed = Belief(forecast.efficiency, forecast.deviation).power(power)
+    belief = current().of_outer(every, delay, world).times(compressed)
+    return Belief(round(belief.efficiency, 4), round(belief.deviation, 4))
+
+
 def _better(forecast: Forecast, other: Forecast) -> bool:
-    """True if a candidate is no worse than another in bytes and efficiency, and better in one of the two."""
-    no_worse = forecast.wire_ratio >= other.wire_ratio and forecast.efficiency >= other.efficiency
-    equal = (forecast.wire_ratio, forecast.efficiency) == (other.wire_ratio, other.efficiency)
+    """True if a candidate is no worse than another in bytes and efficiency, and better in one of these.
+
+    Of efficiency both count: what is believed, and what is sure.
+    """
+    ours, theirs = ((one.wire_ratio, one.efficiency, one.least_efficiency) for one in (forecast, other))
+    no_worse, equal = all(our >= their for our, their in zip(ours, theirs, strict=True)), ours == theirs
     both_travel_alike = (forecast.candidate.delay > 0) == (other.candidate.delay > 0)
     return both_travel_alike and no_worse and not equal
 
 
 def most_promising(ways: Sequence[Forecast]) -> Forecast:
-    """Return the forecast of the most progress per second; of the highest efficiency if no seconds are known."""
-    return max(ways, key=lambda way: way.efficiency / (way.step_s or 1.0))
+    """Return the forecast of the most progress per second that is sure; of the most a step if no seconds are known."""
+    return max(ways, key=lambda way: way.least_efficiency / (way.step_s or 1.0))
