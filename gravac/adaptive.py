@@ -400,6 +400,23 @@ class AdaptiveCompressor(Live):
         if self._switch is not None and self._switch.outer is not None:
             self._switch.outer.synchronize()
 
+    def loss(self, loss: torch.Tensor | float) -> None:
+        """Tell the training loss of this rank's batch, which is then drawn beside what runs.
+
+        Called on every rank alike: for each batch or now and then, before its backward or after. The ranks' mean
+        travels with numbers that they exchange anyway. Nothing waits, also if the loss is on a GPU. Does nothing before
+        ``attach``, after ``close``, and where nothing is decided.
+
+        Args:
+            loss: mean over the batch; a tensor of one element, of any real dtype, with or without a graph; or a number.
+
+        Raises:
+            TypeError: it is no real number.
+            ValueError: the tensor has not one element.
+        """
+        if self._attached and not (self._idle or self._closed):
+            self._engine.losses.add(loss)
+
     def accumulate(self) -> AbstractContextManager[None]:
         """Return a context in which backwards accumulate gradients on this rank and exchange nothing.
 

@@ -23,6 +23,7 @@ FIRST = ("seconds", "error", "energy")
 """Names, as in ``Measurement``, of the slots that come before those of shadow CFs."""
 
 LAST = {
+    "loss": "loss",
     "waited": "waited_seconds",
     "coded": "coded_seconds",
     "learning_rate": "learning_rate",
@@ -66,6 +67,7 @@ class LocalMeasurement:
         shadow: CFs evaluated without sending, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor that the step's gradients were multiplied with.
+        loss: mean training loss that this rank was told of since the last measurement; nan if of none.
         errors: squared norms of what was not sent, ``‖g_ef - sent‖²``, of each group of tensors.
         energies: squared norms of what was to be sent, ``‖g_ef‖²``, likewise.
         shadow_errors: the errors at each shadow CF, of each tensor.
@@ -109,6 +111,7 @@ class LocalMeasurement:
     shadow: tuple[float, ...] = ()
     learning_rate: float = math.nan
     loss_scale: Number = 1.0
+    loss: Number = math.nan
     errors: list[Number] = field(default_factory=list)
     energies: list[Number] = field(default_factory=list)
     shadow_errors: list[list[Number]] = field(default_factory=list)
@@ -199,8 +202,8 @@ class LocalMeasurement:
         self._time(executor.between)
         shadow = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(self.shadow)
         norms = {name: self.norms[name] for name in sorted(self.norms)}
-        error, energy, finite, *others = executor.numbers(
-            [self.error, self.energy, self.finite, *shadow, *norms.values()]
+        error, energy, finite, loss, *others = executor.numbers(
+            [self.error, self.energy, self.finite, self.loss, *shadow, *norms.values()]
         )
         shadow, squares = others[: len(shadow)], others[len(shadow) :]
         self.errors, self.energies, self.verdicts = [error], [energy], [_verdict(finite)]
@@ -211,6 +214,7 @@ class LocalMeasurement:
             "energy": energy,
             UNRELEASED: summed([*self.unreleased.values()]),
             **dict(zip(map(error_at, self.shadow), shadow, strict=True)),
+            "loss": loss,
             "waited": self.waited,
             "coded": self.coded,
             "learning_rate": self.learning_rate,

@@ -54,6 +54,8 @@ class Measurement:
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
         first: number of training steps that were made before it.
         steps: number of training steps that it stands for.
+        loss: training loss, mean over ranks, and over the training steps that it stands for; nan when not told
+            (``AdaptiveCompressor.loss``).
         drift: norm of the mean that came of all ranks' pseudo-gradients over the mean of their norms: 1 where all went
             the same way, more where residuals come on top; nan where there are none (no outer steps).
     """
@@ -71,6 +73,7 @@ class Measurement:
     learning_rate: float = math.nan
     norms: tuple[tuple[str, float], ...] = ()
     drift: float = math.nan
+    loss: float = math.nan
     first: int = 0
     steps: int = 1
 

@@ -45,6 +45,7 @@ from gravac.engine.deciding import Deciding
 from gravac.engine.factors import Factors
 from gravac.engine.handle import Handle, JobResult, RankSums, Then, fail
 from gravac.engine.inputs import NO_INPUTS, RanksWithInputs, StepInputs
+from gravac.engine.losses import Losses
 from gravac.engine.run_state import RunState
 from gravac.exchange.alike import described
 from gravac.exchange.executor import Executor, Mark, Number, Returning, Verdict, both
@@ -71,6 +72,7 @@ class Engine:
         shapes: shapes of the parameters, by name, in memory order.
         forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
         described: the parameters in words, in the model's order, to be compared over the ranks.
+        losses: training losses that this rank was told of.
 
     Example:
         >>> import torch
@@ -109,6 +111,7 @@ class Engine:
         self._measurement: LocalMeasurement | None = None
         self._ended: LocalMeasurement | None = None  # of the last step that was not only begun
         self._with_inputs = RanksWithInputs(self.state)
+        self.losses = Losses()
         self._released_from = 0
 
     # before the first step
@@ -294,7 +297,8 @@ class Engine:
             fill: called by the executor, once the tensors hold their means.
         """
         self.flush()
-        self.executor.call(lambda: self._end(fill), lambda failure: None)
+        loss = self.losses.take()
+        self.executor.call(lambda: self._end(fill, loss), lambda failure: None)
 
     def conclude(self) -> None:
         """Have the ranks start to agree on all steps that have ended.
@@ -509,10 +513,11 @@ class Engine:
             self.averager.rescale(loss_scale / before)
         self.state.loss_scale = loss_scale
 
-    def _end(self, fill: Fill) -> None:
+    def _end(self, fill: Fill, loss: Number) -> None:
         """End a step: commit what it changed, and measure."""
         state, measurement = self.state, self._measurement
         assert measurement is not None
+        measurement.loss = loss
         fill(measurement)
         self.averager.commit()
         if measurement.candidate.mode == "native":

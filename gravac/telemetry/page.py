@@ -17,6 +17,7 @@ GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
 """Tags of a window's gain, and of the lowest and highest gain of its steps; written at decisions."""
 
 STEPS = {
+    "loss": PREFIX + "loss",
     "achieved_cf": PREFIX + "achieved_cf",
     "gain": PREFIX + "gain_of_steps",
     "t_system": PREFIX + "t_system",
