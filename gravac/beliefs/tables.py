@@ -82,10 +82,10 @@ class Beliefs(Settings):
 
     Attributes:
         source: records that the numbers come from.
-        compressors: by the compressor's name.
+        compressors: beliefs about each compressor, by its name.
         outer: ``(number of steps between two exchanges, efficiency)`` of dense outer steps, by number of ranks.
         delay: ``(1 + number of steps behind which an exchange travels, efficiency)``, relative to waiting for it.
-        doubts: by kind; one that is missing is certain.
+        doubts: how far off beliefs of each kind may be; a kind that is missing is certain.
     """
 
     source: str = ""
