@@ -179,13 +179,16 @@ class Ranks:
         self.models = [task.model() for _ in range(RANKS)]
         self.optimizers = [task.optimizer(model) for model in self.models]
 
-    def step(self, step: int, together: bool) -> None:
-        """Make one step: ``together`` by the mean of all gradients, else each rank by its own."""
+    def step(self, step: int, together: bool) -> float:
+        """Make one step: ``together`` by the mean of all gradients, else each rank by its own; return the mean loss."""
+        losses = []
         for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             for group in optimizer.param_groups:
                 group["lr"] = self.case.rate * factor(self.case.schedule, step, self.case.steps)
             optimizer.zero_grad()
-            self.task.loss(model, self.task.batch(step, rank)).backward()  # type: ignore[no-untyped-call]
+            loss = self.task.loss(model, self.task.batch(step, rank))
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(float(loss.detach()))
         if together:
             for parameters in zip(*(model.parameters() for model in self.models), strict=True):
                 mean = torch.stack([p.grad for p in parameters if p.grad is not None]).mean(0)
@@ -195,6 +198,7 @@ class Ranks:
             if self.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), self.clip)
             optimizer.step()
+        return sum(losses) / len(losses)
 
     def unite(self, moments: bool) -> None:
         """Give all ranks the mean of their weights and buffers, and of the optimizers' moments if asked."""

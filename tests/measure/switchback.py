@@ -1,0 +1,279 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Switchback trials: whether a run itself tells what a step of a candidate is worth; ranks in memory, no clock.
+
+A run alternates: a reference stretch of dense gradient averaging, then ``trial`` steps of the candidate, after which
+the ranks are one again and settle in the reference mode, then a reference stretch, and so on. The candidate's drop in
+loss is compared with the drops of the reference stretches before and after it. The loss is read in two ways: on fixed
+batches (*probe*), and as the mean of the training losses of the last steps, which are the reference's in every stretch.
+What whole runs of the same method came to is in the record of ``tests.measure.progress``.
+
+    python -m tests.measure.switchback [--json FILE] [--programs ...] [--nanogpt CLONE] [--trial STEPS] [--settle STEPS]
+        [--trials N] [--seeds N] [--minutes N] [--workers N]
+"""
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gravac.lab import simulate
+from gravac.lab.tasks.base import Task
+from gravac.lab.training.expression import compressor
+from tests.measure import progress
+from tests.measure.programs import PROGRAMS
+from tests.measure.progress import RANKS, Ranks, Way, best_rates, factor
+from tests.measure.results import keep, read, todays
+
+WAYS = (Way(every=10), Way("quantize(1)", 32.0), Way())
+"""Candidates; the last is the reference itself, to see what noise alone does."""
+
+FIXED = 8
+"""Number of fixed batches of each rank that a probe reads the loss on."""
+
+FAR_AWAY = 10**6
+"""Number of the first fixed batch: no run gets there."""
+
+LAST = (10, 20, 30)
+"""Numbers of a stretch's last steps over whose training losses the mean is taken."""
+
+SETTLED = (0, 10, 20, 30)
+"""Numbers of steps of settling after which a probe reads the loss, up to those that there are."""
+
+
+class Plan(NamedTuple):
+    """What a run's steps are.
+
+    Attributes:
+        trial: number of steps of the candidate in a trial.
+        settle: number of steps after it in which the ranks settle.
+        trials: number of trials.
+    """
+
+    trial: int
+    settle: int
+    trials: int
+
+    @property
+    def stretch(self) -> int:
+        """Number of steps of a reference stretch, and of a trial with what follows it."""
+        return self.trial + self.settle
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the run: one more reference stretch than trials, after the warm-up."""
+        return self.first + (2 * self.trials + 1) * self.stretch
+
+    @property
+    def first(self) -> int:
+        """Number of steps of the warm-up, before the first stretch: as long as one."""
+        return self.stretch
+
+    def of_candidate(self, step: int) -> bool:
+        """Tell whether a step is the candidate's."""
+        number, within = divmod(step - self.first, self.stretch)
+        return step >= self.first and number % 2 == 1 and within < self.trial
+
+    def read_after(self) -> list[int]:
+        """Return the numbers of steps made after which the probe reads the loss."""
+        ends = [self.first + number * self.stretch for number in range(2 * self.trials + 2)]
+        within = [
+            ends[number] + self.trial + settled
+            for number in range(1, 2 * self.trials, 2)
+            for settled in SETTLED
+            if settled <= self.settle
+        ]
+        return sorted({*ends, *within})
+
+
+class Case(NamedTuple):
+    """One run.
+
+    Attributes:
+        program: its name.
+        rate: learning rate.
+        way: candidate.
+        plan: what its steps are.
+        seed: of weights and batches.
+    """
+
+    program: str
+    rate: float
+    way: Way
+    plan: Plan
+    seed: int
+
+
+def probed(task: Task, model: torch.nn.Module) -> float:
+    """Return the mean training loss on the fixed batches of all ranks, by the model as it trains."""
+    with torch.no_grad():
+        losses = [
+            float(task.loss(model, task.batch(FAR_AWAY + number, rank)))
+            for number in range(FIXED)
+            for rank in range(RANKS)
+        ]
+    return statistics.fmean(losses)
+
+
+def run(work: tuple[Case, str | None]) -> dict[str, Any]:
+    """Run one case, with the folder of nanoGPT's clone; return its row."""
+    case, clone = work
+    torch.set_num_threads(1)
+    program = PROGRAMS[case.program]
+    task = program.make(case.seed, case.rate, None if clone is None else Path(clone))
+    began = time.monotonic()
+    train = _apart if case.way.every else _by_hook
+    losses, probes = train(case, task, program.clip)
+    return {
+        **case._asdict(),
+        "way": case.way._asdict(),
+        "plan": case.plan._asdict(),
+        "name": str(case.way),
+        "losses": [float(f"{loss:.5g}") for loss in losses],
+        "probes": probes,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _by_hook(case: Case, task: Task, clip: float | None) -> tuple[list[float], list[tuple[int, float]]]:
+    model, plan = task.model(), case.plan
+    losses: list[list[float]] = [[] for _ in range(plan.steps)]
+    probes: list[tuple[int, float]] = []
+    reads = set(plan.read_after())
+
+    def loss(step: int, rank: int) -> torch.Tensor:
+        told = task.loss(model, task.batch(step, rank))
+        losses[step].append(float(told.detach()))
+        return told
+
+    def after(step: int) -> None:
+        if step + 1 in reads:
+            probes.append((step + 1, probed(task, model)))
+
+    simulate.train(
+        model,
+        task.optimizer(model),
+        loss,
+        compressor(case.way.label),
+        lambda step: case.way.cf if plan.of_candidate(step) else None,
+        None,
+        RANKS,
+        plan.steps,
+        after=after,
+        schedule=lambda step: factor("cosine", step, plan.steps),
+        clip=clip,
+    )
+    return [statistics.fmean(of) for of in losses], probes
+
+
+def _apart(case: Case, task: Task, clip: float | None) -> tuple[list[float], list[tuple[int, float]]]:
+    plan = case.plan
+    as_native = progress.Case(case.program, "cosine", case.rate, progress.NATIVE, case.seed, plan.steps)
+    ranks = Ranks(as_native, task, clip)
+    losses: list[float] = []
+    probes: list[tuple[int, float]] = []
+    reads = set(plan.read_after())
+    for step in range(plan.steps):
+        losses.append(ranks.step(step, together=not plan.of_candidate(step)))
+        within = (step + 1 - plan.first) % plan.stretch
+        if plan.of_candidate(step) and (within % case.way.every == 0 or within == plan.trial):
+            ranks.unite(moments=within == plan.trial)
+        if step + 1 in reads:
+            probes.append((step + 1, probed(task, ranks.models[0])))
+    return losses, probes
+
+
+def estimates(row: dict[str, Any], settled: int, last: int | None = None) -> list[float]:
+    """Return what each trial of a run tells of the efficiency of the candidate's steps.
+
+    Args:
+        row: of the run.
+        settled: number of steps of settling after which the loss is read.
+        last: number of last steps whose training losses' mean is read; ``None``: the probe.
+    """
+    plan, probes = Plan(**row["plan"]), dict(map(tuple, row["probes"]))
+
+    def value(steps: int) -> float:
+        if last is None:
+            return float(probes[steps])
+        return statistics.fmean(row["losses"][steps - last : steps])
+
+    found = []
+    for number in range(1, 2 * plan.trials, 2):
+        start = plan.first + number * plan.stretch
+        before = (value(start - plan.stretch) - value(start)) / plan.stretch
+        after = (value(start + plan.stretch) - value(start + 2 * plan.stretch)) / plan.stretch
+        drop = value(start) - value(start + plan.trial + settled)
+        a_step = (before + after) / 2
+        found.append((drop / a_step - settled) / plan.trial if a_step > 0 else math.nan)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", default="docs/measurements/switchback.json")
+    parser.add_argument("--progress", default="docs/measurements/progress.json", help="record of learning rates")
+    parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=[*PROGRAMS])
+    parser.add_argument("--rates", nargs="+", default=["best", "third"], choices=["third", "best", "triple"])
+    parser.add_argument("--nanogpt", help="folder of a clone of github.com/karpathy/nanoGPT")
+    parser.add_argument("--trial", type=int, nargs="+", default=[100])
+    parser.add_argument("--settle", type=int, default=30)
+    parser.add_argument("--trials", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so many")
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    until = time.monotonic() + 60 * arguments.minutes
+    known = read(Path(arguments.progress))
+    file = Path(arguments.json)
+    rows: list[dict[str, Any]] = read(file) if file.exists() else []
+    places = {"third": 0, "best": 1, "triple": 2}
+    ran = {key(row) for row in rows}
+    wanted = [
+        Case(
+            name,
+            best_rates(known, PROGRAMS[name], name, "cosine")[places[rate]],
+            way,
+            Plan(trial, arguments.settle, arguments.trials),
+            seed,
+        )
+        for seed, trial, rate, name, way in itertools.product(
+            range(arguments.seeds), arguments.trial, arguments.rates, arguments.programs, WAYS
+        )
+    ]
+    missing = [case for case in wanted if case not in ran]
+    todays()  # the machine's speed, before workers take it
+    with multiprocessing.get_context("spawn").Pool(arguments.workers) as pool:
+        began = time.monotonic()
+        for position, row in enumerate(pool.imap(run, [(case, arguments.nanogpt) for case in missing]), 1):
+            rows.append(row)
+            keep(rows, arguments.json)
+            left = (time.monotonic() - began) / position * (len(missing) - position) / 60
+            said = {name: row[name] for name in ("program", "rate", "name", "plan", "seed", "seconds")}
+            said["estimates"] = [round(one, 2) for one in estimates(row, arguments.settle)]
+            print(f"[{position}/{len(missing)}, about {left:.0f} minutes left]", json.dumps(said), flush=True)
+            if time.monotonic() > until:
+                pool.terminate()
+                return
+
+
+def key(row: dict[str, Any]) -> Case:
+    """The case of a row."""
+    return Case(row["program"], row["rate"], Way(**row["way"]), Plan(**row["plan"]), row["seed"])
+
+
+def spread(found: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of a run's trials, and its standard error."""
+    return statistics.fmean(found), statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+
+
+if __name__ == "__main__":
+    main()
