@@ -167,10 +167,10 @@ def its_profile_is_possible(compressor: Compressor) -> None:
             f"{where} efficiency {known.efficiency} is no share of a dense step's progress"
         )
         assert all(0 <= one <= 1 for _, one in known.efficiency_by_gain), f"{where} {known.efficiency_by_gain}"
-        steps, powers = zip(*known.efficiency_apart, strict=True)
-        assert [*steps] == sorted({*steps}), f"{where} {known.efficiency_apart}: steps do not ascend"
-        assert powers[0] > 0, f"{where} {known.efficiency_apart}: a power is not above 0"
-        assert [*powers] == sorted(powers), f"{where} {known.efficiency_apart}: what waits longer loses no less"
+        steps, powers = ([point[at] for point in known.efficiency_apart] for at in (0, 1))
+        assert steps == sorted({*steps}), f"{where} {known.efficiency_apart}: steps do not ascend"
+        assert all(power > 0 for power in powers), f"{where} {known.efficiency_apart}: a power is not above 0"
+        assert powers == sorted(powers), f"{where} {known.efficiency_apart}: what waits longer loses no less"
         assert 0 <= known.error_feedback <= 1, f"{where} error feedback {known.error_feedback} is no share"
         assert compressor.contractive or not known.error_feedback, f"{where} error feedback, and not contractive"
         assert known.pad_multiple >= 0, f"{where} padded to {known.pad_multiple}"

@@ -83,6 +83,7 @@ CHANGES: dict[str, Any] = {
     "seed": 1,
     "every": (1, 10),
     "native": False,
+    "least_efficiency": 0.9,
     "outer": OuterSettings(fragments=2),
 }
 
