@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ def attach(
         tell_of_one_process("Accelerate")
         return compressor
     ddp = connect(accelerator, model, optimizer, compressor)
+    tell_losses(accelerator, compressor)
 
     def save_state(models: Sequence[torch.nn.Module], weights: object, checkpoint: str) -> None:
         if (folder := state_folder(checkpoint, models, ddp)) is not None:
@@ -104,6 +106,19 @@ def connect(
     ddp = data_parallel(model, f"distributed_type: {accelerator.distributed_type.value}")
     compressor.attach(ddp, torch_optimizer(optimizer), accelerator.scaler)
     return ddp
+
+
+def tell_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> None:
+    """Have the accelerator's ``backward`` tell the compressor each loss."""
+    backward = accelerator.backward
+
+    @functools.wraps(backward)
+    def told(loss: torch.Tensor, **named: Any) -> None:
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            compressor.loss(loss)
+        backward(loss, **named)
+
+    accelerator.backward = told
 
 
 def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -3,7 +3,10 @@
 """What a Lightning callback does, for ``lightning`` and ``pytorch_lightning`` alike; neither is imported here."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any, ClassVar
+
+import torch
 
 from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint import OnResize, gather, load_gathered
@@ -73,9 +76,12 @@ class LightningHooks:
         self.compressor = compressor
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log in the steps in which the Trainer does; after the last one exchange what ranks learned apart."""
+        """Tell the loss, log in the steps in which the Trainer does; after the last exchange what was learned apart."""
         if self.compressor is None:
             return
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, torch.Tensor):  # which Lightning has divided by the number of batches of a step
+            self.compressor.loss(loss * trainer.accumulate_grad_batches)
         every = trainer.log_every_n_steps
         if every and trainer.global_step % every == 0:
             pl_module.log_dict(metrics(self.compressor), batch_size=1)

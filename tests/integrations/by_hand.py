@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, topk
+from gravac.telemetry import StepRecord, read_jsonl
 from tests.distributed.training import network, sgd
 from tests.ranks import PRELOADED, Rank, processes
 
@@ -98,6 +100,17 @@ def as_torchrun_says(rank: int, world: int) -> None:
     told = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500, "TORCHELASTIC_RUN_ID": "tests"}
     os.environ.update({name: str(value) for name, value in told.items()})
+
+
+def mean_of_ranks(losses: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean over ranks of each batch's loss."""
+    return [sum(of) / len(losses) for of in zip(*losses, strict=True)]
+
+
+def losses_in(folder: Path) -> dict[int, float]:
+    """Return the losses that a run's log tells, by the step."""
+    records = read_jsonl(folder / "gravac.jsonl")
+    return {record.step: record.loss for record in records if isinstance(record, StepRecord)}
 
 
 def assert_same(one: Trained, other: Trained) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -21,7 +22,13 @@ BATCHES, SAVED_AT = 12, 6
 
 
 def train(
-    rank: int, world: int, folder: Path, accumulate: int = 1, resume: bool = False, killed_at: int | None = None
+    rank: int,
+    world: int,
+    folder: Path,
+    accumulate: int = 1,
+    resume: bool = False,
+    killed_at: int | None = None,
+    **settings: Any,
 ) -> Trained:
     """Train on all batches, saving after some; or on those that come after the checkpoint."""
     as_torchrun_says(rank, world)
@@ -29,7 +36,7 @@ def train(
     module = model()
     ddp, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9))
     losses = []
-    with attach(accelerator, ddp, optimizer, **SETTINGS) as compressor:
+    with attach(accelerator, ddp, optimizer, **SETTINGS, **settings) as compressor:
         if resume:
             accelerator.load_state(str(folder))
         for position in range(SAVED_AT if resume else 0, BATCHES):
@@ -51,6 +58,11 @@ def train(
 def train_and_by_hand(rank: int, world: int, folder: Path, accumulate: int) -> tuple[Trained, Trained]:
     batches = [batch(rank, position) for position in range(BATCHES)]
     return train(rank, world, folder, accumulate), by_hand(batches, accumulate)
+
+
+def told(rank: int, world: int, folder: Path, accumulate: int) -> list[float]:
+    """Losses of a run that is logged."""
+    return train(rank, world, folder, accumulate, log_dir=folder).losses
 
 
 def train_apart(rank: int, folder: Path, every: apart.Every, accumulate: int, resume: bool = False) -> Trained:

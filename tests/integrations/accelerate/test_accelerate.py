@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrations import apart
-from tests.integrations.by_hand import assert_resumed, assert_same, ranks
+from tests.integrations.by_hand import assert_resumed, assert_same, losses_in, mean_of_ranks, ranks
 
 pytestmark = pytest.mark.framework
 
@@ -19,6 +19,14 @@ def test_losses_weights_and_residuals_are_those_of_plain_ddp(accumulate: int, tm
     for accelerate, by_hand in ranks(program.train_and_by_hand, tmp_path, accumulate):
         assert accelerate.exchanged == program.BATCHES / accumulate
         assert_same(accelerate, by_hand)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_training_loss_stands_beside_what_ran(accumulate: int, tmp_path: Path) -> None:
+    means = mean_of_ranks(ranks(program.told, tmp_path, accumulate))
+    for step, loss in losses_in(tmp_path).items():
+        of = means[step * accumulate : (step + 1) * accumulate]
+        assert loss == pytest.approx(sum(of) / accumulate)
 
 
 def test_a_killed_run_goes_on_bit_for_bit_with_every_ranks_own_residuals(tmp_path: Path) -> None:

@@ -103,6 +103,11 @@ def fit_and_by_hand(rank: int, world: int, *arguments: Any) -> tuple[Trained, Tr
     return fit(rank, world, package, folder, epochs, accumulate), by_hand(batches(rank, epochs), accumulate)
 
 
+def told(rank: int, world: int, package: str, folder: Path, accumulate: int) -> list[float]:
+    """Losses of a run that is logged."""
+    return fit(rank, world, package, folder, 2, accumulate, log_dir=folder).losses
+
+
 def killed(rank: int, world: int, package: str, folder: Path, epochs: int) -> None:
     fit(rank, world, package, folder, epochs, end=signal.SIGKILL)
 

@@ -3,6 +3,7 @@
 """Lightning's real Trainer with two processes, against plain DDP by hand."""
 
 import csv
+import math
 import signal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from gravac.telemetry import read_jsonl
 from gravac.telemetry.records import EndRecord
 from tests.integrations import apart
-from tests.integrations.by_hand import assert_resumed, assert_same, flat, ranks
+from tests.integrations.by_hand import assert_resumed, assert_same, flat, losses_in, mean_of_ranks, ranks
 from tests.integrations.lightning import apart_program, program
 
 pytestmark = pytest.mark.framework
@@ -30,6 +31,15 @@ def test_losses_weights_and_residuals_are_those_of_plain_ddp(package: str, accum
     for lightning, by_hand in ranks(program.fit_and_by_hand, package, tmp_path, 2, accumulate):
         assert lightning.exchanged == 2 * program.EPOCH / accumulate
         assert_same(lightning, by_hand)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_training_loss_stands_beside_what_ran(package: str, accumulate: int, tmp_path: Path) -> None:
+    """Lightning tells it after a batch, so that of a step's last batch counts for the next step."""
+    means = mean_of_ranks(ranks(program.told, package, tmp_path, accumulate))
+    for step, loss in losses_in(tmp_path).items():
+        of = means[max(0, step * accumulate - 1) : (step + 1) * accumulate - 1]
+        assert loss == pytest.approx(sum(of) / len(of) if of else math.nan, nan_ok=True)
 
 
 def test_a_killed_run_goes_on_bit_for_bit_with_every_ranks_own_residuals(package: str, tmp_path: Path) -> None:

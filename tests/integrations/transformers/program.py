@@ -65,7 +65,7 @@ class Kill(TrainerCallback):
 
 
 def make(
-    folder: Path, accumulate: int = 1, kill_at: int | None = None, smaller: bool = False
+    folder: Path, accumulate: int = 1, kill_at: int | None = None, smaller: bool = False, **settings: Any
 ) -> tuple[Trainer, GravacCallback]:
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -87,7 +87,7 @@ def make(
     trainer = Trainer(
         module, arguments, train_dataset=Samples(), optimizers=(optimizer, None), callbacks=[Kill(kill_at)]
     )
-    gravac = GravacCallback(trainer, **SETTINGS)
+    gravac = GravacCallback(trainer, **SETTINGS, **settings)
     trainer.add_callback(gravac)
     return trainer, gravac
 
@@ -104,6 +104,14 @@ def train(
     trainer, gravac = make(folder, accumulate, kill_at)
     trainer.train(resume_from_checkpoint=resume)
     return trained(trainer.model.losses, trainer.model.model, gravac.compressor)
+
+
+def told(rank: int, world: int, folder: Path) -> list[float]:
+    """Losses of a run that is logged."""
+    as_torchrun_says(rank, world)
+    trainer, _ = make(folder, log_dir=folder)
+    trainer.train()
+    return list(trainer.model.losses)
 
 
 def train_and_by_hand(rank: int, world: int, folder: Path, accumulate: int) -> tuple[Trained, Trained]:

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face's Trainer itself with two processes, against plain DDP by hand on the batches that it took."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.integrations import apart
-from tests.integrations.by_hand import assert_resumed, assert_same, ranks
+from tests.integrations.by_hand import assert_resumed, assert_same, losses_in, mean_of_ranks, ranks
 
 pytestmark = pytest.mark.framework
 
@@ -22,6 +23,15 @@ def test_losses_weights_and_residuals_are_those_of_plain_ddp(accumulate: int, tm
         assert trainer.exchanged == program.STEPS
         assert len(trainer.losses) == program.STEPS * accumulate
         assert_same(trainer, by_hand)
+
+
+def test_the_training_loss_stands_beside_what_ran(tmp_path: Path) -> None:
+    """The Trainer tells it when it logs, as the mean since it logged last: it counts for the next step."""
+    means = mean_of_ranks(ranks(program.told, tmp_path))
+    told = {step: loss for step, loss in losses_in(tmp_path).items() if math.isfinite(loss)}
+    assert [*told] == [2, 4, 6, 8, 10]
+    for step, loss in told.items():
+        assert loss == pytest.approx(sum(means[step - 2 : step]) / 2, abs=1e-3)
 
 
 def test_a_killed_run_goes_on_bit_for_bit_with_every_ranks_own_residuals(tmp_path: Path) -> None:
