@@ -5,24 +5,50 @@
 A program's belief is the geometric mean over the other programs. A program counts as one, whatever the number of its
 learning rates and schedules. The deviation is the root mean square of what single runs are off, in natural logarithms.
 
-    python -m tests.measure.beliefs [--json FILE]
+    python -m tests.measure.beliefs [--json FILE] [--write]
 """
 
 import argparse
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from gravac.beliefs import Beliefs, EfficiencyPoints, OfCompressor, efficiency_at
+from gravac.beliefs.tables import Doubt
 from tests.measure.progress import BELIEFS, NATIVE, Case, Way, efficiency, key
 from tests.measure.results import read
 
 FLOOR = 0.02
 """Efficiency that a run counts with at least: what made no progress has no logarithm."""
 
+CONTROL = Way("dense", 2.0)
+"""16 bit, which loses nothing but by the noise of the measurement."""
+
+ROUNDING = 0.01
+"""Least deviation that is said of 16 bit: the measurement cannot tell less than its noise."""
+
+NOT_MEASURED = Doubt(least=0.1, of_loss=1.0)
+"""Doubt about what was not measured: it may lose nothing, or twice as much as is said, within a standard deviation."""
+
+KNOWN = Path("gravac/beliefs/known.json")
+
+BEFORE = Path(__file__).with_name("beliefs_before.json")
+"""What was believed before."""
+
 KINDS: Mapping[str, str] = {"dense": "16 bit", "quantize": "quantized", "topk": "sparse", "powersgd": "low rank"}
 """Kind of belief by the compressor's name."""
+
+
+FIRST_OF_KIND: Mapping[str, Mapping[Way, float]] = {
+    "quantized": {Way("quantize(4)", 8.0): 0.99, Way("quantize(2)", 16.0): 0.96, Way("quantize(1)", 32.0): 0.81},
+    "sparse": {Way("topk", 10.0): 0.72, Way("topk", 50.0): 0.39},
+}
+"""What was believed before of the ways that were measured, by kind: it stands for others of the kind."""
 
 
 class Worth(NamedTuple):
@@ -121,11 +147,163 @@ def gains(rows: Sequence[dict[str, Any]], label: str) -> list[tuple[float, float
     )
 
 
+def noise_of(rows: Sequence[dict[str, Any]]) -> float:
+    """Return the deviation that the measurement itself has: that of 16 bit from a step that loses nothing."""
+    logs = [math.log(one.efficiency) for one in worths(rows, CONTROL)]
+    return math.sqrt(statistics.fmean(log * log for log in logs))
+
+
+def median_of(rows: Sequence[dict[str, Any]], way: Way) -> float:
+    """Return the median to believe of a way: its mean over that of 16 bit, since noise lowers what is at most 1."""
+    of_control = 1.0 if way.delay else mean_of(worths(rows, CONTROL))
+    return min(1.0, mean_of(worths(rows, way)) / of_control)
+
+
+def doubt_of(points: Sequence[tuple[float, float]]) -> Doubt:
+    """Return the doubt that fits deviations best, by least squares of their squares.
+
+    Args:
+        points: median and deviation of each way of a kind.
+    """
+    losses = np.array([math.log(median) ** 2 for median, _ in points])
+    squares = np.array([deviation**2 for _, deviation in points])
+    least, of_loss = np.linalg.lstsq(np.stack([np.ones_like(losses), losses], 1), squares, rcond=None)[0]
+    if of_loss < 0 or len(points) < 2:
+        least, of_loss = squares.mean(), 0.0
+    if least < 0:
+        least, of_loss = 0.0, float(losses @ squares / (losses @ losses))
+    return Doubt(least=_up(math.sqrt(least)), of_loss=_up(math.sqrt(of_loss)))
+
+
+def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
+    """Return beliefs by a record; what it has no run of is put by what was believed before.
+
+    Where a kind was measured, all of its methods are believed to lose so many times what was believed, as the measured
+    ones did; these have their own medians.
+
+    Args:
+        rows: of the record.
+        before: what was believed before.
+    """
+    noise, ways = noise_of(rows), [way for way in BELIEFS if len({one.program for one in worths(rows, way)}) > 1]
+    medians = {way: median_of(rows, way) for way in ways}
+    deviations = {way: math.sqrt(max(0.0, deviation_of(worths(rows, way)) ** 2 - noise**2)) for way in ways}
+    doubts: dict[Any, Doubt] = {}
+    for kind in dict.fromkeys(map(kind_of, ways)):
+        doubts[kind] = doubt_of([(medians[way], deviations[way]) for way in ways if kind_of(way) == kind])
+    doubts["16 bit"] = Doubt(least=ROUNDING)
+    doubts["not measured"] = NOT_MEASURED
+    compressors = {name: _of_compressor(name, believed, medians) for name, believed in before.compressors.items()}
+    by_gain = _power_of_gain(rows, "quantize")
+    points = tuple((gain, round(gain**by_gain, 3)) for gain, _ in before.compressors["quantize"].by_gain)
+    compressors["quantize"] = compressors["quantize"](by_gain=points)
+    apart = {way.every: medians[way] for way in ways if kind_of(way) == "outer" and way.label == "dense"}
+    two = before.outer[2]
+    outer = {
+        ranks: tuple(
+            (every, round(share * _between(apart, every) / efficiency_at(two, every), 3)) for every, share in of
+        )
+        for ranks, of in before.outer.items()
+    }
+    behind = {1 + way.delay: medians[way] for way in ways if way.delay}
+    power = statistics.fmean(math.log(one) / math.log(efficiency_at(before.delay, at)) for at, one in behind.items())
+    delay = tuple((at, round(share**power, 3)) for at, share in before.delay)
+    source = (
+        f"docs/measurements/progress.json; what it has no run of: {before.source.removeprefix('docs/measurements: ')}"
+    )
+    return Beliefs(source=source, compressors=compressors, outer=outer, delay=delay, doubts=doubts)
+
+
+def _of_compressor(name: str, believed: OfCompressor, medians: Mapping[Way, float]) -> OfCompressor:
+    of_kind = {way: one for way, one in medians.items() if kind_of(way) == believed.kind and not way.every}
+    if not of_kind or name == "dense":
+        return believed
+    before = {way: _before(believed, way) for way in of_kind if way.label.split("(")[0] == name}
+    if not before:  # as many times the loss as another of its kind
+        return believed(by_cf=_raised(believed.by_cf, _power(of_kind, FIRST_OF_KIND[believed.kind])))
+    if believed.by_rank:
+        return believed(by_rank=_raised(believed.by_rank, _power(of_kind, before)), by_cf=believed.by_cf)
+    power = _power(of_kind, before)
+    own = {way.cf: round(of_kind[way], 3) for way in before}
+    points = dict(_raised(believed.by_cf, power)) | own
+    return believed(by_cf=_falling(sorted(points.items())))
+
+
+def _power(medians: Mapping[Way, float], before: Mapping[Way, float]) -> float:
+    """Return by how much more is lost than was believed: the power that fits medians best, in logarithms."""
+    pairs = [(math.log(before[way]), math.log(medians[way])) for way in before]
+    return sum(was * now for was, now in pairs) / sum(was * was for was, _ in pairs)
+
+
+def _before(believed: OfCompressor, way: Way) -> float:
+    if believed.by_rank:
+        return efficiency_at(believed.by_rank, float(way.label.split("(")[1].rstrip(")")))
+    return efficiency_at(believed.by_cf, way.cf)
+
+
+def _raised(points: EfficiencyPoints, power: float) -> EfficiencyPoints:
+    return tuple((at, round(share**power, 3)) for at, share in points)
+
+
+def _falling(points: Iterable[tuple[float, float]]) -> EfficiencyPoints:
+    """Return points of which none is above the one before."""
+    least, found = 1.0, []
+    for at, share in points:
+        least = min(least, share)
+        found.append((at, least))
+    return tuple(found)
+
+
+def _power_of_gain(rows: Sequence[dict[str, Any]], label: str) -> float:
+    """Return the power of the gain that fits efficiencies of a compressor best, in logarithms."""
+    of_control = mean_of(worths(rows, CONTROL))
+    pairs = [
+        (math.log(gain), math.log(max(FLOOR, min(1.0, share / of_control))))
+        for gain, share, case in gains(rows, label)
+        if case.way != NATIVE
+    ]
+    return sum(x * y for x, y in pairs) / sum(x * x for x, _ in pairs)
+
+
+def _between(points: Mapping[int, float], every: int) -> float:
+    """Return the efficiency at a number of steps between two exchanges; 1 at one step."""
+    return efficiency_at(((1, 1.0), *sorted(points.items())), every)
+
+
+def _up(deviation: float) -> float:
+    """Round up to two digits after the point."""
+    return math.ceil(100 * deviation - 1e-9) / 100
+
+
+def written(beliefs: Beliefs) -> str:
+    """Return beliefs as JSON, a line for each table."""
+    plain = beliefs.model_dump(mode="json", exclude_defaults=True)
+
+    def lines(table: Mapping[str, Any]) -> str:
+        return ",\n".join(f"  {json.dumps(str(name))}: {json.dumps(of)}" for name, of in table.items())
+
+    parts = [f' "source": {json.dumps(plain["source"])}']
+    parts += [f' "{name}": {{\n{lines(plain[name])}\n }}' for name in ("compressors", "outer")]
+    parts += [f' "delay": {json.dumps(plain["delay"])}', f' "doubts": {{\n{lines(plain["doubts"])}\n }}']
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def before() -> Beliefs:
+    """Return what was believed before the record: the tables of three small tasks, without doubt."""
+    return Beliefs(**json.loads(BEFORE.read_text()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="docs/measurements/progress.json")
-    rows = read(Path(parser.parse_args().json))
+    parser.add_argument("--write", action="store_true", help="write gravac/beliefs/known.json")
+    arguments = parser.parse_args()
+    rows = read(Path(arguments.json))
     print(table(rows))
+    text = written(fitted(rows, before()))
+    print(text)
+    if arguments.write:
+        KNOWN.write_text(text)
 
 
 if __name__ == "__main__":
