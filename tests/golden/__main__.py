@@ -12,16 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 
 import gravac
-from gravac.beliefs import using
 from tests.golden.cases import CASES
 from tests.golden.compare import compare
 from tests.golden.ranks import OuterRank
 from tests.golden.runs import record
-from tests.measure.beliefs import before
 from tests.worktrees import ROOT, commit, worktree
 
 FORM = 1
@@ -93,8 +90,7 @@ def main() -> int:
         print(json.dumps({"form": FORM, "package": gravac.__file__}))
         return 0
     if options.what == "record":
-        with using(before()) if options.old_beliefs else nullcontext():
-            record(options.out, options.cases or CASES)
+        record(options.out, options.cases or CASES, options.old_beliefs)
         return 0
     if options.what == "compare":
         return 1 if compare(options.before, options.after, IN_ROUNDS) else 0

@@ -5,14 +5,17 @@
 import io
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
+from gravac.beliefs import using
 from gravac.exchange.lockstep import Lockstep
 from tests.golden.cases import CASES, Case
 from tests.golden.ranks import Net, Plain
 from tests.golden.script import Script, scripted
+from tests.measure.beliefs import before
 from tests.ranks import processes
 
 RANKS = 3
@@ -23,12 +26,18 @@ LATENCY = 3
 ELEMENTS = sum(parameter.numel() for parameter in Net().parameters())
 
 
-def record(out: Path, cases: Iterable[str]) -> None:
-    """Record cases, one file each: a recording of each rank, by name."""
+def record(out: Path, cases: Iterable[str], old_beliefs: bool = False) -> None:
+    """Record cases, one file each: a recording of each rank, by name.
+
+    Args:
+        out: folder of the files.
+        cases: names of the cases.
+        old_beliefs: whether to go by what was believed before beliefs had doubts, as if that were certain.
+    """
     out.mkdir(parents=True, exist_ok=True)
     for name in cases:
         began = time.monotonic()
-        by_process = processes(recorded, 1 if CASES[name].in_memory else RANKS, name)
+        by_process = processes(recorded, 1 if CASES[name].in_memory else RANKS, name, old_beliefs)
         ranks = [recording for recordings in by_process for recording in recordings]
         torch.save({f"rank {rank}": recording for rank, recording in enumerate(ranks)}, out / f"{name}.pt")
         decided = ranks[0]["uninterrupted"]["decided"]
@@ -37,8 +46,13 @@ def record(out: Path, cases: Iterable[str]) -> None:
         print(f"{name}: recorded, {len(decided)} decisions, {changes} of them changes ({took:.0f} s)", flush=True)
 
 
-def recorded(rank: int, world: int, name: str) -> list[Plain]:
+def recorded(rank: int, world: int, name: str, old_beliefs: bool = False) -> list[Plain]:
     """Return a recording of each rank in this process, ``rank`` alone unless the ranks are in memory."""
+    with using(before()) if old_beliefs else nullcontext():
+        return _recorded(rank, name)
+
+
+def _recorded(rank: int, name: str) -> list[Plain]:
     case = CASES[name]
     end = case.steps + case.more
     with scripted(ELEMENTS) as script:
