@@ -284,7 +284,7 @@ def written(beliefs: Beliefs) -> str:
 
     parts = [f' "source": {json.dumps(plain["source"])}']
     parts += [f' "{name}": {{\n{lines(plain[name])}\n }}' for name in ("compressors", "outer")]
-    parts += [f' "delay": {json.dumps(plain["delay"])}', f' "doubts": {{\n{lines(plain["doubts"])}\n }}']
+    parts += [f' "delay": {json.dumps(plain["delay"])}', f' "doubts": {{\n{lines(plain.get("doubts", {}))}\n }}']
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from gravac.settings import SettingsError
 from tests.measure import (
     before_after,
+    beliefs,
     judgement,
     modes_page,
     published,
@@ -33,6 +34,7 @@ REPORT = "gravac report"
 README, RESULTS = Path("README.md"), Path("docs/results.md")
 MEASUREMENTS, ADVISE = Path("docs/measurements.md"), Path("docs/advise.md")
 GPU, OUTER, MODES = Path("docs/gpu.md"), Path("docs/outer.md"), Path("docs/modes-measured.md")
+BELIEFS = Path("docs/beliefs.md")
 
 DOCUMENTS: dict[Path, dict[str, Table]] = {
     README: {
@@ -100,6 +102,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "nanogpt_configuration": ("nanogpt", tables_of_outer.nanogpt_configuration),
     },
     MODES: modes_page.TABLES,
+    BELIEFS: {"beliefs": ("progress", lambda: beliefs.table(published.rows("progress")))},
     ADVISE: {
         "predictions": ("predictions", tables_of_rows.predictions),
         "datacentre": ("datacentre", tables_of_rows.datacentre),
