@@ -80,6 +80,9 @@ which on it is taken in proportion to the steps so far: a run is taken to last a
 AdamW has from one bit's steps are too small for others: on ``charlm`` the loss lies 0.014 to 0.024 nats above that of
 staying for 40 steps, 10 to 20 steps' progress (``docs/measurements.md``)."""
 
+COARSE = 0.8
+"""Efficiency of a quantizer below which it is as coarse as one bit."""
+
 UNSURE = 0.1
 """Relative gain in goodput below which nothing changes where ranks exchange every so many steps: what those are worth
 differs more from task to task (``docs/outer.md``), and a round is one measurement of many steps."""
@@ -411,8 +414,8 @@ class Goodput(Settings):
 
     def _to_beat(self, state: GoodputState, held: GoodputEntry, position: int) -> float:
         """Return the goodput that a candidate must exceed to replace the one that is held, or to be tried."""
-        margin, near = self.hysteresis, self.near * state.forecasts[0].efficiency
-        coarse = state.forecasts[held.position].by_gain and held.efficiency < near
+        margin = self.hysteresis
+        coarse = state.forecasts[held.position].by_gain and held.efficiency < COARSE
         if coarse and state.efficiency(position) > held.efficiency:
             margin = max(margin, SETBACK / max(state.steps, SETTLED))
         other, ours = state.forecasts[position], state.forecasts[held.position]

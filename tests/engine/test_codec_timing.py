@@ -130,7 +130,7 @@ def test_a_compressor_without_known_costs_has_them_then() -> None:
 
 def test_goodput_starts_by_them() -> None:
     """Timed as if all but one took longer than dense on a slow link, that one runs."""
-    policy = policy_of(ladder, cf_range=(2, 16), sixteen_bit=False)
+    policy = policy_of(ladder, cf_range=(2, 16), sixteen_bit=False)(controller=Goodput(near=0.5))
     cfs = cfs_of(policy, SQUARE)
     started = []
     for cheap in cfs:

@@ -30,7 +30,7 @@ CONTROL = Way("dense", 2.0)
 """16 bit, which loses nothing but by the noise of the measurement."""
 
 ROUNDING = 0.01
-"""Least deviation that is said of 16 bit: the measurement cannot tell less than its noise."""
+"""Least deviation of any kind: the measurement's noise hides less. It is all that is said of 16 bit."""
 
 NOT_MEASURED = Doubt(least=0.1, of_loss=1.0)
 """Doubt about what was not measured: it may lose nothing, or twice as much as is said, within a standard deviation."""
@@ -148,15 +148,24 @@ def gains(rows: Sequence[dict[str, Any]], label: str) -> list[tuple[float, float
 
 
 def noise_of(rows: Sequence[dict[str, Any]]) -> float:
-    """Return the deviation that the measurement itself has: that of 16 bit from a step that loses nothing."""
-    logs = [math.log(one.efficiency) for one in worths(rows, CONTROL)]
-    return math.sqrt(statistics.fmean(log * log for log in logs))
+    """Return the deviation that the measurement itself has: that of 16 bit from a step that loses nothing.
+
+    The median over programs: on one whose loss hardly falls any more, any noise is worth many steps.
+    """
+    squares: dict[str, list[float]] = {}
+    for one in worths(rows, CONTROL):
+        squares.setdefault(one.program, []).append(math.log(one.efficiency) ** 2)
+    return math.sqrt(statistics.median(map(statistics.fmean, squares.values())))
+
+
+def of_control(rows: Sequence[dict[str, Any]]) -> float:
+    """Return what noise makes of an efficiency of 1, which is at most 1: the median over programs of 16 bit's."""
+    return math.exp(statistics.median(_by_program(worths(rows, CONTROL)).values()))
 
 
 def median_of(rows: Sequence[dict[str, Any]], way: Way) -> float:
-    """Return the median to believe of a way: its mean over that of 16 bit, since noise lowers what is at most 1."""
-    of_control = 1.0 if way.delay else mean_of(worths(rows, CONTROL))
-    return min(1.0, mean_of(worths(rows, way)) / of_control)
+    """Return the median to believe of a way: its mean over what noise makes of an efficiency of 1."""
+    return min(1.0, mean_of(worths(rows, way)) / (1.0 if way.delay else of_control(rows)))
 
 
 def doubt_of(points: Sequence[tuple[float, float]]) -> Doubt:
@@ -172,7 +181,7 @@ def doubt_of(points: Sequence[tuple[float, float]]) -> Doubt:
         least, of_loss = squares.mean(), 0.0
     if least < 0:
         least, of_loss = 0.0, float(losses @ squares / (losses @ losses))
-    return Doubt(least=_up(math.sqrt(least)), of_loss=_up(math.sqrt(of_loss)))
+    return Doubt(least=max(ROUNDING, _up(math.sqrt(least))), of_loss=_up(math.sqrt(of_loss)))
 
 
 def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
@@ -256,9 +265,9 @@ def _falling(points: Iterable[tuple[float, float]]) -> EfficiencyPoints:
 
 def _power_of_gain(rows: Sequence[dict[str, Any]], label: str) -> float:
     """Return the power of the gain that fits efficiencies of a compressor best, in logarithms."""
-    of_control = mean_of(worths(rows, CONTROL))
+    of_one = of_control(rows)
     pairs = [
-        (math.log(gain), math.log(max(FLOOR, min(1.0, share / of_control))))
+        (math.log(gain), math.log(max(FLOOR, min(1.0, share / of_one))))
         for gain, share, case in gains(rows, label)
         if case.way != NATIVE
     ]

@@ -11,10 +11,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gravac.beliefs import using
 from gravac.compressors import quantize, randomk, thc
 from gravac.lab.tasks import make
 from gravac.lab.tta.record import TrainingRecord
 from tests.measure import claims_of_modes, claims_of_rows, tables, talk
+from tests.measure.beliefs import before
 from tests.measure.claims_of_rows import percent, seconds
 from tests.measure.judgement import Verdict, interval, student, verdicts
 from tests.measure.published import (
@@ -347,7 +349,8 @@ def _predicting() -> list[str]:
     told = {one["task"]: one["probed"] for one in rows("probed")}
     probed = [one[name] for one in told.values() for name in fine]
     truth = [worth(task, name) for task in told for name in fine]
-    old = [one.profile(cf).efficiency for one, cf in ((quantize, 32), (thc, 8), (randomk, 10))]
+    with using(before()):
+        old = [one.profile(cf).efficiency for one, cf in ((quantize, 32), (thc, 8), (randomk, 10), (quantize, 16))]
     new = [worth_everywhere(name) for name in ("quantize(1)", "thc", "randomk(block=64)@10")]
     coarse = new[0] / worth_everywhere("quantize(2)")
     assert new[1] > max(worth_everywhere(f"quantize({bits})") for bits in (4, 2))
@@ -356,7 +359,7 @@ def _predicting() -> list[str]:
         f"{new[1]:.2f} instead of "
         f"{old[1]:.2f} and random-k at 10x at {new[2]:.2f} instead of {old[2]:.2f}.",
         f"random-k before chunked top-k at 10x ({worth_everywhere('topkc@10'):.2f});",
-        f"stays: {coarse:.2f} instead of {old[0] / quantize.profile(16).efficiency:.2f}.",
+        f"stays: {coarse:.2f} instead of {old[0] / old[3]:.2f}.",
         f"({len(gains)} static methods, those that have one) and with the steps it needs on the other two tasks "
         f"({several[0]} methods;",
         f"on `charlm` 1 bit keeps {gains['quantize(1)']:.2f} of the energy and makes "
