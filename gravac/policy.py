@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, cast
 import torch
 from pydantic import BaseModel, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from gravac import version
+from gravac import beliefs, version
 from gravac.candidate import Span
 from gravac.compressors import COMPRESSORS, Compressor, Dense, dense, ladder
 from gravac.compressors.dtypes import SIXTEEN_BIT
@@ -259,6 +259,7 @@ class RunSettings(Settings):
         Not in it is what each rank may have its own of: ``log_dir`` and ``pace``.
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
+        versions["beliefs"] = beliefs.current().digest
         policy = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_APART}
         beside = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
         return {**versions, **policy, **beside}

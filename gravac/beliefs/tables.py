@@ -6,6 +6,7 @@ The file is made by ``python -m tests.measure.beliefs`` from committed records, 
 relative to a step with dense gradient averaging.
 """
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -100,6 +101,11 @@ class Beliefs(Settings):
         if not outer:
             raise ValueError("name at least one number of ranks")
         return {ranks: _ascending(outer[ranks]) for ranks in sorted(outer)}
+
+    @property
+    def digest(self) -> str:
+        """Twelve letters that differ if any number does, by which ranks are compared."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
     def of(self, compressor: str) -> OfCompressor:
         """Return what is believed of a compressor; a careful guess if it was not measured."""

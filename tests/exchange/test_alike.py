@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Accordion, GraVAC, Policy, SettingsError, Static, Warmup, dense, quantize, thc, topk, topkc
+from gravac.beliefs import known, using
 from gravac.exchange.alike import compare, described, difference
-from gravac.policy import OuterSettings
+from gravac.policy import OuterSettings, RunSettings
 from gravac.texts import text_of, texts_of
 
 Texts = dict[str, str]
@@ -195,3 +196,14 @@ def test_parameters_are_told_apart_by_name_order_shape_dtype_and_memory() -> Non
 def test_a_dense_base_is_told_by_its_format() -> None:
     texts = [texts_of(Policy(base=dense(dtype=dtype), cf_range=(1, 2))) for dtype in ("float16", "bfloat16")]
     assert difference(texts).startswith("base.dtype: rank 0 has 'float16', rank 1 has 'bfloat16'")
+
+
+def test_ranks_that_believe_differently_are_refused() -> None:
+    """They would decide differently, and wait for each other for ever."""
+    settings = RunSettings(policy=BASE)
+    mine = settings.shared()
+    with using(known()(delay=((1.0, 1.0), (2.0, 0.5)))):
+        others = settings.shared()
+    errors, _ = in_memory([mine, others, mine])
+    assert errors and all(error.startswith("beliefs: ") for error in errors)
+    assert in_memory([mine, settings.shared()])[0] == []
