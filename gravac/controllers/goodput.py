@@ -504,7 +504,8 @@ def _more_steps(state: GoodputState) -> str:
         return ""
     more, most = (100 * (1 / max(share, 1e-9) - 1) for share in (efficiency, least))
     counted = f" (counted as {most:.0f} %)" if f"{most:.0f}" != f"{more:.0f}" else ""
-    return f", about {more:.0f} % more steps than dense{counted}"
+    said = f"{more:.0f} % more steps than" if more >= 0.5 else "as many steps as"
+    return f", about {said} dense{counted}"
 
 
 def _broken(state: GoodputState) -> bool:
