@@ -44,13 +44,6 @@ KINDS: Mapping[str, str] = {"dense": "16 bit", "quantize": "quantized", "topk": 
 """Kind of belief by the compressor's name."""
 
 
-FIRST_OF_KIND: Mapping[str, Mapping[Way, float]] = {
-    "quantized": {Way("quantize(4)", 8.0): 0.99, Way("quantize(2)", 16.0): 0.96, Way("quantize(1)", 32.0): 0.81},
-    "sparse": {Way("topk", 10.0): 0.72, Way("topk", 50.0): 0.39},
-}
-"""What was believed before of the ways that were measured, by kind: it stands for others of the kind."""
-
-
 class Worth(NamedTuple):
     """What a step of one run was worth.
 
@@ -71,7 +64,7 @@ def kind_of(way: Way) -> str:
     """Return the kind of belief that a way belongs to."""
     if way.delay:
         return "delay"
-    return "outer" if way.every else KINDS[way.label.split("(")[0]]
+    return "outer" if way.every else KINDS[name_of(way)]
 
 
 def worths(rows: Sequence[dict[str, Any]], way: Way, settled: bool = True) -> list[Worth]:
@@ -202,7 +195,9 @@ def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
         doubts[kind] = doubt_of([(medians[way], deviations[way]) for way in ways if kind_of(way) == kind])
     doubts["16 bit"] = Doubt(least=ROUNDING)
     doubts["not measured"] = NOT_MEASURED
-    compressors = {name: _of_compressor(name, believed, medians) for name, believed in before.compressors.items()}
+    in_each = {way: one for way, one in medians.items() if not way.every and way != CONTROL}
+    then = {way: _before(before.of(name_of(way)), way) for way in in_each}
+    compressors = {name: _of_compressor(name, believed, in_each, then) for name, believed in before.compressors.items()}
     by_gain = _power_of_gain(rows, "quantize")
     points = tuple((gain, round(gain**by_gain, 3)) for gain, _ in before.compressors["quantize"].by_gain)
     compressors["quantize"] = compressors["quantize"](by_gain=points)
@@ -223,24 +218,36 @@ def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
     return Beliefs(source=source, compressors=compressors, outer=outer, delay=delay, doubts=doubts)
 
 
-def _of_compressor(name: str, believed: OfCompressor, medians: Mapping[Way, float]) -> OfCompressor:
-    of_kind = {way: one for way, one in medians.items() if kind_of(way) == believed.kind and not way.every}
-    if not of_kind or name == "dense":
+def name_of(way: Way) -> str:
+    """Return the name of a way's compressor."""
+    return way.label.split("(")[0]
+
+
+def _of_compressor(
+    name: str, believed: OfCompressor, medians: Mapping[Way, float], then: Mapping[Way, float]
+) -> OfCompressor:
+    """Return what is believed of a compressor now.
+
+    Args:
+        name: its name.
+        believed: what was believed before.
+        medians: of the ways that exchange in each step, as measured.
+        then: what was believed of these before.
+    """
+    own = {way for way in medians if name_of(way) == name}
+    alike = own or {way for way in medians if kind_of(way) == believed.kind}
+    if not alike:
         return believed
-    before = {way: _before(believed, way) for way in of_kind if way.label.split("(")[0] == name}
-    if not before:  # as many times the loss as another of its kind
-        return believed(by_cf=_raised(believed.by_cf, _power(of_kind, FIRST_OF_KIND[believed.kind])))
+    power = _power({way: medians[way] for way in alike}, then)
     if believed.by_rank:
-        return believed(by_rank=_raised(believed.by_rank, _power(of_kind, before)), by_cf=believed.by_cf)
-    power = _power(of_kind, before)
-    own = {way.cf: round(of_kind[way], 3) for way in before}
-    points = dict(_raised(believed.by_cf, power)) | own
+        return believed(by_rank=_raised(believed.by_rank, power))
+    points = dict(_raised(believed.by_cf, power)) | {way.cf: round(medians[way], 3) for way in own}
     return believed(by_cf=_falling(sorted(points.items())))
 
 
 def _power(medians: Mapping[Way, float], before: Mapping[Way, float]) -> float:
     """Return by how much more is lost than was believed: the power that fits medians best, in logarithms."""
-    pairs = [(math.log(before[way]), math.log(medians[way])) for way in before]
+    pairs = [(math.log(before[way]), math.log(median)) for way, median in medians.items()]
     return sum(was * now for was, now in pairs) / sum(was * was for was, _ in pairs)
 
 
