@@ -55,8 +55,8 @@ class ApartAlone:
         forecasts = []
         for every in candidates.choices(*policy.every):
             for forecast in in_each_step.forecasts:
-                known = before.get((forecast.candidate.compressor, forecast.candidate.cf, every))
-                behind = known or candidates.delays(forecast, every, state.compute_s, outer.delay, outer.fragments)
+                measured = candidates.delays(forecast, every, state.compute_s, outer.delay, outer.fragments)
+                behind = candidates.continued(before, forecast, every, measured)
                 ways = [candidates.at_every(forecast, every, state.compute_s, delay, state.world) for delay in behind]
                 chooses = getattr(policy.controller, "chooses_every", False)
                 forecasts += ways if chooses else [candidates.most_promising(ways)]

@@ -21,7 +21,7 @@ from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
-from gravac.modes.outer.candidates import delays, offered, widened
+from gravac.modes.outer.candidates import continued, delays, offered, widened
 from tests.outer.ranks import Ranks, averaged, equal
 from tests.outer.test_outer import MOMENTUM, saved
 
@@ -308,3 +308,15 @@ def test_a_little_more_is_not_tried_as_efficiencies_are_not_known_so_well(promis
         state, decision = controller.observe(state, measured)
     assert (state.entry(1) is not None) == tried
     assert decision.candidate == held.candidate
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.sampled_from([5, 10, 20]))
+def test_in_a_run_that_is_continued_no_candidate_gets_a_shorter_delay_than_those_that_it_had(
+    was: int, measured: int, every: int
+) -> None:
+    before = {("quantize", 8.0, every): (0, was), ("quantize", 16.0, 50): (0, 45)}
+    same, other = (Forecast(Candidate("hook", "quantize", cf), cf) for cf in (8.0, 16.0))
+    now = (0, measured)
+    assert continued(before, same, every, now) == (0, was)
+    assert continued(before, other, every, now) == (0, max(was, measured) if measured else 0)
+    assert continued({}, other, every, now) == now

@@ -97,8 +97,7 @@ def widened(
         if number == 1:
             continue
         for forecast in admission.forecasts:
-            key = forecast.candidate.compressor, forecast.candidate.cf, number
-            behind = known.get(key) or delays(forecast, number, compute_s, delay, fragments)
+            behind = continued(known, forecast, number, delays(forecast, number, compute_s, delay, fragments))
             outer_forecasts = [at_every(forecast, number, compute_s, steps, world) for steps in behind]
             if together:
                 outer_forecasts = [replace(outer_forecast, leaving_s=leaving_s) for outer_forecast in outer_forecasts]
@@ -125,6 +124,30 @@ def offered(identities: Iterable[Sequence[Any]]) -> Offered:
         key = compressor, cf, every
         delays[key] = tuple(sorted({*delays.get(key, ()), delay}))
     return delays
+
+
+def continued(before: Offered, forecast: Forecast, every: int, measured: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the delays that a candidate has in a run that is perhaps continued, in steps, ascending.
+
+    One that the run had keeps those it had. Another one was left out, for a candidate that exchanges as often: it gets
+    no shorter delay than these have, so that it is left out again.
+
+    Args:
+        before: delays of the candidates of the run that is continued; empty: of none.
+        forecast: forecast of an exchange in each step.
+        every: number of steps from one exchange to the next.
+        measured: delays that it would have now.
+
+    Example:
+        >>> from gravac.candidate import Candidate
+        >>> topk = Forecast(Candidate("hook", "topk", 10.0), 6.4)
+        >>> before = {("topk", 10.0, 20): (0, 4), ("topk", 50.0, 50): (0, 9)}
+        >>> [continued(before, topk, every, (0, 2)) for every in (20, 50, 100)]
+        [(0, 4), (0, 9), (0, 2)]
+    """
+    own = before.get((forecast.candidate.compressor, forecast.candidate.cf, every))
+    longest = max((max(of) for (_, _, number), of in before.items() if number == every), default=0)
+    return own or tuple(max(longest, one) if one else 0 for one in measured)
 
 
 def delays(
