@@ -59,9 +59,9 @@ def test_a_loss_that_rises_in_the_reference_tells_nothing() -> None:
     assert all(map(math.isnan, estimates(row, 10)))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", WAYS[:2], ids=str)
 def test_each_candidate_is_tried(way: Any) -> None:
-    case = Case("tokens", PROGRAMS["tokens"].rates[1], way, Plan(10, 10, 1), 0)
+    case = Case("tokens", PROGRAMS["tokens"].rates[1], way, Plan(5, 10, 1), 0)
     row = run((case, None))
     assert key(row) == case and len(row["losses"]) == case.plan.steps
     assert [step for step, _ in row["probes"]] == case.plan.read_after()
