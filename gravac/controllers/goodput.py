@@ -366,7 +366,7 @@ class Goodput(Settings):
                 tried = min(native, key=lambda at: state.forecasts[at].candidate.cf)
             state = replace(state, phase=SEARCH, position=tried)
             times = f"which may be up to {promises[tried] / goodput:.2f} times as good"
-            return state, f"{reason}; try {state.running}, {times}"
+            return state, f"{reason}; try {state.running}, {times}{_more_steps(state)}"
         state = replace(state, phase=HOLD, position=best.position)
         what = f"{state.running}: {1000 * best.seconds:.4g} ms{_more_steps(state)}"
         return state, f"{reason}; best goodput at {what}"

@@ -99,7 +99,8 @@ def test_a_record_says_which_case_it_is_of() -> None:
     [NATIVE, Way("topk", 10.0), Way(every=5, delay=2), Way(every=5, rate=0.7), Way(every=5, rule="falls")],
     ids=str,
 )
-def test_each_kind_of_way_trains_and_settles(way: Way) -> None:
+def test_each_kind_of_way_trains_and_settles(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.measure.progress.POINTS", 4)
     program = shortened(PROGRAMS["tokens"], 20)
     came = train((Case("tokens", "cosine", program.rates[1], way, 0, program.steps), None))
     steps = [step for step, _ in came["curve"]]
