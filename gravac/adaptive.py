@@ -85,8 +85,9 @@ class AdaptiveCompressor(Live):
         every: number of steps from one exchange to the next: 1 averages gradients in each step; with 10 ranks train
             apart for ten steps; ``(1, 100)`` has the controller decide how often, between these bounds.
         native: whether steps may be left to DDP itself, without a hook; ``False`` keeps the hook installed.
-        least_efficiency: least share of a dense step's progress that a step may be expected to make; ``None``: any
-            share, if steps are so much faster. For runs of a fixed number of steps: 0.98 costs 2 % more steps at most.
+        least_efficiency: lowest statistical efficiency, in (0, 1], of a compressed or outer step. A candidate is
+            admitted if it exceeds that with a probability of 80 %; dense gradients in float32 or 16 bit always are.
+            ``None``: any. Meant for runs with a fixed number of steps.
         outer: settings of outer steps, in which ranks train apart; ``None``: the defaults.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
@@ -401,18 +402,18 @@ class AdaptiveCompressor(Live):
             self._switch.outer.synchronize()
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Tell the training loss of this rank's batch, which is then drawn beside what runs.
+        """Report the training loss of this rank's batch; TensorBoard shows its mean over ranks as ``gravac/loss``.
 
-        Called on every rank alike: for each batch or now and then, before its backward or after. The ranks' mean
-        travels with numbers that they exchange anyway. Nothing waits, also if the loss is on a GPU. Does nothing before
-        ``attach``, after ``close``, and where nothing is decided.
+        Called on every rank, for each batch or for some, before its backward or after. The mean travels with the ranks'
+        other measurements, so that it takes no exchange of its own, and the host never waits for a GPU. Does nothing
+        before ``attach``, after ``close``, and in a single process.
 
         Args:
-            loss: mean over the batch; a tensor of one element, of any real dtype, with or without a graph; or a number.
+            loss: mean over the batch: a number, or a tensor with one element, of any real dtype; its graph is not kept.
 
         Raises:
             TypeError: it is no real number.
-            ValueError: the tensor has not one element.
+            ValueError: the tensor does not have one element.
         """
         if self._attached and not (self._idle or self._closed):
             self._engine.losses.add(loss)

@@ -11,7 +11,7 @@ from gravac.collectives import AllReduce
 from gravac.controllers.plain import identify
 from gravac.costmodel import Network
 from gravac.costmodel.network import collective_seconds
-from gravac.engine.admission import Admission, admit, averager_of, of_enough_progress, with_native
+from gravac.engine.admission import Admission, admit, averager_of, drop_below_efficiency, with_native
 from gravac.engine.deciding import Deciding, Reporting
 from gravac.engine.engine import Engine
 from gravac.engine.run_state import RunState
@@ -66,7 +66,7 @@ class RunAdmission:
                 before=offered(state.candidates),
                 leaving_s=self._leaving_s(state.world),
             )
-        admission = of_enough_progress(admission, policy.least_efficiency)
+        admission = drop_below_efficiency(admission, policy.least_efficiency)
         if together and self.native and policy.native and getattr(policy.controller, "native", False):
             admission = with_native(admission, self.native)
         state.candidates = identify(forecast.candidate for forecast in admission.forecasts)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gravac.beliefs import lower_bound
+from gravac.beliefs import Belief
 
 DENSE = "dense"
 """Name of the compressor of a candidate that compresses nothing, except by its number format."""
@@ -71,8 +71,8 @@ class Forecast:
         candidate: candidate that the numbers are of.
         wire_ratio: predicted wire bytes of a dense float32 all-reduce of the model in each step / predicted wire bytes
             of this candidate.
-        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging; the
-            median of what is believed (``gravac.beliefs``).
+        efficiency: statistical efficiency: progress of a step / progress of a step with dense gradient averaging;
+            median of the belief about it (``gravac.beliefs``).
         family: name of the family; candidates of one family differ in what they send and not in how they code.
         by_gain: ``(gain, efficiency)``, ascending by gain: the efficiency that each measured gain stands for; empty if
             gain does not tell the efficiency.
@@ -86,7 +86,7 @@ class Forecast:
             many steps apart; empty: 1 at any number of steps.
         method: name of the compressor with its own setting, for people: ``"low rank 16"``, ``"1 bit"``; empty if not
             known.
-        deviation: how sure ``efficiency`` is: the standard deviation of its natural logarithm; 0: certain.
+        deviation: uncertainty of ``efficiency``: standard deviation of its natural logarithm; 0: certain.
         leaving_s: seconds that it takes the ranks to be one again when they leave it, of outer steps; ``None``: not
             known, or nothing.
 
@@ -113,8 +113,16 @@ class Forecast:
 
     @property
     def least_efficiency(self) -> float:
-        """The efficiency that a step has at least, with probability ``gravac.beliefs.SURE``: what decisions go by."""
-        return lower_bound(self.efficiency, self.deviation)
+        """Lower bound of ``efficiency``, by which controllers decide; see ``lower_bound``."""
+        return self.lower_bound(self.efficiency)
+
+    def lower_bound(self, efficiency: float) -> float:
+        """Return what an efficiency with this ``deviation`` exceeds with a probability of 80 % (``beliefs.SURE``).
+
+        Args:
+            efficiency: its median, such as ``efficiency_at`` returns.
+        """
+        return Belief(efficiency, self.deviation).lower_bound
 
     def efficiency_at(self, gain: float) -> float:
         """Return the statistical efficiency of a step of a measured gain, interpolated between points of ``by_gain``.
@@ -137,8 +145,8 @@ class Forecast:
 
 
 Cause = Literal["same_bytes", "not_fewer_bytes", "too_little_progress"]
-"""Why a candidate is dropped: it would send what another does, or no fewer bytes than dense; or a step of it may make
-less progress than the user allows."""
+"""Why a candidate is dropped: it would send what another does; or no fewer bytes than dense; or the lower bound of its
+efficiency is below the setting ``least_efficiency``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +156,10 @@ class Dropped:
     Attributes:
         forecast: forecast of the dropped candidate.
         cause: why the candidate was dropped.
-        other: forecast that was compared: of the candidate that sends the same, or of the dense one of fewest bytes; of
-            dense float32, if progress was compared.
-        ratio: predicted wire bytes of ``forecast`` / predicted wire bytes of ``other``; if progress was compared,
-            least efficiency of ``forecast`` / the least that the user allows.
+        other: forecast that was compared: of the candidate that sends the same; of the dense one of fewest bytes; or of
+            dense float32, if the cause is ``"too_little_progress"``.
+        ratio: predicted wire bytes of ``forecast`` / predicted wire bytes of ``other``; if the cause is
+            ``"too_little_progress"``, lower bound of the efficiency of ``forecast`` / ``least_efficiency``.
     """
 
     forecast: Forecast

@@ -67,7 +67,7 @@ class LocalMeasurement:
         shadow: CFs evaluated without sending, ascending.
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor that the step's gradients were multiplied with.
-        loss: mean training loss that this rank was told of since the last measurement; nan if of none.
+        loss: mean of the training losses reported on this rank since the last measurement; nan if there were none.
         errors: squared norms of what was not sent, ``‖g_ef - sent‖²``, of each group of tensors.
         energies: squared norms of what was to be sent, ``‖g_ef‖²``, likewise.
         shadow_errors: the errors at each shadow CF, of each tensor.

@@ -259,7 +259,7 @@ class RunSettings(Settings):
         Not in it is what each rank may have its own of: ``log_dir`` and ``pace``.
         """
         versions = {"gravac's version": version.__version__, "torch's version": torch.__version__.split("+")[0]}
-        versions["beliefs"] = beliefs.current().digest
+        versions["beliefs"] = beliefs.beliefs_in_force().digest
         policy = {name: text for name, text in texts_of(self.policy).items() if name not in COMPARED_APART}
         beside = {name: text_of(getattr(self, name)) for name in SHARED_BESIDE_POLICY}
         return {**versions, **policy, **beside}

@@ -1,27 +1,34 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a step is believed to be worth before a run has shown anything: data, with its doubt, and how it is read.
+"""Statistical efficiency of each method, as believed before a run has measured anything, and how uncertain that is.
 
-``known.json`` holds the numbers. ``tables`` reads them, ``points`` reads values off between measured points, and
-``belief`` is what comes of it: a median, and how far off it may be. A run's candidates get their beliefs in their
-``gravac.candidate.Forecast``, and nowhere else.
+``shipped.json`` holds the numbers, ``tables`` reads them, ``points`` interpolates between measured points, and
+``belief`` is one efficiency with its uncertainty. They reach controllers through ``gravac.candidate.Forecast`` alone.
 """
 
-from gravac.beliefs.belief import SURE, Belief, lower_bound
+from gravac.beliefs.belief import SURE, Belief
 from gravac.beliefs.points import EfficiencyPoints, efficiency_at, power_at
-from gravac.beliefs.tables import Beliefs, Kind, OfCompressor, current, known, using
+from gravac.beliefs.tables import (
+    Beliefs,
+    CompressorBeliefs,
+    MethodKind,
+    beliefs_in_force,
+    read_beliefs,
+    shipped_beliefs,
+    use_beliefs,
+)
 
 __all__ = [
     "SURE",
     "Belief",
     "Beliefs",
+    "CompressorBeliefs",
     "EfficiencyPoints",
-    "Kind",
-    "OfCompressor",
-    "current",
+    "MethodKind",
+    "beliefs_in_force",
     "efficiency_at",
-    "known",
-    "lower_bound",
     "power_at",
-    "using",
+    "read_beliefs",
+    "shipped_beliefs",
+    "use_beliefs",
 ]

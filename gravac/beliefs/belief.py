@@ -1,26 +1,26 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""A belief about the statistical efficiency of a step: how much progress it makes, and how sure that is."""
+"""Belief about the statistical efficiency of a step: a median, and how uncertain it is."""
 
 import math
 from statistics import NormalDist
 from typing import NamedTuple
 
 SURE = 0.8
-"""Probability with which a step is to make at least the progress that a decision goes by: one-sided."""
+"""Probability that an efficiency is at least its lower bound, by which controllers decide."""
 
 _QUANTILE = NormalDist().inv_cdf(SURE)
 
 
 class Belief(NamedTuple):
-    """An efficiency that is not known: its logarithm is taken to be normally distributed.
+    """Belief about a statistical efficiency: a log-normal distribution.
 
     Attributes:
-        efficiency: median of the efficiency, the progress of a step over that of a step with dense gradient averaging.
-        deviation: standard deviation of its natural logarithm; 0 if it is certain.
+        efficiency: median of the efficiency: progress of a step / progress of a step with dense gradient averaging.
+        deviation: standard deviation of the efficiency's natural logarithm; 0 if the efficiency is certain.
 
     Example:
-        >>> round(Belief(0.9, 0.1).lower, 3), Belief(0.9).lower
+        >>> round(Belief(0.9, 0.1).lower_bound, 3), Belief(0.9).lower_bound
         (0.827, 0.9)
     """
 
@@ -28,12 +28,12 @@ class Belief(NamedTuple):
     deviation: float = 0.0
 
     @property
-    def lower(self) -> float:
-        """The efficiency that a step has at least, with probability ``SURE``."""
-        return lower_bound(self.efficiency, self.deviation)
+    def lower_bound(self) -> float:
+        """Efficiency that is exceeded with probability ``SURE`` (80 %)."""
+        return self.efficiency * math.exp(-_QUANTILE * self.deviation) if self.deviation else self.efficiency
 
     def times(self, other: "Belief") -> "Belief":
-        """Return the belief about the product of two efficiencies that do not depend on each other.
+        """Return the belief about the product of two independent efficiencies.
 
         Example:
             >>> Belief(0.5, 0.3).times(Belief(0.8, 0.4))
@@ -44,13 +44,3 @@ class Belief(NamedTuple):
     def power(self, exponent: float) -> "Belief":
         """Return the belief about a power of the efficiency."""
         return Belief(math.pow(self.efficiency, exponent), self.deviation * abs(exponent))
-
-
-def lower_bound(efficiency: float, deviation: float) -> float:
-    """Return the efficiency that a step has at least, with probability ``SURE``.
-
-    Args:
-        efficiency: its median.
-        deviation: standard deviation of its natural logarithm.
-    """
-    return efficiency * math.exp(-_QUANTILE * deviation) if deviation else efficiency

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How a value is read off between points that were measured."""
+"""Interpolation between measured points."""
 
 import itertools
 import math
@@ -10,9 +10,10 @@ EfficiencyPoints = tuple[tuple[float, float], ...]
 
 
 def efficiency_at(points: EfficiencyPoints, x: float) -> float:
-    """The efficiency at a CF (or rank): between and beyond points a power of x; at most 1.
+    """Return the efficiency at a CF, a rank, or a number of steps, at most 1.
 
-    Before the first point it is what is there, and so it is everywhere of a single one.
+    Linear in log efficiency and log x, extrapolated beyond the last point. Before the first point, and if there is only
+    one, it is that point's.
 
     Example:
         >>> round(efficiency_at(((1, 1.0), (10, 0.72), (100, 0.3)), 30), 2)
@@ -26,9 +27,9 @@ def efficiency_at(points: EfficiencyPoints, x: float) -> float:
 
 
 def power_at(points: EfficiencyPoints, every: float) -> float:
-    """The power that an efficiency is raised to where ranks exchange every so many steps: linear in their logarithm.
+    """Return the exponent for an exchange every so many steps (see ``CompressorBeliefs.apart``).
 
-    Before the first point it is what is there; beyond the last it goes on as it came.
+    Linear in log ``every``, extrapolated beyond the last point; before the first point it is that point's.
 
     Example:
         >>> [round(power_at(((20, 1.0), (50, 2.0)), every), 2) for every in (1, 20, 50, 125)]
@@ -41,5 +42,5 @@ def power_at(points: EfficiencyPoints, every: float) -> float:
 
 
 def _around(points: EfficiencyPoints, x: float) -> EfficiencyPoints:
-    """The points before and after x; beyond the last, the last two."""
+    """Return the two points on either side of x; beyond the last point, the last two."""
     return next((pair for pair in itertools.pairwise(points) if x <= pair[1][0]), points[-2:])

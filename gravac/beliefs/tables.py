@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of beliefs: read from ``known.json``, and which of them are in force.
+"""Tables of beliefs: their format, those that ship with gravac (``shipped.json``), and those in force.
 
-The file is made by ``python -m tests.measure.beliefs`` from committed records, which it names. All efficiencies are
+``python -m tests.measure.beliefs --write`` makes the file from committed records, which it names. All efficiencies are
 relative to a step with dense gradient averaging.
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,35 +15,36 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import Field, field_validator
 
 from gravac.beliefs.belief import Belief
 from gravac.beliefs.points import EfficiencyPoints, efficiency_at
 from gravac.settings import Settings
 
-Kind = Literal["16 bit", "quantized", "sparse", "low rank", "not measured", "outer", "delay"]
-"""Kinds of ways to run a step whose beliefs are equally doubtful."""
+MethodKind = Literal["16 bit", "quantized", "sparse", "low rank", "not measured", "outer", "delay"]
+"""Kind of method. All methods of a kind share one ``Doubt``."""
 
 UNKNOWN: EfficiencyPoints = ((1.0, 1.0), (10.0, 0.4))
-"""Efficiency by CF that is assumed of a compressor that was not measured."""
+"""``(CF, efficiency)`` assumed for a compressor that was not measured."""
 
 APART: EfficiencyPoints = ((1.0, 1.0), (5.0, 1.7), (20.0, 2.9))
-"""Power of the efficiency by number of steps between two exchanges, of a compressor that was not measured."""
+"""``(steps between two exchanges, exponent)`` assumed for a compressor that was not measured; see
+``CompressorBeliefs.apart``."""
 
 
-class OfCompressor(Settings):
-    """What is believed of a compressor whose ranks exchange in each step.
+class CompressorBeliefs(Settings):
+    """Beliefs about one compressor, for an exchange in each step unless said otherwise.
 
     Attributes:
-        kind: what its doubt goes by.
-        by_cf: ``(CF, efficiency)``, ascending.
-        by_rank: ``(rank, efficiency)`` of low rank, ascending; empty: not by rank.
-        by_gain: ``(gain, efficiency)``, ascending, if one curve fits all tasks; empty: none does.
-        apart: ``(number of steps, power)``, ascending: the power that efficiency is raised to if exchanges are that
-            many steps apart.
+        kind: kind of method, which selects its ``Doubt``.
+        by_cf: ``(CF, median efficiency)``, ascending by CF.
+        by_rank: ``(rank, median efficiency)`` of a low-rank compressor, ascending by rank; empty for others.
+        by_gain: ``(gain, median efficiency)``, ascending by gain; empty if gain does not tell the efficiency.
+        apart: ``(steps between two exchanges, exponent)``, ascending: with outer steps the efficiency is raised to that
+            exponent.
     """
 
-    kind: Kind = "not measured"
+    kind: MethodKind = "not measured"
     by_cf: EfficiencyPoints = UNKNOWN
     by_rank: EfficiencyPoints = ()
     by_gain: EfficiencyPoints = ()
@@ -55,21 +57,20 @@ class OfCompressor(Settings):
 
 
 class Doubt(Settings):
-    """How far off a belief may be: the standard deviation of an efficiency's logarithm.
+    """Uncertainty of a kind of method, as a standard deviation of log efficiency.
 
-    It is the hypotenuse of both attributes' parts.
+    ``deviation = sqrt(least**2 + (of_loss * log(median))**2)``
 
     Attributes:
-        least: deviation of a belief that nothing is lost.
-        of_loss: deviation over the logarithm of the efficiency that is believed: at 1 a step may lose nothing, or
-            twice as much as is believed, within one standard deviation.
+        least: deviation at a median efficiency of 1.
+        of_loss: deviation / loss that is believed, ``-log(median)``, where that loss is large.
     """
 
     least: float = Field(default=0.0, ge=0)
     of_loss: float = Field(default=0.0, ge=0)
 
     def deviation(self, efficiency: float) -> float:
-        """Return the standard deviation of the logarithm of an efficiency whose median is given.
+        """Return the standard deviation of log efficiency at a median efficiency.
 
         Example:
             >>> Doubt(least=0.03, of_loss=0.5).deviation(1.0)
@@ -79,21 +80,21 @@ class Doubt(Settings):
 
 
 class Beliefs(Settings):
-    """All beliefs.
+    """Beliefs about all methods.
 
     Attributes:
         source: records that the numbers come from.
         compressors: beliefs about each compressor, by its name.
-        outer: ``(number of steps between two exchanges, efficiency)`` of dense outer steps, by number of ranks.
-        delay: ``(1 + number of steps behind which an exchange travels, efficiency)``, relative to waiting for it.
-        doubts: how far off beliefs of each kind may be; a kind that is missing is certain.
+        outer: ``(steps between two exchanges, median efficiency)`` of dense outer steps, by number of ranks.
+        delay: ``(1 + delay in steps, median efficiency)``, relative to the same outer steps without a delay.
+        doubts: uncertainty of each kind of method; medians of a kind that is missing are certain.
     """
 
     source: str = ""
-    compressors: Mapping[str, OfCompressor] = Field(default_factory=dict)
+    compressors: Mapping[str, CompressorBeliefs] = Field(default_factory=dict)
     outer: Mapping[int, EfficiencyPoints]
     delay: EfficiencyPoints
-    doubts: Mapping[Kind, Doubt] = Field(default_factory=dict)
+    doubts: Mapping[MethodKind, Doubt] = Field(default_factory=dict)
 
     @field_validator("outer")
     @classmethod
@@ -104,23 +105,22 @@ class Beliefs(Settings):
 
     @property
     def digest(self) -> str:
-        """Twelve letters that differ if any number does, by which ranks are compared."""
+        """Hash of all numbers, twelve hexadecimal digits, by which ranks check that they hold the same beliefs."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
-    def of(self, compressor: str) -> OfCompressor:
-        """Return what is believed of a compressor; a careful guess if it was not measured."""
-        return self.compressors.get(compressor) or OfCompressor()
+    def of_compressor(self, name: str) -> CompressorBeliefs:
+        """Return the beliefs about a compressor; cautious defaults if it was not measured."""
+        return self.compressors.get(name) or CompressorBeliefs()
 
-    def doubted(self, efficiency: float, kind: Kind) -> Belief:
-        """Return a belief by its median and what its doubt goes by."""
+    def belief(self, efficiency: float, kind: MethodKind) -> Belief:
+        """Return the belief with this median efficiency and the uncertainty of this kind of method."""
         doubt = self.doubts.get(kind)
         return Belief(efficiency, doubt.deviation(efficiency) if doubt else 0.0)
 
     def of_outer(self, every: int, delay: int, world: int) -> Belief:
-        """Return the belief about a step of dense outer steps.
+        """Return the belief about a dense outer step.
 
-        Between numbers of ranks that were measured, the efficiency is a power of their number; beyond them, that of
-        the nearest number.
+        The median is interpolated between the numbers of ranks that were measured, and held beyond the largest.
 
         Args:
             every: number of steps from one exchange to the next.
@@ -128,38 +128,46 @@ class Beliefs(Settings):
             world: number of ranks.
         """
         by_ranks = tuple((number, efficiency_at(points, every)) for number, points in self.outer.items())
-        apart = self.doubted(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
+        apart = self.belief(efficiency_at(by_ranks, min(world, max(self.outer))), "outer")
         if not delay:
             return apart
-        return apart.times(self.doubted(efficiency_at(self.delay, 1 + delay), "delay"))
+        return apart.times(self.belief(efficiency_at(self.delay, 1 + delay), "delay"))
 
 
 def _ascending(points: EfficiencyPoints) -> EfficiencyPoints:
-    if [at for at, _ in points] != sorted({at for at, _ in points}) or any(not share > 0 for _, share in points):
+    if [x for x, _ in points] != sorted({x for x, _ in points}) or any(not share > 0 for _, share in points):
         raise ValueError("points must ascend, and their second numbers be above 0")
     return points
 
 
 @lru_cache(maxsize=1)
-def known() -> Beliefs:
-    """Return the beliefs that come with gravac."""
-    plain = TypeAdapter(dict[str, object]).validate_json(Path(__file__).with_name("known.json").read_bytes())
-    return Beliefs(**plain)
+def shipped_beliefs() -> Beliefs:
+    """Return the beliefs that ship with gravac."""
+    return read_beliefs(Path(__file__).with_name("shipped.json"))
 
 
-_in_force: list[Beliefs] = []
+def read_beliefs(path: Path) -> Beliefs:
+    """Return beliefs from a JSON file.
+
+    Raises:
+        SettingsError: a table is missing, unknown or wrong; the message names it.
+    """
+    return Beliefs(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def current() -> Beliefs:
-    """Return the beliefs in force: those that come with gravac, if no others are used (``using``)."""
-    return _in_force[-1] if _in_force else known()
+_overrides: list[Beliefs] = []
+
+
+def beliefs_in_force() -> Beliefs:
+    """Return the beliefs that decisions go by: those that ship with gravac, unless ``use_beliefs`` replaced them."""
+    return _overrides[-1] if _overrides else shipped_beliefs()
 
 
 @contextmanager
-def using(beliefs: Beliefs) -> Iterator[None]:
-    """Have other beliefs in force, in this process: for measurements and tests."""
-    _in_force.append(beliefs)
+def use_beliefs(beliefs: Beliefs) -> Iterator[None]:
+    """Replace the beliefs of this process within a ``with``; give all ranks the same ones."""
+    _overrides.append(beliefs)
     try:
         yield
     finally:
-        _in_force.pop()
+        _overrides.pop()

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gravac.beliefs import EfficiencyPoints, OfCompressor, current, efficiency_at
+from gravac.beliefs import CompressorBeliefs, EfficiencyPoints, beliefs_in_force, efficiency_at
 from gravac.candidate import Span
 from gravac.collectives import Collective, Traffic
 from gravac.compressors.draws import Draws
@@ -143,10 +143,10 @@ class Compressor(Settings):
         error_feedback: share of what was not sent that is kept, see ``Profile``.
         coding_costs: ``(CF, encode, decode)``, ascending, in copies of the tensor, as ``gravac bench compressors``
             measures them; empty: not measured. Where they are from: ``gravac.compressors.profile``.
-        efficiency_points: ``(CF, share of a dense step's progress that a step makes)``, ascending, of a compressor that
-            ``gravac.beliefs`` does not know; empty: what it has under the compressor's name, or else a careful guess.
-        efficiency_by_gain: ``(gain, that share)``, ascending, where one curve fits all tasks; likewise.
-        efficiency_apart: ``(number of steps, power of that share)``, ascending, see ``Profile``; likewise.
+        efficiency_points: ``(CF, median efficiency)``, ascending, for a compressor that is not in ``gravac.beliefs``;
+            empty: the points there, or cautious defaults.
+        efficiency_by_gain: ``(gain, median efficiency)``, ascending; empty: likewise.
+        efficiency_apart: ``(steps between two exchanges, exponent)``, ascending, see ``Profile``; empty: likewise.
         rounding: unit roundoff u of what is summed on the wire: ``|mean - mean of sent| <= (N+2) u mean of |sent|``
             for N ranks.
     """
@@ -195,29 +195,29 @@ class Compressor(Settings):
             world: number of ranks.
             shapes: shapes of the tensors that are compressed, for what depends on them; empty when not known.
         """
-        believed = self.believed
+        beliefs = self.beliefs
         return Profile(
             family=self.name,
             coding=coding_at(self.coding_costs, cf),
-            efficiency=efficiency_at(believed.by_cf, cf),
-            efficiency_by_gain=believed.by_gain,
-            efficiency_apart=believed.apart,
-            kind=believed.kind,
+            efficiency=efficiency_at(beliefs.by_cf, cf),
+            efficiency_by_gain=beliefs.by_gain,
+            efficiency_apart=beliefs.apart,
+            kind=beliefs.kind,
             one_round=self.one_round,
             error_feedback=self.error_feedback,
         )
 
     @property
-    def believed(self) -> OfCompressor:
-        """What its steps are believed to be worth: as its class says, or else as ``gravac.beliefs`` knows its name."""
-        known = current().of(self.name)
+    def beliefs(self) -> CompressorBeliefs:
+        """Beliefs about its efficiency: those in force under its name, with the class's own points in their place."""
+        tabulated = beliefs_in_force().of_compressor(self.name)
         own = {
             "by_cf": self.efficiency_points,
             "by_gain": self.efficiency_by_gain,
             "apart": self.efficiency_apart,
         }
-        said = {name: points for name, points in own.items() if points}
-        return known(**said, kind="not measured") if said else known
+        declared = {field: points for field, points in own.items() if points}
+        return tabulated(**declared, kind="not measured") if declared else tabulated
 
     def method_at(self, cf: float) -> str:
         """The name of what compresses at a CF, with the setting that users know it by, such as ``"topk 10x"``.

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from gravac.beliefs import Kind
+from gravac.beliefs import MethodKind
 from gravac.collectives import AllReduce, Traffic
 from gravac.compressors.base import Compressor, Context, Reduced, Rounds
 from gravac.compressors.dtypes import dtype_of, magnitudes_in, unit_roundoff
@@ -67,7 +67,7 @@ class Dense(Compressor):
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """A family for each format, as converting costs time; nothing is lost, and tensors lie as they are."""
         coding = Coding(0.0, 0.0) if self.dtype == "float32" else SIXTEEN_BIT
-        kind: Kind | None = None if self.dtype == "float32" else "16 bit"
+        kind: MethodKind | None = None if self.dtype == "float32" else "16 bit"
         return Profile(family=self.dtype, coding=coding, kind=kind, one_round=True, pad_multiple=1)
 
     def method_at(self, cf: float) -> str:

@@ -137,7 +137,7 @@ class PowerSGD(Compressor):
     def profile(self, cf: float, *, world: int = 2, shapes: Sequence[tuple[int, ...]] = ()) -> Profile:
         """What is known at a CF; where shapes are, efficiency is that of the ranks it comes to, which tell more."""
         plans = [(torch.Size(shape).numel(), self.plan(shape, cf)) for shape in shapes]
-        by_rank = self.believed.by_rank
+        by_rank = self.beliefs.by_rank
         low = [(elements, efficiency_at(by_rank, plan.rank)) for elements, plan in plans if plan]
         elements = sum(elements for elements, _ in low)
         by_cf = replace(super().profile(cf), coding_bytes=6 + math.ceil(16 / cf))

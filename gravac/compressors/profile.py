@@ -10,8 +10,8 @@ is read off between them, and where the numbers come from.
 beyond the points the nearest. What a GPU takes in copies of its own may differ much: there a run's candidates are timed
 (``gravac.engine.codec_timing``), and ``gravac.costmodel.Machine`` can bring costs of its own.
 
-**Efficiency** is the share of a dense step's progress that a compressed step makes: what is believed of it before
-training stands in ``gravac.beliefs``. A compressor that is not known there says what it is by its class.
+**Efficiency** is the share of a dense step's progress that a compressed step makes. ``gravac.beliefs`` holds it; the
+class of a compressor that is not there declares its own.
 """
 
 import math
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gravac.beliefs import EfficiencyPoints, Kind
+from gravac.beliefs import EfficiencyPoints, MethodKind
 
 CostPoints = Sequence[tuple[float, float, float]]
 """Points (CF, encode, decode at ``MEASURED_WORLD`` ranks), ascending by CF; costs in copies of the tensor."""
@@ -71,7 +71,7 @@ class Profile:
             where gain says nothing.
         efficiency_apart: what becomes of that if ranks exchange every so many steps (``gravac.modes.outer``):
             ``(number of steps, power that it is raised to)``, ascending; empty: it stays as it is.
-        kind: what the doubt about ``efficiency`` goes by; ``None``: it is certain.
+        kind: kind of method, which selects the uncertainty of ``efficiency``; ``None``: it is certain.
         one_round: whether ``rounds`` yields once for every tensor: the next tensors' rounds may then start while this
             one's travel.
         error_feedback: share of what is not sent that is kept, unless the user says otherwise.
@@ -87,7 +87,7 @@ class Profile:
     efficiency: float = 1.0
     efficiency_by_gain: EfficiencyPoints = ()
     efficiency_apart: EfficiencyPoints = ()
-    kind: Kind | None = "not measured"
+    kind: MethodKind | None = "not measured"
     one_round: bool = False
     error_feedback: float = 0.0
     pad_multiple: int = 0

@@ -54,8 +54,8 @@ class Measurement:
             ``sums="report"``: the norm of the sum of its gradients since the last such step, ``√(Σ‖Σg‖² / ranks)``.
         first: number of training steps that were made before it.
         steps: number of training steps that it stands for.
-        loss: training loss, mean over ranks, and over the training steps that it stands for; nan when not told
-            (``AdaptiveCompressor.loss``).
+        loss: training loss reported by ``AdaptiveCompressor.loss``: mean over ranks and training steps; nan if a rank
+            reported none.
         drift: norm of the mean that came of all ranks' pseudo-gradients over the mean of their norms: 1 where all went
             the same way, more where residuals come on top; nan where there are none (no outer steps).
     """

@@ -5,8 +5,8 @@
 GraVAC multiplies throughput by gain, and gain is not progress: on ``charlm`` one bit of every value keeps 0.64 of the
 energy and makes 0.92 of a dense step's progress, top-k at 100x keeps 0.07 and makes 0.34 (``docs/results.md``). Here a
 candidate is forecast an *efficiency*, the share of a dense step's progress that one of its steps makes, from committed
-measurements (``gravac.beliefs``); throughput is measured while training. What is believed may be wrong: a step counts
-with the efficiency that it has at least, with a probability of 80 % (``Forecast.least_efficiency``).
+measurements (``gravac.beliefs``); throughput is measured while training. Since a forecast may be wrong, a step counts
+with the lower bound of its efficiency, which it exceeds with a probability of 80 % (``Forecast.lower_bound``).
 
 The search starts, among those whose efficiency is near dense's, at what is expected to code and exchange fastest by
 what the link was probed at (``gravac.exchange.link_probe``), and on a GPU by what codecs were timed at
@@ -35,7 +35,6 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gravac.beliefs import lower_bound
 from gravac.candidate import Forecast, Span
 from gravac.controllers.base import WATCH, Decision, Measurement
 from gravac.controllers.goodput_state import HOLD, SEARCH, GoodputEntry, GoodputState
@@ -81,7 +80,7 @@ AdamW has from one bit's steps are too small for others: on ``charlm`` the loss 
 staying for 40 steps, 10 to 20 steps' progress (``docs/measurements.md``)."""
 
 COARSE = 0.8
-"""Efficiency of a quantizer below which it is as coarse as one bit."""
+"""Efficiency below which a quantizer is taken to leave second moments as one bit does; see ``SETBACK``."""
 
 UNSURE = 0.1
 """Relative gain in goodput below which nothing changes where ranks exchange every so many steps: what those are worth
@@ -253,7 +252,7 @@ class Goodput(Settings):
         good = [
             at
             for at, forecast in enumerate(forecasts)
-            if forecast.efficiency >= least and _may_be_first(forecast, forecasts[0])
+            if forecast.efficiency >= least and _may_start(forecast, forecasts[0])
         ]
         ahead = [(seconds, at) for at in good if (seconds := _ahead(forecasts[at])) is not None]
         if moved or len(ahead) < len(good):
@@ -280,7 +279,7 @@ class Goodput(Settings):
         best, ran = state.entry(state.best), state.forecast
         if best is not None and state.position != state.best:
             steps = state.window.steps
-            more = steps * (seconds - _measured(ran, state.window.gain) / state.goodput(best))
+            more = steps * (seconds - ran.lower_bound(ran.efficiency_at(state.window.gain)) / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
         before = state.entry(state.position)
         if before is not None and self._quicker(state, before, seconds):
@@ -290,7 +289,7 @@ class Goodput(Settings):
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, share)
-        reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}{_more_steps(state)}"
+        reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}{_more_steps_words(state)}"
         if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best one is slower still
             return self._go_on(state.slower(seconds), f"{reason}: the link became slower")
         if too_slow_for_link:
@@ -303,7 +302,7 @@ class Goodput(Settings):
         best, ran = state.entry(state.best), state.forecast
         if best is None or state.position == state.best or ran.candidate.mode == "native":
             return False
-        better = _measured(ran, state.window.gain) > seconds * state.goodput(best)
+        better = ran.lower_bound(ran.efficiency_at(state.window.gain)) > seconds * state.goodput(best)
         return state.freed or (better and seconds < (1 - self.change) * before.seconds)
 
     def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
@@ -366,9 +365,9 @@ class Goodput(Settings):
                 tried = min(native, key=lambda at: state.forecasts[at].candidate.cf)
             state = replace(state, phase=SEARCH, position=tried)
             times = f"which may be up to {promises[tried] / goodput:.2f} times as good"
-            return state, f"{reason}; try {state.running}, {times}{_more_steps(state)}"
+            return state, f"{reason}; try {state.running}, {times}{_more_steps_words(state)}"
         state = replace(state, phase=HOLD, position=best.position)
-        what = f"{state.running}: {1000 * best.seconds:.4g} ms{_more_steps(state)}"
+        what = f"{state.running}: {1000 * best.seconds:.4g} ms{_more_steps_words(state)}"
         return state, f"{reason}; best goodput at {what}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, promise: float) -> bool:
@@ -451,7 +450,7 @@ def _moved(plain: dict[str, Any], places: Mapping[int, int], forecasts: Sequence
     moved = {**plain, "entries": entries, "floors": floors}
 
     def goodput(one: dict[str, Any]) -> float:
-        return lower_bound(one["efficiency"], forecasts[one["position"]].deviation) / float(one["seconds"])
+        return float(forecasts[one["position"]].lower_bound(one["efficiency"]) / one["seconds"])
 
     measured = max(entries, key=goodput, default={"position": None})["position"]
     best = places.get(plain["best"], measured)
@@ -469,14 +468,12 @@ def _without(gone: Sequence[str]) -> str:
     return f"restored with other candidates, without {names or 'none of its own'}"
 
 
-def _may_be_first(forecast: Forecast, dense: Forecast) -> bool:
-    """Tell whether a search may start with a candidate, by its mode.
-
-    Not with native float16, and with outer steps only if there is nothing else.
+def _may_start(forecast: Forecast, dense: Forecast) -> bool:
+    """Return whether a search may start with a candidate: not native float16, and outer steps only if all are.
 
     Args:
         forecast: forecast of the candidate.
-        dense: forecast of the dense candidate, the first one.
+        dense: first forecast, that of the dense candidate.
     """
     candidate = forecast.candidate
     if candidate.mode == "outer":
@@ -484,19 +481,16 @@ def _may_be_first(forecast: Forecast, dense: Forecast) -> bool:
     return candidate.mode == "hook" or candidate.cf == 1
 
 
-def _measured(forecast: Forecast, gain: float) -> float:
-    """Return the efficiency that steps of a measured gain have at least."""
-    return lower_bound(forecast.efficiency_at(gain), forecast.deviation)
+def _more_steps_words(state: GoodputState) -> str:
+    """Return in words how many more steps than dense the running candidate needs, by median and by lower bound.
 
-
-def _more_steps(state: GoodputState) -> str:
-    """Return in words what the candidate that runs costs at equal samples; nothing where that is nothing for certain.
+    Empty if its efficiency is certainly 1.
 
     Example:
         >>> from gravac.candidate import Candidate
         >>> two_bits = Candidate("hook", "quantize", 16.0)
         >>> forecasts = (Forecast(two_bits, 15.0, 0.96, deviation=0.05),)
-        >>> _more_steps(GoodputState(forecasts, SEARCH, 0, 0, Window(two_bits)))
+        >>> _more_steps_words(GoodputState(forecasts, SEARCH, 0, 0, Window(two_bits)))
         ', about 4 % more steps than dense (counted as 9 %)'
     """
     efficiency, least = state.efficiency(state.position), state.least_efficiency(state.position)

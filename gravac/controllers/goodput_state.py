@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from gravac.beliefs import lower_bound
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import WATCH, Measurement
 from gravac.controllers.native import fits_float16
@@ -123,7 +122,7 @@ class GoodputState:
         slowed: whether the link became slower, and not faster, when it changed last.
         energy: largest energy of a step that was measured, see ``Measurement``; 0: none was.
         watch: number of training steps of the next native stretch.
-        learning_rate: learning rate of the last step of which it is known; 0: of none.
+        learning_rate: last learning rate that was measured; 0 if none was.
         rose_at: number of steps observed when the learning rate rose last; 0: it never did.
     """
 
@@ -190,14 +189,14 @@ class GoodputState:
 
     @property
     def warming_up(self) -> bool:
-        """Whether the learning rate may still be rising: it rose in the latter half of the steps so far."""
+        """Whether the learning rate may still warm up: it rose within the latter half of the steps so far."""
         return 0 < self.steps < 2 * self.rose_at
 
     def allowed(self, position: int) -> bool:
         """True if a candidate may run.
 
-        By torch's float16, only while gradients are known to be far from too large; outer steps beside others, not
-        while the learning rate warms up.
+        Native float16 may only while gradients are far from overflow. Outer steps may not while the learning rate warms
+        up, unless all candidates are outer steps.
         """
         candidate = self.forecasts[position].candidate
         if candidate.mode == "outer" and self.forecasts[0].candidate.mode != "outer" and self.warming_up:
@@ -274,8 +273,8 @@ class GoodputState:
         return measured.efficiency if measured else self.forecasts[position].efficiency
 
     def least_efficiency(self, position: int) -> float:
-        """Return the efficiency that a candidate's steps have at least, with probability ``gravac.beliefs.SURE``."""
-        return lower_bound(self.efficiency(position), self.forecasts[position].deviation)
+        """Return the lower bound of ``efficiency`` (see ``Forecast.lower_bound``)."""
+        return self.forecasts[position].lower_bound(self.efficiency(position))
 
     def changed(self, seconds: float) -> GoodputState:
         """Return the state after the link changed: measurements are forgotten, but for bounds that follow from them.
@@ -317,8 +316,8 @@ class GoodputState:
         return exchange_share(self.forecasts[position]) < exchange_share(self.forecasts[than])
 
     def goodput(self, entry: GoodputEntry) -> float:
-        """Return the goodput of a measured candidate: steps per second, each counted by the efficiency that is sure."""
-        return lower_bound(entry.efficiency, self.forecasts[entry.position].deviation) / entry.seconds
+        """Return the goodput of a measured candidate: steps per second times the lower bound of their efficiency."""
+        return self.forecasts[entry.position].lower_bound(entry.efficiency) / entry.seconds
 
     def slowest(self, position: int) -> float:
         """Return the most seconds that a step of a candidate may take, if all exchange measured grew with bytes.

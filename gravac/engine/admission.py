@@ -12,7 +12,7 @@ import torch
 from gravac.averaging.average import Averager
 from gravac.averaging.feedback import Feedback
 from gravac.averaging.plan import Form
-from gravac.beliefs import Belief, current
+from gravac.beliefs import Belief, beliefs_in_force
 from gravac.candidate import Candidate, Dropped, Forecast
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import Compressor, Profile
@@ -93,7 +93,7 @@ def admit(
     def predicted(compressor: Compressor, cf: float) -> Forecast:
         ratio = wire_ratio(full, averager.wire_bytes(forms, compressor, cf))
         profile = compressor.profile(cf, world=world, shapes=compressed)
-        belief, by_gain = believed(profile), profile.efficiency_by_gain
+        belief, by_gain = efficiency_belief(profile), profile.efficiency_by_gain
         coding, exchange = expected(compressor, cf)
         return Forecast(
             Candidate("hook", compressor.name, cf),
@@ -111,12 +111,12 @@ def admit(
     return admitted(policy, predicted)
 
 
-def believed(profile: Profile) -> Belief:
-    """Return what a step of a compressor is believed to be worth, in four digits."""
+def efficiency_belief(profile: Profile) -> Belief:
+    """Return the belief about a step's efficiency with a compressor, both numbers rounded to four decimals."""
     efficiency = round(profile.efficiency, 4)
     if profile.kind is None:
         return Belief(efficiency)
-    belief = current().doubted(efficiency, profile.kind)
+    belief = beliefs_in_force().belief(efficiency, profile.kind)
     return Belief(efficiency, round(belief.deviation, 4))
 
 
@@ -152,24 +152,25 @@ def admitted(policy: Policy, predicted: Predicted) -> Admission:
     return Admission(tuple(forecasts), tuple(dropped))
 
 
-def of_enough_progress(admission: Admission, least: float | None) -> Admission:
-    """Return an admission without the candidates of which a step may make less progress than is allowed.
+def drop_below_efficiency(admission: Admission, least_efficiency: float | None) -> Admission:
+    """Return an admission without the candidates whose lower bound of efficiency is too low.
 
-    Dense gradients, also in 16 bit, stay.
+    Dense gradients averaged in each step, in float32 or 16 bit, stay.
 
     Args:
         admission: forecasts of all candidates.
-        least: least efficiency that is allowed; ``None``: any.
+        least_efficiency: lowest bound that is allowed; ``None``: any.
     """
-    if least is None:
+    if least_efficiency is None:
         return admission
-    first = admission.forecasts[0]
-    too_little = [
-        one for one in admission.forecasts if not _synchronous_and_dense(one) and one.least_efficiency < least
-    ]
-    dropped = [Dropped(one, "too_little_progress", first, one.least_efficiency / least) for one in too_little]
-    left = tuple(one for one in admission.forecasts if one not in too_little)
-    return Admission(left, (*admission.dropped, *dropped))
+    forecasts, dropped = list[Forecast](), [*admission.dropped]
+    for forecast in admission.forecasts:
+        bound = forecast.least_efficiency
+        if _synchronous_and_dense(forecast) or bound >= least_efficiency:
+            forecasts.append(forecast)
+        else:
+            dropped.append(Dropped(forecast, "too_little_progress", admission.forecasts[0], bound / least_efficiency))
+    return Admission(tuple(forecasts), tuple(dropped))
 
 
 def _synchronous_and_dense(forecast: Forecast) -> bool:

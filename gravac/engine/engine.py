@@ -72,7 +72,7 @@ class Engine:
         shapes: shapes of the parameters, by name, in memory order.
         forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
         described: the parameters in words, in the model's order, to be compared over the ranks.
-        losses: training losses that this rank was told of.
+        losses: training losses reported on this rank since the last step ended.
 
     Example:
         >>> import torch
@@ -297,7 +297,7 @@ class Engine:
             fill: called by the executor, once the tensors hold their means.
         """
         self.flush()
-        loss = self.losses.take()
+        loss = self.losses.take_mean()
         self.executor.call(lambda: self._end(fill, loss), lambda failure: None)
 
     def conclude(self) -> None:

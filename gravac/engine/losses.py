@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""The training losses that this rank was told of, until the next measurement takes their mean along."""
+"""Training losses reported on this rank, averaged once for each measurement."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ from gravac.exchange.executor import Number
 
 
 class Losses:
-    """Adds up training losses, without waiting for the device that they are on."""
+    """Sums training losses until the next measurement, without waiting for a device."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,18 +22,22 @@ class Losses:
         """Add the loss of a batch.
 
         Args:
-            loss: number, or tensor of one element of any real dtype, on any device; with or without a graph.
+            loss: a number, or a tensor with one element, of any real dtype and on any device; its graph is not kept.
 
         Raises:
-            TypeError: it is neither.
-            ValueError: the tensor has more elements than one, or none.
+            TypeError: it is no real number.
+            ValueError: the tensor does not have one element.
         """
-        told = _number(loss)
+        number = _number(loss)
         with self._lock, torch.no_grad():
-            self._total, self._count = self._total + told, self._count + 1
+            self._total, self._count = self._total + number, self._count + 1
 
-    def take(self) -> Number:
-        """Return the mean since the last call; nan if none was told. A scalar (0-d float32) if any is on a device."""
+    def take_mean(self) -> Number:
+        """Return the mean of the losses since the last call, and start anew; nan if there were none.
+
+        Returns:
+            A float; or a scalar (0-d float32 tensor) on their device, if losses were on a device other than the CPU.
+        """
         with self._lock, torch.no_grad():
             total, count = self._total, self._count
             self._total, self._count = 0.0, 0
@@ -41,13 +45,14 @@ class Losses:
 
 
 def _number(loss: torch.Tensor | float) -> Number:
+    """Return a loss as a float, or as a scalar (0-d float32 tensor) where reading it would wait for a device."""
     if isinstance(loss, torch.Tensor):
         if loss.is_complex():
             raise TypeError(f"loss: {loss.dtype} is complex; give a real number")
         if loss.numel() != 1:
             raise ValueError(f"loss: its shape is {tuple(loss.shape)}; give the mean over the batch, one number")
-        told = loss.detach().reshape(())
-        return told.item() if told.device.type == "cpu" else told.float()
+        scalar = loss.detach().reshape(())
+        return scalar.item() if scalar.device.type == "cpu" else scalar.float()
     if isinstance(loss, (int, float)) and not isinstance(loss, bool):
         return float(loss)
     raise TypeError(f"loss: {type(loss).__name__} is no number; give a tensor of one element, or a float")

@@ -70,7 +70,7 @@ def attach(
         tell_of_one_process("Accelerate")
         return compressor
     ddp = connect(accelerator, model, optimizer, compressor)
-    tell_losses(accelerator, compressor)
+    report_losses(accelerator, compressor)
 
     def save_state(models: Sequence[torch.nn.Module], weights: object, checkpoint: str) -> None:
         if (folder := state_folder(checkpoint, models, ddp)) is not None:
@@ -108,17 +108,17 @@ def connect(
     return ddp
 
 
-def tell_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> None:
-    """Have the accelerator's ``backward`` tell the compressor each loss."""
+def report_losses(accelerator: Accelerator, compressor: AdaptiveCompressor) -> None:
+    """Have the accelerator's ``backward`` report each loss to the compressor."""
     backward = accelerator.backward
 
     @functools.wraps(backward)
-    def told(loss: torch.Tensor, **named: Any) -> None:
+    def backward_and_report(loss: torch.Tensor, **named: Any) -> None:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             compressor.loss(loss)
         backward(loss, **named)
 
-    accelerator.backward = told
+    accelerator.backward = backward_and_report
 
 
 def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -76,7 +76,7 @@ class LightningHooks:
         self.compressor = compressor
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Tell the loss, log in the steps in which the Trainer does; after the last exchange what was learned apart."""
+        """Report the loss, and log in the steps in which the Trainer does; after the last step, end the round."""
         if self.compressor is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs

@@ -92,7 +92,7 @@ class GravacCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **given: Any,
     ) -> None:
-        """Log after the loss, to all that the Trainer reports to, and tell the compressor that loss."""
+        """Log after the loss, to all that the Trainer reports to, and report that loss to the compressor."""
         if self._attached is not None and self.compressor is not None and logs is not None and "loss" in logs:
             self.compressor.loss(logs["loss"])
             self._trainer.log(metrics(self.compressor))

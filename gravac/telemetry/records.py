@@ -78,7 +78,7 @@ class StepRecord:
         learning_rate: highest learning rate of the optimizer's parameter groups, mean over ranks; nan when no optimizer
             was given.
         drift: ``Measurement``'s, where there are outer steps; nan when not known.
-        loss: training loss, mean over ranks; nan when not told.
+        loss: training loss reported by ``AdaptiveCompressor.loss``, mean over ranks; nan if a rank reported none.
         every: number of training steps from one exchange to the next: 1, but for a round of outer steps.
         delay: number of training steps behind which its exchange travels; 0: training waits for it.
         steps_of_ranks: number of steps that each rank made in a round of outer steps; none in any other step.

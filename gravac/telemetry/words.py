@@ -131,9 +131,8 @@ def dropped_words(dropped: Dropped, world_size: int | None = None) -> str:
     if dropped.cause == "same_bytes":
         return f"{name}: would send what {other} does"
     if dropped.cause == "too_little_progress":
-        sure = dropped.forecast.least_efficiency
-        least = sure / dropped.ratio
-        return f"{name}: only {sure:.2g} of a dense step's progress is sure, and least_efficiency is {least:.2g}"
+        bound = dropped.forecast.least_efficiency
+        return f"{name}: lower bound of efficiency {bound:.2g}, below least_efficiency {bound / dropped.ratio:.2g}"
     over = "" if world_size is None else f" over {world_size} ranks"
     return f"{name}: would send {dropped.ratio:.2f} times the bytes of {other}{over}"
 

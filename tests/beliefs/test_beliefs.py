@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import SettingsError, powersgd, quantize, topk
-from gravac.beliefs import SURE, Belief, Beliefs, current, known, lower_bound, using
-from gravac.beliefs.tables import Doubt, OfCompressor
+from gravac.beliefs import SURE, Belief, Beliefs, beliefs_in_force, shipped_beliefs, use_beliefs
+from gravac.beliefs.tables import CompressorBeliefs, Doubt
 from gravac.candidate import Candidate, Forecast
 from gravac.compressors import COMPRESSORS
-from gravac.engine.admission import believed
+from gravac.engine.admission import efficiency_belief
 from gravac.modes.outer import candidates
 
 EFFICIENCY = st.floats(0.05, 1.0)
@@ -29,14 +29,14 @@ def test_a_step_makes_its_least_progress_or_more_as_often_as_is_said() -> None:
     draw = random.Random(0)
     belief = Belief(0.8, 0.3)
     drawn = [belief.efficiency * math.exp(draw.gauss(0, belief.deviation)) for _ in range(20_000)]
-    assert sum(one >= belief.lower for one in drawn) / len(drawn) == pytest.approx(SURE, abs=0.01)
+    assert sum(one >= belief.lower_bound for one in drawn) / len(drawn) == pytest.approx(SURE, abs=0.01)
 
 
 @given(EFFICIENCY, DEVIATION, DEVIATION)
 def test_the_less_sure_a_belief_is_the_less_it_counts(efficiency: float, one: float, other: float) -> None:
     less, more = sorted((one, other))
-    assert lower_bound(efficiency, more) <= lower_bound(efficiency, less) <= efficiency
-    assert lower_bound(efficiency, 0.0) == efficiency
+    assert Belief(efficiency, more).lower_bound <= Belief(efficiency, less).lower_bound <= efficiency
+    assert Belief(efficiency).lower_bound == efficiency
 
 
 @given(EFFICIENCY, DEVIATION, EFFICIENCY, DEVIATION, st.floats(0.0, 4.0))
@@ -61,22 +61,26 @@ def test_the_more_is_believed_to_be_lost_the_more_is_doubted(
 def test_every_compressor_has_a_belief_and_what_is_lossy_is_doubted() -> None:
     for name, compressor in COMPRESSORS.items():
         for cf in (2.0, 8.0, 32.0, 100.0):
-            belief = believed(compressor.profile(cf, shapes=[(256, 512)]))
-            assert 0 < belief.lower <= belief.efficiency <= 1, name
+            belief = efficiency_belief(compressor.profile(cf, shapes=[(256, 512)]))
+            assert 0 < belief.lower_bound <= belief.efficiency <= 1, name
             assert belief.deviation > 0 or compressor.profile(cf).kind is None, name
 
 
 def test_float32_is_certain_and_16_bit_nearly() -> None:
-    single, half = (believed(COMPRESSORS["dense"](dtype=dtype).profile(1.0)) for dtype in ("float32", "bfloat16"))
-    assert single == Belief(1.0) and 0.95 < half.lower < 1
+    single, half = (
+        efficiency_belief(COMPRESSORS["dense"](dtype=dtype).profile(1.0)) for dtype in ("float32", "bfloat16")
+    )
+    assert single == Belief(1.0) and 0.95 < half.lower_bound < 1
 
 
 def test_beliefs_that_come_with_gravac_are_data_that_says_where_it_is_from() -> None:
-    assert known().source
-    folder = Path(known.__wrapped__.__code__.co_filename).parent
-    assert (folder / "known.json").is_file()
-    assert set(known().compressors) <= set(COMPRESSORS)
-    assert {"16 bit", "quantized", "sparse", "low rank", "not measured", "outer", "delay"} == set(known().doubts)
+    assert shipped_beliefs().source
+    folder = Path(shipped_beliefs.__wrapped__.__code__.co_filename).parent
+    assert (folder / "shipped.json").is_file()
+    assert set(shipped_beliefs().compressors) <= set(COMPRESSORS)
+    assert {"16 bit", "quantized", "sparse", "low rank", "not measured", "outer", "delay"} == set(
+        shipped_beliefs().doubts
+    )
 
 
 def test_a_class_may_say_what_its_steps_are_worth_and_is_doubted_as_what_was_not_measured() -> None:
@@ -89,8 +93,8 @@ def test_a_class_may_say_what_its_steps_are_worth_and_is_doubted_as_what_was_not
 
 
 def test_a_compressor_that_nothing_is_known_of_is_guessed_with_care() -> None:
-    guessed = known().of("no such compressor")
-    assert guessed == OfCompressor() and guessed.kind == "not measured"
+    guessed = shipped_beliefs().of_compressor("no such compressor")
+    assert guessed == CompressorBeliefs() and guessed.kind == "not measured"
 
 
 def test_low_rank_is_believed_by_its_rank() -> None:
@@ -103,21 +107,21 @@ def test_outer_steps_are_believed_less_than_dense_ones_and_are_doubted_more(
     every: int, delay: int, world: int, efficiency: float, deviation: float
 ) -> None:
     forecast = Forecast(Candidate("hook", "any", 10.0), 10.0, efficiency, deviation=deviation)
-    outer = candidates.believed(forecast, every, delay, world)
+    outer = candidates.outer_efficiency(forecast, every, delay, world)
     assert 0 <= outer.efficiency <= efficiency + 1e-4 and outer.deviation >= deviation - 1e-4
-    assert outer.lower < forecast.least_efficiency + 1e-4
+    assert outer.lower_bound < forecast.least_efficiency + 1e-4
 
 
 def test_other_beliefs_may_be_in_force_for_a_while() -> None:
-    before = current()
-    with using(CERTAIN):
-        assert current() is CERTAIN
+    before = beliefs_in_force()
+    with use_beliefs(CERTAIN):
+        assert beliefs_in_force() is CERTAIN
         assert quantize.profile(10.0).efficiency == pytest.approx(0.4), "a careful guess, since nothing is known of it"
-        assert believed(quantize.profile(8.0)).deviation == 0
-        with pytest.raises(RuntimeError, match="stop"), using(before):
+        assert efficiency_belief(quantize.profile(8.0)).deviation == 0
+        with pytest.raises(RuntimeError, match="stop"), use_beliefs(before):
             raise RuntimeError("stop")
-        assert current() is CERTAIN
-    assert current() is before
+        assert beliefs_in_force() is CERTAIN
+    assert beliefs_in_force() is before
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ def test_wrong_tables_are_refused_by_field(wrong: dict[str, object], match: str)
 
 
 def test_points_between_are_between() -> None:
-    for points in (known().delay, *known().outer.values()):
+    for points in (shipped_beliefs().delay, *shipped_beliefs().outer.values()):
         shares = [share for _, share in points]
         assert all(0 < share <= 1 for share in shares)
         for (low, _), (high, _) in itertools.pairwise(points):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gravac.beliefs import Beliefs, known
+from gravac.beliefs import Beliefs, shipped_beliefs
 from tests.measure.beliefs import (
     BEFORE,
     CONTROL,
@@ -82,8 +82,8 @@ def rows_of(share: float) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("share", [0.5, 0.8])
 def test_programs_that_agree_are_believed_without_doubt(share: float) -> None:
     beliefs = fitted(rows_of(share), before())
-    assert dict(beliefs.of("quantize").by_cf)[16.0] == pytest.approx(share, abs=0.01)
-    assert dict(beliefs.of("quantize").by_gain)[0.64] == pytest.approx(0.8, abs=0.01), "the root of the gain"
+    assert dict(beliefs.of_compressor("quantize").by_cf)[16.0] == pytest.approx(share, abs=0.01)
+    assert dict(beliefs.of_compressor("quantize").by_gain)[0.64] == pytest.approx(0.8, abs=0.01), "the root of the gain"
     assert beliefs.of_outer(10, 0, 2).efficiency == pytest.approx(share, abs=0.01)
     assert beliefs.of_outer(10, 0, 2).deviation < 0.03
     assert beliefs.of_outer(10, 5, 2).efficiency == pytest.approx(share, abs=0.01), "a delay cost nothing"
@@ -92,14 +92,14 @@ def test_programs_that_agree_are_believed_without_doubt(share: float) -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    for beliefs in (before(), known(), fitted(rows_of(0.7), before())):
+    for beliefs in (before(), shipped_beliefs(), fitted(rows_of(0.7), before())):
         assert Beliefs(**json.loads(written(beliefs))) == beliefs
     assert BEFORE.is_file()
 
 
 def test_every_way_has_a_kind_that_is_doubted() -> None:
     for way in BELIEFS:
-        assert kind_of(way) in known().doubts
+        assert kind_of(way) in shipped_beliefs().doubts
     assert kind_of(Way("quantize(2)", 16.0, every=10, delay=5)) == "delay"
 
 
@@ -111,11 +111,11 @@ def test_a_delay_is_judged_beside_the_same_without_one() -> None:
 
 
 def test_what_gravac_believes_is_what_the_record_gives() -> None:
-    by_record = fitted(rows("progress"), before())
-    assert by_record.compressors.keys() == known().compressors.keys() and by_record.source == known().source
-    for name, believed in known().compressors.items():
-        other = by_record.of(name)
-        for mine, theirs in ((believed.by_cf, other.by_cf), (believed.by_rank, other.by_rank)):
+    by_record, shipped = fitted(rows("progress"), before()), shipped_beliefs()
+    assert by_record.compressors.keys() == shipped.compressors.keys() and by_record.source == shipped.source
+    for name, tables in shipped.compressors.items():
+        other = by_record.of_compressor(name)
+        for mine, theirs in ((tables.by_cf, other.by_cf), (tables.by_rank, other.by_rank)):
             assert dict(mine) == pytest.approx(dict(theirs), abs=0.02)
     for every in (5, 10, 20, 50):
-        assert known().of_outer(every, 0, 2) == pytest.approx(by_record.of_outer(every, 0, 2), abs=0.02)
+        assert shipped.of_outer(every, 0, 2) == pytest.approx(by_record.of_outer(every, 0, 2), abs=0.02)

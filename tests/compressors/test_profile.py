@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from gravac.beliefs import using
+from gravac.beliefs import use_beliefs
 from gravac.compressors import COMPRESSORS, Coding, Compressor, TopK, dense, powersgd, quantize, topk, topkc
 from gravac.compressors.profile import coding_at
 from gravac.costmodel import Machine, Network, predict
@@ -67,7 +67,7 @@ KNOWN = [
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: f"{known[0]} {known[1]:.4g}x")
 def test_the_profile_is_what_was_measured_then(known: tuple) -> None:  # type: ignore[type-arg]
     name, cf, family, feedback, one_round, padded, efficiency, copies = known
-    with using(before()):
+    with use_beliefs(before()):
         two, eight = (BY_NAME[name].profile(cf, world=world) for world in (2, 8))
         with_shapes = BY_NAME[name].profile(cf, shapes=SHAPES)
     assert (two.family, two.error_feedback) == (family, feedback)

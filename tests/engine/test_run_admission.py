@@ -103,8 +103,8 @@ def test_what_makes_too_little_progress_is_told_with_the_figures() -> None:
     assert too_little and all(one.ratio < 1 for one in too_little)
     for one in too_little:
         words = dropped_words(one, 2)
-        assert words.endswith("of a dense step's progress is sure, and least_efficiency is 0.98")
-        assert f"only {one.forecast.least_efficiency:.2g} of" in words
+        bound = f"{one.forecast.least_efficiency:.2g}"
+        assert words.endswith(f": lower bound of efficiency {bound}, below least_efficiency 0.98")
     assert not any(one.cause == "too_little_progress" for one in admitted()[1](RunState(world=2), FORMS).dropped)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gravac import Accordion, GraVAC, Policy, SettingsError, Static, Warmup, dense, quantize, thc, topk, topkc
-from gravac.beliefs import known, using
+from gravac.beliefs import shipped_beliefs, use_beliefs
 from gravac.exchange.alike import compare, described, difference
 from gravac.policy import OuterSettings, RunSettings
 from gravac.texts import text_of, texts_of
@@ -202,7 +202,7 @@ def test_ranks_that_believe_differently_are_refused() -> None:
     """They would decide differently, and wait for each other for ever."""
     settings = RunSettings(policy=BASE)
     mine = settings.shared()
-    with using(known()(delay=((1.0, 1.0), (2.0, 0.5)))):
+    with use_beliefs(shipped_beliefs()(delay=((1.0, 1.0), (2.0, 0.5)))):
         others = settings.shared()
     errors, _ = in_memory([mine, others, mine])
     assert errors and all(error.startswith("beliefs: ") for error in errors)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gravac.beliefs import using
+from gravac.beliefs import use_beliefs
 from gravac.exchange.lockstep import Lockstep
 from tests.golden.cases import CASES, Case
 from tests.golden.ranks import Net, Plain
@@ -48,7 +48,7 @@ def record(out: Path, cases: Iterable[str], old_beliefs: bool = False) -> None:
 
 def recorded(rank: int, world: int, name: str, old_beliefs: bool = False) -> list[Plain]:
     """Return a recording of each rank in this process, ``rank`` alone unless the ranks are in memory."""
-    with using(before()) if old_beliefs else nullcontext():
+    with use_beliefs(before()) if old_beliefs else nullcontext():
         return _recorded(rank, name)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 
 from gravac import AdaptiveCompressor, Static, dense, topk
-from gravac.beliefs import known, using
+from gravac.beliefs import shipped_beliefs, use_beliefs
 from gravac.beliefs.tables import Doubt
 from gravac.candidate import Candidate, Forecast
 from gravac.collectives import AllReduce
@@ -25,7 +25,7 @@ from gravac.commands import advise as advise_command
 from gravac.commands import calibrate as calibrate_command
 from gravac.compressors import Dense, Quantize
 from gravac.costmodel import Machine, Network, collective_seconds
-from gravac.engine.admission import believed as of_profile
+from gravac.engine.admission import efficiency_belief
 from gravac.lab import calibrate
 from gravac.lab.advise import Advice, advise, shapes_of
 from gravac.lab.advise.option import Option
@@ -34,7 +34,7 @@ from gravac.lab.calibrate import Calibration, line, read_calibration
 from gravac.lab.shapes import MODELS as SHAPES
 from gravac.lab.tta.observed import hold_out, observations
 from gravac.lab.tta.record import Split
-from gravac.modes.outer.candidates import believed
+from gravac.modes.outer.candidates import outer_efficiency
 from tests.lab.made_up_runs import made_up
 
 MODES = ("native", "hook", "outer")
@@ -153,8 +153,8 @@ def test_on_a_fast_network_native_steps_are_expected() -> None:
 
 
 def test_outer_steps_that_pay_only_if_beliefs_are_right_are_told_and_not_chosen() -> None:
-    doubtful = known()(doubts={**known().doubts, "outer": Doubt(least=0.4)})
-    with using(doubtful):
+    doubtful = shipped_beliefs()(doubts={**shipped_beliefs().doubts, "outer": Doubt(least=0.4)})
+    with use_beliefs(doubtful):
         advice = advise("resnet50", 0.15, 8, Network(50e-6, 4e9), Machine(14e9))
     hoped = max(choice.progress for choice in advice.choices if choice.mode == "outer")
     sure = max(choice.safe_progress for choice in advice.choices if choice.mode == "outer")
@@ -198,9 +198,11 @@ def test_outer_steps_are_those_that_gravac_would_admit() -> None:
     outer = {(one.compressor, one.cf, one.every): one for one in advice.choices if one.mode == "outer"}
     assert {every for _, _, every in outer} == {2, 5, 10, 20, 50, 100}
     for (name, cf, every), one in outer.items():
-        belief = of_profile((topk if name == "topk" else Dense(dtype="float32" if cf == 1 else "bfloat16")).profile(cf))
+        belief = efficiency_belief(
+            (topk if name == "topk" else Dense(dtype="float32" if cf == 1 else "bfloat16")).profile(cf)
+        )
         each = Forecast(Candidate("hook", name, cf), 1.0, belief.efficiency, deviation=belief.deviation)
-        assert one.efficiency in {believed(each, every, delay, 8).efficiency for delay in range(every + 1)}
+        assert one.efficiency in {outer_efficiency(each, every, delay, 8).efficiency for delay in range(every + 1)}
         assert one.step_s == pytest.approx(0.15 + one.compress_s + one.exposed_s)
     assert not any(cf > 32 for _, cf, _ in outer)
 

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""How far off a belief about an unknown program is: leave one program out, of the record of ``tests.measure.progress``.
+"""Beliefs about efficiency, fitted to the record of ``tests.measure.progress``, and their leave-one-program-out error.
 
-A program's belief is the geometric mean over the other programs. A program counts as one, whatever the number of its
-learning rates and schedules. The deviation is the root mean square of what single runs are off, in natural logarithms.
+A program is predicted by the geometric mean over the others. Each program has the same weight, whatever the number of
+its learning rates and schedules.
 
     python -m tests.measure.beliefs [--json FILE] [--write]
 """
@@ -18,34 +18,36 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gravac.beliefs import Beliefs, EfficiencyPoints, OfCompressor, efficiency_at
+from gravac.beliefs import Belief, Beliefs, CompressorBeliefs, EfficiencyPoints, efficiency_at, read_beliefs
 from gravac.beliefs.tables import Doubt
 from tests.measure.progress import BELIEFS, NATIVE, Case, Way, efficiency, key
 from tests.measure.results import read
+from tests.measure.tables_of_runs import head, line
 
 FLOOR = 0.02
-"""Efficiency that a run counts with at least: what made no progress has no logarithm."""
+"""Least efficiency that a run is given, since 0 has no logarithm."""
 
 CONTROL = Way("dense", 2.0)
-"""16 bit, which loses nothing but by the noise of the measurement."""
+"""16 bit: its efficiency is taken to be 1, so that what is measured instead is noise."""
 
 ROUNDING = 0.01
-"""Least deviation of any kind: the measurement's noise hides less. It is all that is said of 16 bit."""
+"""Least deviation of any kind of method, and the deviation of 16 bit: the noise hides anything smaller."""
 
 NOT_MEASURED = Doubt(least=0.1, of_loss=1.0)
-"""Doubt about what was not measured: it may lose nothing, or twice as much as is said, within a standard deviation."""
+"""``Doubt`` of compressors that were not measured: a guess."""
 
-KNOWN = Path("gravac/beliefs/known.json")
+SHIPPED = Path("gravac/beliefs/shipped.json")
+"""File of the beliefs that ship with gravac."""
 
 BEFORE = Path(__file__).with_name("beliefs_before.json")
-"""What was believed before."""
+"""File of the beliefs before this record: tables of three small tasks, as certain."""
 
 KINDS: Mapping[str, str] = {"dense": "16 bit", "quantize": "quantized", "topk": "sparse", "powersgd": "low rank"}
 """Kind of belief by the compressor's name."""
 
 
 class Worth(NamedTuple):
-    """What a step of one run was worth.
+    """Efficiency that was measured in one run.
 
     Attributes:
         program: name of the program.
@@ -67,23 +69,20 @@ def kind_of(way: Way) -> str:
     return "outer" if way.every else KINDS[name_of(way)]
 
 
-def worths(rows: Sequence[dict[str, Any]], way: Way, settled: bool = True) -> list[Worth]:
-    """Return what steps of a way were worth, of each program, schedule, learning rate and seed.
-
-    Where an exchange travels behind steps that is relative to the same without a delay.
-    """
+def worths(rows: Sequence[dict[str, Any]], way: Way) -> list[Worth]:
+    """Return the efficiencies of a way in all runs; with a delay, relative to the same run without one."""
     cases = {key(row): row for row in rows}
     found = []
     for case, row in cases.items():
         native = cases.get(case._replace(way=NATIVE))
         if case.way != way or native is None:
             continue
-        worth = max(FLOOR, efficiency(row, native, settled))
+        worth = max(FLOOR, efficiency(row, native))
         if way.delay:
             waits = cases.get(case._replace(way=way._replace(delay=0)))
             if waits is None:
                 continue
-            worth = min(1.0, worth / max(FLOOR, efficiency(waits, native, settled)))
+            worth = min(1.0, worth / max(FLOOR, efficiency(waits, native)))
         found.append(Worth(case.program, case.schedule, case.rate, worth))
     return found
 
@@ -94,38 +93,41 @@ def mean_of(found: Iterable[Worth]) -> float:
 
 
 def deviation_of(found: Sequence[Worth]) -> float:
-    """Return the root mean square, over programs, of what runs are off from the mean over the others, in logarithms."""
-    means = _by_program(found)
-    squares = []
-    for program in means:
+    """Return the leave-one-program-out error in log efficiency: its root mean square over programs.
+
+    A program is predicted by the mean over the others.
+    """
+    means, squares = _by_program(found), []
+    for program, logs in _logs(found).items():
         believed = statistics.fmean(mean for other, mean in means.items() if other != program)
-        off = [math.log(one.efficiency) - believed for one in found if one.program == program]
-        squares.append(statistics.fmean(error * error for error in off))
+        squares.append(statistics.fmean((log - believed) ** 2 for log in logs))
     return math.sqrt(statistics.fmean(squares))
 
 
-def _by_program(found: Iterable[Worth]) -> dict[str, float]:
+def _logs(found: Iterable[Worth]) -> dict[str, list[float]]:
+    """Return the log efficiencies of each program."""
     logs: dict[str, list[float]] = {}
     for one in found:
         logs.setdefault(one.program, []).append(math.log(one.efficiency))
-    return {program: statistics.fmean(of) for program, of in logs.items()}
+    return logs
+
+
+def _by_program(found: Iterable[Worth]) -> dict[str, float]:
+    """Return each program's mean log efficiency."""
+    return {program: statistics.fmean(logs) for program, logs in _logs(found).items()}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Each way: its efficiencies by program, ascending by learning rate, and what a belief of it would be."""
+    """Return a row for each way: efficiencies by program, ascending by learning rate; their mean, and its error."""
     programs = list(dict.fromkeys(row["program"] for row in rows))
-    lines = ["| | " + " | ".join(programs) + " | mean | deviation | 80 % sure |", "| --- " * (len(programs) + 4) + "|"]
+    lines = head("", *programs, "mean", "deviation", "lower bound")
     for way in BELIEFS:
-        found = worths(rows, way)
+        found = sorted(worths(rows, way), key=lambda one: (one.schedule, one.rate))
         if len({one.program for one in found}) < 2:
             continue
-        cells = []
-        for program in programs:
-            of = sorted((one for one in found if one.program == program), key=lambda one: (one.schedule, one.rate))
-            cells.append(" ".join(f"{one.efficiency:.2f}" for one in of))
-        mean, deviation = mean_of(found), deviation_of(found)
-        sure = mean * math.exp(-statistics.NormalDist().inv_cdf(0.8) * deviation)
-        lines.append(f"| {way} | " + " | ".join(cells) + f" | {mean:.2f} | {deviation:.2f} | {sure:.2f} |")
+        cells = [" ".join(f"{one.efficiency:.2f}" for one in found if one.program == program) for program in programs]
+        belief = Belief(mean_of(found), deviation_of(found))
+        lines.append(line(str(way), *cells, *(f"{number:.2f}" for number in (*belief, belief.lower_bound))))
     return "\n".join(lines)
 
 
@@ -141,28 +143,28 @@ def gains(rows: Sequence[dict[str, Any]], label: str) -> list[tuple[float, float
 
 
 def noise_of(rows: Sequence[dict[str, Any]]) -> float:
-    """Return the deviation that the measurement itself has: that of 16 bit from a step that loses nothing.
+    """Return the deviation of the measurement itself: the root mean square log efficiency of 16 bit.
 
-    The median over programs: on one whose loss hardly falls any more, any noise is worth many steps.
+    Median over programs. Where the loss hardly falls any more, as on ``tokens``, any noise is worth many steps.
     """
-    squares: dict[str, list[float]] = {}
-    for one in worths(rows, CONTROL):
-        squares.setdefault(one.program, []).append(math.log(one.efficiency) ** 2)
-    return math.sqrt(statistics.median(map(statistics.fmean, squares.values())))
+    squares = {
+        program: statistics.fmean(log * log for log in logs) for program, logs in _logs(worths(rows, CONTROL)).items()
+    }
+    return math.sqrt(statistics.median(squares.values()))
 
 
 def of_control(rows: Sequence[dict[str, Any]]) -> float:
-    """Return what noise makes of an efficiency of 1, which is at most 1: the median over programs of 16 bit's."""
+    """Return the efficiency measured for 16 bit, median over programs: below 1, since noise cannot raise it above."""
     return math.exp(statistics.median(_by_program(worths(rows, CONTROL)).values()))
 
 
 def median_of(rows: Sequence[dict[str, Any]], way: Way) -> float:
-    """Return the median to believe of a way: its mean over what noise makes of an efficiency of 1."""
+    """Return the median of the belief about a way: its mean efficiency relative to that of 16 bit."""
     return min(1.0, mean_of(worths(rows, way)) / (1.0 if way.delay else of_control(rows)))
 
 
 def doubt_of(points: Sequence[tuple[float, float]]) -> Doubt:
-    """Return the doubt that fits deviations best, by least squares of their squares.
+    """Return the ``Doubt`` of a kind of method: a least-squares fit to squared deviations.
 
     Args:
         points: median and deviation of each way of a kind.
@@ -178,14 +180,14 @@ def doubt_of(points: Sequence[tuple[float, float]]) -> Doubt:
 
 
 def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
-    """Return beliefs by a record; what it has no run of is put by what was believed before.
+    """Return beliefs fitted to a record.
 
-    Where a kind was measured, all of its methods are believed to lose so many times what was believed, as the measured
-    ones did; these have their own medians.
+    A measured method gets its own median. Log efficiencies of other methods of its kind are multiplied by the same
+    factor as those of the measured ones. Beliefs about more than two ranks and other delays change in proportion.
 
     Args:
         rows: of the record.
-        before: what was believed before.
+        before: beliefs before the record.
     """
     noise, ways = noise_of(rows), [way for way in BELIEFS if len({one.program for one in worths(rows, way)}) > 1]
     medians = {way: median_of(rows, way) for way in ways}
@@ -196,7 +198,7 @@ def fitted(rows: Sequence[dict[str, Any]], before: Beliefs) -> Beliefs:
     doubts["16 bit"] = Doubt(least=ROUNDING)
     doubts["not measured"] = NOT_MEASURED
     in_each = {way: one for way, one in medians.items() if not way.every and way != CONTROL}
-    then = {way: _before(before.of(name_of(way)), way) for way in in_each}
+    then = {way: _before(before.of_compressor(name_of(way)), way) for way in in_each}
     compressors = {name: _of_compressor(name, believed, in_each, then) for name, believed in before.compressors.items()}
     by_gain = _power_of_gain(rows, "quantize")
     points = tuple((gain, round(gain**by_gain, 3)) for gain, _ in before.compressors["quantize"].by_gain)
@@ -224,15 +226,15 @@ def name_of(way: Way) -> str:
 
 
 def _of_compressor(
-    name: str, believed: OfCompressor, medians: Mapping[Way, float], then: Mapping[Way, float]
-) -> OfCompressor:
-    """Return what is believed of a compressor now.
+    name: str, believed: CompressorBeliefs, medians: Mapping[Way, float], then: Mapping[Way, float]
+) -> CompressorBeliefs:
+    """Return the new beliefs about a compressor.
 
     Args:
         name: its name.
-        believed: what was believed before.
-        medians: of the ways that exchange in each step, as measured.
-        then: what was believed of these before.
+        believed: beliefs about it before the record.
+        medians: measured medians of the ways that exchange in each step.
+        then: medians of the same ways before the record.
     """
     own = {way for way in medians if name_of(way) == name}
     alike = own or {way for way in medians if kind_of(way) == believed.kind}
@@ -246,12 +248,12 @@ def _of_compressor(
 
 
 def _power(medians: Mapping[Way, float], before: Mapping[Way, float]) -> float:
-    """Return by how much more is lost than was believed: the power that fits medians best, in logarithms."""
+    """Return the factor by which log medians changed, by least squares."""
     pairs = [(math.log(before[way]), math.log(median)) for way, median in medians.items()]
     return sum(was * now for was, now in pairs) / sum(was * was for was, _ in pairs)
 
 
-def _before(believed: OfCompressor, way: Way) -> float:
+def _before(believed: CompressorBeliefs, way: Way) -> float:
     if believed.by_rank:
         return efficiency_at(believed.by_rank, float(way.label.split("(")[1].rstrip(")")))
     return efficiency_at(believed.by_cf, way.cf)
@@ -262,7 +264,7 @@ def _raised(points: EfficiencyPoints, power: float) -> EfficiencyPoints:
 
 
 def _falling(points: Iterable[tuple[float, float]]) -> EfficiencyPoints:
-    """Return points of which none is above the one before."""
+    """Return the points, each lowered to the one before it if it is above that."""
     least, found = 1.0, []
     for at, share in points:
         least = min(least, share)
@@ -271,7 +273,7 @@ def _falling(points: Iterable[tuple[float, float]]) -> EfficiencyPoints:
 
 
 def _power_of_gain(rows: Sequence[dict[str, Any]], label: str) -> float:
-    """Return the power of the gain that fits efficiencies of a compressor best, in logarithms."""
+    """Return the exponent p of ``efficiency = gain ** p`` for a compressor, by least squares of logarithms."""
     of_one = of_control(rows)
     pairs = [
         (math.log(gain), math.log(max(FLOOR, min(1.0, share / of_one))))
@@ -305,21 +307,21 @@ def written(beliefs: Beliefs) -> str:
 
 
 def before() -> Beliefs:
-    """Return what was believed before the record: the tables of three small tasks, without doubt."""
-    return Beliefs(**json.loads(BEFORE.read_text()))
+    """Return the beliefs before the record: tables of three small tasks, as certain."""
+    return read_beliefs(BEFORE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="docs/measurements/progress.json")
-    parser.add_argument("--write", action="store_true", help="write gravac/beliefs/known.json")
+    parser.add_argument("--write", action="store_true", help="write gravac/beliefs/shipped.json")
     arguments = parser.parse_args()
     rows = read(Path(arguments.json))
     print(table(rows))
     text = written(fitted(rows, before()))
     print(text)
     if arguments.write:
-        KNOWN.write_text(text)
+        SHIPPED.write_text(text)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gravac.beliefs import using
+from gravac.beliefs import use_beliefs
 from gravac.compressors import quantize, randomk, thc
 from gravac.lab.tasks import make
 from gravac.lab.tta.record import TrainingRecord
@@ -349,7 +349,7 @@ def _predicting() -> list[str]:
     told = {one["task"]: one["probed"] for one in rows("probed")}
     probed = [one[name] for one in told.values() for name in fine]
     truth = [worth(task, name) for task in told for name in fine]
-    with using(before()):
+    with use_beliefs(before()):
         old = [one.profile(cf).efficiency for one, cf in ((quantize, 32), (thc, 8), (randomk, 10), (quantize, 16))]
     new = [worth_everywhere(name) for name in ("quantize(1)", "thc", "randomk(block=64)@10")]
     coarse = new[0] / worth_everywhere("quantize(2)")

@@ -9,7 +9,7 @@ learning rates are the best of five for native training, a third of it, and thre
 constant after a warm-up and for one that falls to a tenth by a cosine. An interrupted run goes on where it was.
 
     python -m tests.measure.progress [--json FILE] [--parts outer decay beliefs] [--programs ...] [--nanogpt CLONE]
-        [--seeds N] [--minutes N] [--workers N] [--steps N] [--show]
+        [--seeds N] [--minutes N] [--workers N] [--steps N]
 """
 
 import argparse
@@ -39,7 +39,7 @@ from tests.outer.by_hand import OuterByHand
 RANKS = 2
 
 SCHEDULES = ("cosine", "constant")
-"""How the learning rate goes on after its warm-up."""
+"""Learning rate schedules, each after a warm-up."""
 
 WARMUP = 0.1
 """Share of a run's steps over which the learning rate rises."""

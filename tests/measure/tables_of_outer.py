@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from gravac.beliefs import efficiency_at, known, power_at
+from gravac.beliefs import efficiency_at, power_at, shipped_beliefs
 from gravac.lab.links.link import UNTHROTTLED
 from gravac.lab.provenance import Stamp
 from gravac.lab.tasks import make
@@ -289,7 +289,9 @@ def outer_delays() -> str:
             times = [_steps(row) / waits[tuple(row[name] for name in _OF_DELAY)] for row in of]
             missed = any(row["reached"] is None for row in of)
             cells.append(str(outer_steps.Worth(1 / statistics.geometric_mean(times), missed)) if times else "")
-        lines.append(line(str(ranks), str(every), str(delay), f"{efficiency_at(known().delay, 1 + delay):.2f}", *cells))
+        lines.append(
+            line(str(ranks), str(every), str(delay), f"{efficiency_at(shipped_beliefs().delay, 1 + delay):.2f}", *cells)
+        )
     return "\n".join(lines)
 
 

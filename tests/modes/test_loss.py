@@ -26,9 +26,9 @@ def test_the_mean_of_what_was_told_since_the_last_call(told: list[float]) -> Non
     losses = Losses()
     for loss in told:
         losses.add(loss)
-    taken = losses.take()
+    taken = losses.take_mean()
     assert taken == pytest.approx(sum(told) / len(told)) if told else math.isnan(taken)
-    assert math.isnan(losses.take())
+    assert math.isnan(losses.take_mean())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -37,7 +37,7 @@ def test_a_tensor_is_told_without_its_graph(dtype: torch.dtype, shape: tuple[int
     losses = Losses()
     losses.add(torch.full(shape, 2.0, dtype=dtype, requires_grad=True) * 3)
     losses.add(2)
-    assert losses.take() == 4.0
+    assert losses.take_mean() == 4.0
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_is_no_loss_is_refused(wrong: Any, error: type[Exception], match: s
     losses = Losses()
     with pytest.raises(error, match=match):
         losses.add(wrong)
-    assert math.isnan(losses.take())
+    assert math.isnan(losses.take_mean())
 
 
 def told_in_all_modes(rank: int, world: int, after: bool) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class ApartAlone:
         for every in candidates.choices(*policy.every):
             for forecast in in_each_step.forecasts:
                 measured = candidates.delays(forecast, every, state.compute_s, outer.delay, outer.fragments)
-                behind = candidates.continued(before, forecast, every, measured)
+                behind = candidates.delays_if_continued(before, forecast, every, measured)
                 ways = [candidates.at_every(forecast, every, state.compute_s, delay, state.world) for delay in behind]
                 chooses = getattr(policy.controller, "chooses_every", False)
                 forecasts += ways if chooses else [candidates.most_promising(ways)]

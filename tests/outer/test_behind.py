@@ -21,7 +21,7 @@ from gravac.controllers.window import Window
 from gravac.engine.admission import Admission
 from gravac.exchange.lockstep import Lockstep
 from gravac.measurement import LocalMeasurement
-from gravac.modes.outer.candidates import continued, delays, offered, widened
+from gravac.modes.outer.candidates import delays, delays_if_continued, offered, widened
 from tests.outer.ranks import Ranks, averaged, equal
 from tests.outer.test_outer import MOMENTUM, saved
 
@@ -317,6 +317,6 @@ def test_in_a_run_that_is_continued_no_candidate_gets_a_shorter_delay_than_those
     before = {("quantize", 8.0, every): (0, was), ("quantize", 16.0, 50): (0, 45)}
     same, other = (Forecast(Candidate("hook", "quantize", cf), cf) for cf in (8.0, 16.0))
     now = (0, measured)
-    assert continued(before, same, every, now) == (0, was)
-    assert continued(before, other, every, now) == (0, max(was, measured) if measured else 0)
-    assert continued({}, other, every, now) == now
+    assert delays_if_continued(before, same, every, now) == (0, was)
+    assert delays_if_continued(before, other, every, now) == (0, max(was, measured) if measured else 0)
+    assert delays_if_continued({}, other, every, now) == now

@@ -22,7 +22,7 @@ from gravac import (
     topk,
 )
 from gravac.candidate import Candidate, Forecast
-from gravac.modes.outer.candidates import believed
+from gravac.modes.outer.candidates import outer_efficiency
 from gravac.modes.outer.rounds import leaves_at
 from gravac.modes.outer.sgd import OuterSGD
 from tests.measure.beliefs import before
@@ -320,11 +320,11 @@ def test_fewer_exchanges_later_ones_more_loss_and_more_ranks_are_never_worth_mor
 ) -> None:
     base = Candidate("hook", "any", 10.0)
     lossy, dense = Forecast(base, 10.0, efficiency=loss), Forecast(base, 10.0)
-    own = believed(lossy, every, delay, world).efficiency
-    assert 0 <= believed(lossy, every + more, delay, world).efficiency <= own
-    assert believed(lossy, every, delay + more, world).efficiency <= own
-    assert believed(lossy, every, delay, world + more).efficiency <= own
-    assert own <= loss * believed(dense, every, delay, world).efficiency + 1e-4
+    own = outer_efficiency(lossy, every, delay, world).efficiency
+    assert 0 <= outer_efficiency(lossy, every + more, delay, world).efficiency <= own
+    assert outer_efficiency(lossy, every, delay + more, world).efficiency <= own
+    assert outer_efficiency(lossy, every, delay, world + more).efficiency <= own
+    assert own <= loss * outer_efficiency(dense, every, delay, world).efficiency + 1e-4
 
 
 def test_fragments_spread_a_rounds_bytes_over_its_steps() -> None:

@@ -13,7 +13,7 @@ import pytest
 from gravac import Goodput, GraVAC, SettingsError, Static, quantize, topk
 from gravac.candidate import Candidate, Forecast
 from gravac.commands import replay as command
-from gravac.modes.outer.candidates import believed
+from gravac.modes.outer.candidates import outer_efficiency
 from gravac.policy import Policy
 from gravac.replay import Trace, read_trace, replay
 from tests.outer.ranks import Ranks
@@ -80,7 +80,7 @@ def test_what_runs_goes_by_the_number_of_ranks(tmp_path: Path) -> None:
         forecast.candidate.every: forecast.efficiency for forecast in recorded.run.forecasts if forecast.candidate.dense
     }
     assert dense == {
-        every: believed(Forecast(Candidate("hook", "dense", 1.0), 1.0), every, world=4).efficiency
+        every: outer_efficiency(Forecast(Candidate("hook", "dense", 1.0), 1.0), every, world=4).efficiency
         for every in (1, 2, 5, 10)
     }
 

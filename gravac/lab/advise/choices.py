@@ -19,7 +19,7 @@ from gravac.candidate import DENSE, Forecast, Mode, Span
 from gravac.collectives import AllReduce, wire_ratio
 from gravac.compressors import COMPRESSORS, Compressor, Dense, ladder
 from gravac.costmodel import Format, Machine, Network, Prediction, break_even, load
-from gravac.engine.admission import believed
+from gravac.engine.admission import efficiency_belief
 from gravac.lab.advise.option import Option
 from gravac.lab.advise.outer_steps import Exchanged, bandwidth_below, code, outer_steps
 from gravac.lab.advise.verdict import expected, in_each_step, line, with_outer_steps
@@ -225,7 +225,7 @@ def advise(
     sixteen = in_sixteen.over(network, machine)
     denses = [Exchanged(Dense(), 1.0, in_single), Exchanged(Dense(dtype=dense), 2.0, in_sixteen)]
     in_each = [
-        choice(DENSE, way.cf, way.load.over(network, machine), believed(way.compressor.profile(way.cf)))
+        choice(DENSE, way.cf, way.load.over(network, machine), efficiency_belief(way.compressor.profile(way.cf)))
         for way in denses
     ]
     ways: list[Exchanged] = []
@@ -234,7 +234,7 @@ def advise(
         predicted = ways[-1].load.over(network, machine)
         even = break_even(shapes, compressor, cf, batch_s, workers, machine, network.alpha, dense=dense)
         even = _always_or_never(even, predicted.step_s < sixteen.step_s)
-        in_each.append(choice(compressor.name, cf, predicted, believed(compressor.profile(cf)), even))
+        in_each.append(choice(compressor.name, cf, predicted, efficiency_belief(compressor.profile(cf)), even))
     apart = outer_steps(denses, ways, full, network, machine, workers) if workers > 1 else []
     outer = [outer_choice(way, forecast) for way, forecast in apart]
     best, reason = in_each_step(in_each[2:], sixteen)

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from gravac.beliefs import lower_bound
+from gravac.beliefs import Belief
 from gravac.candidate import DENSE, Mode
 from gravac.compressors import COMPRESSORS
 from gravac.telemetry.words import bytes_words
@@ -25,7 +25,7 @@ class Option:
         break_even: bandwidth below which it beats 16 bit, bits per second; ``inf`` for always, 0 for never, ``None``
             for DDP's own exchange.
         efficiency: share of a dense step's progress that a step of it is expected to make.
-        deviation: how sure that is: standard deviation of its natural logarithm.
+        deviation: uncertainty of that: standard deviation of its natural logarithm.
         cost: price of 1000 steps, in the price's currency; ``None`` without a price.
         every: number of steps from one exchange to the next; 1: gradients are exchanged in each step.
     """
@@ -62,13 +62,13 @@ class Option:
 
     @property
     def safe_progress(self) -> float:
-        """The same by the efficiency that a step has at least: what gravac goes by, see ``gravac.beliefs``."""
+        """Speed-up in progress per second by the lower bound of efficiency, as gravac decides."""
         return self.speed_up * self.least_efficiency
 
     @property
     def least_efficiency(self) -> float:
-        """The efficiency that a step has at least, with probability ``gravac.beliefs.SURE``."""
-        return lower_bound(self.efficiency, self.deviation)
+        """Lower bound of ``efficiency``; see ``gravac.beliefs.Belief``."""
+        return Belief(self.efficiency, self.deviation).lower_bound
 
     def __str__(self) -> str:
         often = f" every {self.every} steps" if self.every > 1 else ""

@@ -11,7 +11,7 @@ from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.collectives import wire_ratio
 from gravac.compressors import Compressor
 from gravac.costmodel import Load, Machine, Network, crossing
-from gravac.engine.admission import Admission, believed
+from gravac.engine.admission import Admission, efficiency_belief
 from gravac.lab.advise.option import Option
 from gravac.modes.outer.candidates import at_every, choices, widened
 
@@ -49,7 +49,7 @@ class Exchanged:
             machine: speed of each worker.
         """
         predicted, profile = self.load.over(network, machine), self.compressor.profile(self.cf)
-        belief = believed(profile)
+        belief = efficiency_belief(profile)
         return Forecast(
             Candidate("hook", self.compressor.name if self.compressor.compresses else DENSE, self.cf),
             wire_ratio(full, predicted.wire_bytes),

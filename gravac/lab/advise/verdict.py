@@ -63,8 +63,8 @@ def with_outer_steps(choices: Sequence[Option]) -> str:
 def expected(in_each: Sequence[Option], outer: Sequence[Option]) -> tuple[Option, str]:
     """Return the choice that gravac is expected to come to, and why, in words.
 
-    Each choice counts with the progress that a step of it makes at least (``Option.safe_progress``), and outer steps
-    must be more than ``MARGIN`` better.
+    Choices are compared by the lower bound of their progress (``Option.safe_progress``). Outer steps must be better by
+    more than ``MARGIN``.
 
     Args:
         in_each: choices with an exchange of gradients in each step, native ones among them.

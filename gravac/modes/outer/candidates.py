@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from gravac.beliefs import Belief, current, power_at
+from gravac.beliefs import Belief, beliefs_in_force, power_at
 from gravac.candidate import Forecast
 from gravac.compressors.profile import MEASURED_WORLD
 from gravac.controllers.base import Controller
@@ -97,7 +97,7 @@ def widened(
         if number == 1:
             continue
         for forecast in admission.forecasts:
-            behind = continued(known, forecast, number, delays(forecast, number, compute_s, delay, fragments))
+            behind = delays_if_continued(known, forecast, number, delays(forecast, number, compute_s, delay, fragments))
             outer_forecasts = [at_every(forecast, number, compute_s, steps, world) for steps in behind]
             if together:
                 outer_forecasts = [replace(outer_forecast, leaving_s=leaving_s) for outer_forecast in outer_forecasts]
@@ -126,23 +126,23 @@ def offered(identities: Iterable[Sequence[Any]]) -> Offered:
     return delays
 
 
-def continued(before: Offered, forecast: Forecast, every: int, measured: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the delays that a candidate has in a run that is perhaps continued, in steps, ascending.
+def delays_if_continued(before: Offered, forecast: Forecast, every: int, measured: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the delays of a candidate in steps, ascending: in a run that continues from a checkpoint, or a new one.
 
-    One that the run had keeps those it had. Another one was left out, for a candidate that exchanges as often: it gets
-    no shorter delay than these have, so that it is left out again.
+    A candidate of the checkpoint keeps its delays. Any other one had been dropped, because one of the checkpoint's
+    candidates with the same ``every`` was better. It gets no shorter delay than those, so that it is dropped again.
 
     Args:
-        before: delays of the candidates of the run that is continued; empty: of none.
+        before: delays of the checkpoint's candidates; empty in a new run.
         forecast: forecast of an exchange in each step.
         every: number of steps from one exchange to the next.
-        measured: delays that it would have now.
+        measured: delays by the times that are measured now.
 
     Example:
         >>> from gravac.candidate import Candidate
         >>> topk = Forecast(Candidate("hook", "topk", 10.0), 6.4)
         >>> before = {("topk", 10.0, 20): (0, 4), ("topk", 50.0, 50): (0, 9)}
-        >>> [continued(before, topk, every, (0, 2)) for every in (20, 50, 100)]
+        >>> [delays_if_continued(before, topk, every, (0, 2)) for every in (20, 50, 100)]
         [(0, 4), (0, 9), (0, 2)]
     """
     own = before.get((forecast.candidate.compressor, forecast.candidate.cf, every))
@@ -214,7 +214,7 @@ def at_every(
     """
     coding, exchange = (None if s is None else s / every for s in (forecast.coding_s, forecast.exchange_s))
     behind, step = min(delay, every) / every, None
-    belief = believed(forecast, every, delay, world)
+    belief = outer_efficiency(forecast, every, delay, world)
     if compute_s is not None and coding is not None and exchange is not None:
         step = compute_s + coding + max(0.0, exchange - compute_s * behind)
     return replace(
@@ -234,8 +234,8 @@ def at_every(
     )
 
 
-def believed(forecast: Forecast, every: int, delay: int = 0, world: int = MEASURED_WORLD) -> Belief:
-    """Return what a step is believed to be worth if ranks exchange in rounds, in four digits.
+def outer_efficiency(forecast: Forecast, every: int, delay: int = 0, world: int = MEASURED_WORLD) -> Belief:
+    """Return the belief about an outer step's efficiency, both numbers rounded to four decimals.
 
     Args:
         forecast: forecast of an exchange in each step.
@@ -243,17 +243,14 @@ def believed(forecast: Forecast, every: int, delay: int = 0, world: int = MEASUR
         delay: number of steps that an exchange is in flight before its mean is applied.
         world: number of ranks.
     """
-    power = power_at(forecast.apart, every) if forecast.apart else 1.0
-    compressed = Belief(forecast.efficiency, forecast.deviation).power(power)
-    belief = current().of_outer(every, delay, world).times(compressed)
+    exponent = power_at(forecast.apart, every) if forecast.apart else 1.0
+    compressed = Belief(forecast.efficiency, forecast.deviation).power(exponent)
+    belief = beliefs_in_force().of_outer(every, delay, world).times(compressed)
     return Belief(round(belief.efficiency, 4), round(belief.deviation, 4))
 
 
 def _better(forecast: Forecast, other: Forecast) -> bool:
-    """True if a candidate is no worse than another in bytes and efficiency, and better in one of these.
-
-    Of efficiency both count: what is believed, and what is sure.
-    """
+    """True if a candidate is no worse than another in bytes, efficiency and its lower bound, and better in one."""
     ours, theirs = ((one.wire_ratio, one.efficiency, one.least_efficiency) for one in (forecast, other))
     no_worse, equal = all(our >= their for our, their in zip(ours, theirs, strict=True)), ours == theirs
     both_travel_alike = (forecast.candidate.delay > 0) == (other.candidate.delay > 0)
@@ -261,5 +258,5 @@ def _better(forecast: Forecast, other: Forecast) -> bool:
 
 
 def most_promising(ways: Sequence[Forecast]) -> Forecast:
-    """Return the forecast of the most progress per second that is sure; of the most a step if no seconds are known."""
+    """Return the forecast with the highest lower bound of progress per second, or per step if no seconds are known."""
     return max(ways, key=lambda way: way.least_efficiency / (way.step_s or 1.0))
