@@ -45,8 +45,8 @@ FAR_AWAY = 10**6
 LAST = (10, 20, 30)
 """Numbers of a stretch's last steps over whose training losses the mean is taken."""
 
-SETTLED = (0, 10, 20, 30)
-"""Numbers of steps of settling after which a probe reads the loss, up to those that there are."""
+BETWEEN = 10
+"""Number of steps from one reading of the probe to the next, through the whole run."""
 
 
 class Plan(NamedTuple):
@@ -85,13 +85,7 @@ class Plan(NamedTuple):
     def read_after(self) -> list[int]:
         """Return the numbers of steps made after which the probe reads the loss."""
         ends = [self.first + number * self.stretch for number in range(2 * self.trials + 2)]
-        within = [
-            ends[number] + self.trial + settled
-            for number in range(1, 2 * self.trials, 2)
-            for settled in SETTLED
-            if settled <= self.settle
-        ]
-        return sorted({*ends, *within})
+        return sorted({*ends, *range(BETWEEN, self.steps + 1, BETWEEN)})
 
 
 class Case(NamedTuple):
