@@ -32,6 +32,7 @@ from gravac.live import Live
 from gravac.modes.outer.candidates import check_chosen
 from gravac.modes.outer.round_state import RoundState
 from gravac.modes.outer.starting import same_on_all_ranks
+from gravac.modes.probe import ProbeLoss
 from gravac.modes.switch import Source, Switch, innermost
 from gravac.policy import OuterSettings, Policy, RunSettings, beside, load_policy
 from gravac.restoring import Restoring
@@ -91,6 +92,12 @@ class AdaptiveCompressor(Live):
         outer: settings of outer steps, in which ranks train apart; ``None``: the defaults.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
+        probe: returns the mean loss on this rank's fixed batches, by the weights that the model has now. With it the
+            run measures what candidates' steps are worth, and decides by that (see "What it believes, and how it learns
+            better"). It is called without gradients, on all ranks between the same two steps; give all ranks one, or
+            none. The loss is averaged over the ranks.
+        total_steps: number of training steps of the run, by which it is known what measuring may cost; ``None``: the
+            run is taken to last as long again, whenever that is asked.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at
             ``attach``); ``None`` writes nothing.
         sinks: callables that are given every record, on rank 0.
@@ -134,6 +141,8 @@ class AdaptiveCompressor(Live):
         outer: OuterSettings | Mapping[str, Any] | None = None,
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
+        probe: ProbeLoss | None = None,
+        total_steps: int | None = None,
         log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
@@ -162,12 +171,13 @@ class AdaptiveCompressor(Live):
             policy=policy,
             samples_per_step=samples_per_step,
             steps_per_epoch=steps_per_epoch,
+            total_steps=total_steps,
             history=history,
             log_dir=log_dir,
             pace=pace,
             executor=executor,
         )
-        self._build(settings, sinks, process_group)
+        self._build(settings, sinks, process_group, probe)
 
     @classmethod
     def from_policy(
@@ -176,6 +186,8 @@ class AdaptiveCompressor(Live):
         *,
         samples_per_step: float | None = None,
         steps_per_epoch: int | None = None,
+        probe: ProbeLoss | None = None,
+        total_steps: int | None = None,
         log_dir: str | Path | None = None,
         sinks: Sequence[Sink] = (),
         process_group: dist.ProcessGroup | None = None,
@@ -194,29 +206,44 @@ class AdaptiveCompressor(Live):
             policy=policy if isinstance(policy, Policy) else load_policy(policy),
             samples_per_step=samples_per_step,
             steps_per_epoch=steps_per_epoch,
+            total_steps=total_steps,
             history=history,
             log_dir=log_dir,
             pace=pace,
             executor=executor,
         )
-        return cls.from_settings(settings, sinks, process_group)
+        return cls.from_settings(settings, sinks, process_group, probe)
 
     @classmethod
     def from_settings(
-        cls, settings: RunSettings, sinks: Sequence[Sink] = (), process_group: dist.ProcessGroup | None = None
+        cls,
+        settings: RunSettings,
+        sinks: Sequence[Sink] = (),
+        process_group: dist.ProcessGroup | None = None,
+        probe: ProbeLoss | None = None,
     ) -> "AdaptiveCompressor":
         """Make one from all settings of a run.
 
         Raises:
-            SettingsError: ``sinks`` are not callables.
+            SettingsError: ``sinks`` are not callables, or ``probe`` is none, or not for this controller.
         """
         made = cls.__new__(cls)
-        made._build(settings, sinks, process_group)
+        made._build(settings, sinks, process_group, probe)
         return made
 
-    def _build(self, settings: RunSettings, sinks: Sequence[Sink], group: dist.ProcessGroup | None) -> None:
+    def _build(
+        self,
+        settings: RunSettings,
+        sinks: Sequence[Sink],
+        group: dist.ProcessGroup | None,
+        probe: ProbeLoss | None = None,
+    ) -> None:
         if not isinstance(sinks, Sequence) or not all(map(callable, sinks)):
             raise SettingsError(f"sinks: give a sequence of callables (got {shown(sinks)})")
+        if probe is not None and not callable(probe):
+            raise SettingsError(f"probe: give a function that returns the loss on fixed batches (got {shown(probe)})")
+        settings = settings if probe is None else settings(probe=True)
+        self._probe = probe
         self.settings, self.policy = settings, settings.policy
         self._group = self._given_group = group
         self._agree_group: dist.ProcessGroup | None = None
@@ -280,7 +307,7 @@ class AdaptiveCompressor(Live):
         native = () if not self.policy.native else native_formats(ddp, scaler)
         if self.policy.every != (1, 1):
             Reducer(ddp)  # which refuses a torch that lacks what ranks need to train apart
-        switches = bool(native) or self.policy.every != (1, 1)
+        switches = bool(native) or self.policy.every != (1, 1) or self._probe is not None
         group = self._given_group or ddp.process_group
         if self._engine.ready_to_run and group is not self._group:
             raise RuntimeError("process_group: this compressor averaged over another one before; make a new compressor")
@@ -349,7 +376,7 @@ class AdaptiveCompressor(Live):
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         """Have steps run in the mode that is decided."""
-        self._switch = Switch(self._engine, source, self.policy, optimizers, scaler)
+        self._switch = Switch(self._engine, source, self.policy, optimizers, scaler, self._probe)
         self._switch.without_native = self._without_native
         self._restoring.restore_outer(self._switch)
         self._switch.listen()

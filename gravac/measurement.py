@@ -24,6 +24,7 @@ FIRST = ("seconds", "error", "energy")
 
 LAST = {
     "loss": "loss",
+    "probe": "probe",
     "waited": "waited_seconds",
     "coded": "coded_seconds",
     "learning_rate": "learning_rate",
@@ -68,6 +69,7 @@ class LocalMeasurement:
         learning_rate: learning rate that the step's gradients are applied with; nan if not known.
         loss_scale: factor that the step's gradients were multiplied with.
         loss: mean of the training losses reported on this rank since the last measurement; nan if there were none.
+        probe: loss on this rank's fixed batches, read before the step; nan if it was not.
         errors: squared norms of what was not sent, ``‖g_ef - sent‖²``, of each group of tensors.
         energies: squared norms of what was to be sent, ``‖g_ef‖²``, likewise.
         shadow_errors: the errors at each shadow CF, of each tensor.
@@ -112,6 +114,7 @@ class LocalMeasurement:
     learning_rate: float = math.nan
     loss_scale: Number = 1.0
     loss: Number = math.nan
+    probe: Number = math.nan
     errors: list[Number] = field(default_factory=list)
     energies: list[Number] = field(default_factory=list)
     shadow_errors: list[list[Number]] = field(default_factory=list)
@@ -202,8 +205,8 @@ class LocalMeasurement:
         self._time(executor.between)
         shadow = [sum(errors, 0.0) for errors in zip(*self.shadow_errors, strict=True)] or [0.0] * len(self.shadow)
         norms = {name: self.norms[name] for name in sorted(self.norms)}
-        error, energy, finite, loss, *others = executor.numbers(
-            [self.error, self.energy, self.finite, self.loss, *shadow, *norms.values()]
+        error, energy, finite, loss, probe, *others = executor.numbers(
+            [self.error, self.energy, self.finite, self.loss, self.probe, *shadow, *norms.values()]
         )
         shadow, squares = others[: len(shadow)], others[len(shadow) :]
         self.errors, self.energies, self.verdicts = [error], [energy], [_verdict(finite)]
@@ -215,6 +218,7 @@ class LocalMeasurement:
             UNRELEASED: summed([*self.unreleased.values()]),
             **dict(zip(map(error_at, self.shadow), shadow, strict=True)),
             "loss": loss,
+            "probe": probe,
             "waited": self.waited,
             "coded": self.coded,
             "learning_rate": self.learning_rate,

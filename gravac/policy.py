@@ -23,7 +23,7 @@ from gravac.controllers import CONTROLLERS, Goodput
 from gravac.settings import Settings, SettingsError, is_number
 from gravac.texts import text_of, texts_of
 
-SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "executor", "history")
+SHARED_BESIDE_POLICY = ("samples_per_step", "steps_per_epoch", "total_steps", "probe", "executor", "history")
 """Settings of a run, beside its policy, that all its ranks must have the same."""
 
 COMPARED_APART = ("outer.samples", "outer.local_buffers")
@@ -223,11 +223,15 @@ class RunSettings(Settings):
 
     Attributes:
         policy: what decides, what compresses, and how errors are fed back; a controller that counts epochs
-            (``for_run``) knows how many steps the run's have.
+            (``for_run``) knows how many steps the run's have, and one that reads a probe (``with_probe``) that there is
+            one.
+        probe: whether this process gives the loss on fixed batches.
     """
 
     samples_per_step: float | None = Field(default=None, gt=0)
     steps_per_epoch: int | None = Field(default=None, gt=0)
+    total_steps: int | None = Field(default=None, gt=0)
+    probe: bool = False
     history: int = Field(default=1000, ge=1)
     log_dir: Path | None = None
     pace: float | None = Field(default=None, gt=0)
@@ -247,10 +251,24 @@ class RunSettings(Settings):
         steps, for_run = info.data.get("steps_per_epoch"), getattr(policy.controller, "for_run", None)
         return policy if steps is None or for_run is None else policy(controller=for_run(steps))
 
+    @field_validator("policy")
+    @classmethod
+    def _with_probe(cls, policy: Policy, info: ValidationInfo) -> Policy:
+        if not info.data.get("probe"):
+            return policy
+        with_probe = getattr(policy.controller, "with_probe", None)
+        if with_probe is None:
+            raise ValueError(
+                f"probe: {policy.controller.name} does not decide by progress; leave probe out, or use a controller "
+                "that does, such as 'goodput'"
+            )
+        return policy(controller=with_probe(info.data.get("total_steps")))
+
     def plain(self) -> dict[str, str | int | float | bool]:
         """Return the settings that the run's record tells, by dotted name, as plain values."""
         samples = self.samples_per_step or "steps/s x ranks"
         run = {"samples_per_step": samples, "steps_per_epoch": self.steps_per_epoch or "auto"}
+        run |= {"total_steps": self.total_steps or "auto", "probe": self.probe}
         return {**self.policy.plain(), **run}
 
     def shared(self) -> dict[str, str]:

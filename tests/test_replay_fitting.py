@@ -76,7 +76,7 @@ def test_a_wrong_line_is_refused_in_words_or_replayed(
         ("step", "shadow", [[10]], r"shadow/0: \[10\], a list of 2 expected"),
         ("step", "seconds", True, "seconds: True, a number expected"),
         ("step", "every", -5, "every: -5, 1 or more expected"),
-        ("run", "version", 1, "version: 1, and this gravac reads 5"),
+        ("run", "version", 1, "version: 1, and this gravac reads 6"),
         ("run", "world_size", 0, "world_size: 0, 1 or more expected"),
         ("run", "forecasts", 5, "forecasts: 5, a list expected"),
         ("decision", "phase", None, "phase: None, a word expected"),
@@ -100,6 +100,6 @@ def test_file_line_field_and_value_are_named(
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gravac.jsonl"
-    path.write_text('{"kind":"run","version":5,"settings":{}}\n', encoding="utf-8")
+    path.write_text('{"kind":"run","version":6,"settings":{}}\n', encoding="utf-8")
     with pytest.raises(SettingsError, match="line 1: not a record of gravac: world_size: it is missing"):
         read_trace(path)

@@ -4,10 +4,12 @@
 
 ``shipped.json`` holds the numbers, ``tables`` reads them, ``points`` interpolates between measured points, and
 ``belief`` is one efficiency with its uncertainty. They reach controllers through ``gravac.candidate.Forecast`` alone.
+``posterior`` is what a run's own measurements make of them.
 """
 
 from gravac.beliefs.belief import SURE, Belief
 from gravac.beliefs.points import EfficiencyPoints, efficiency_at, power_at
+from gravac.beliefs.posterior import MeasuredRatio, posterior
 from gravac.beliefs.tables import (
     Beliefs,
     CompressorBeliefs,
@@ -24,9 +26,11 @@ __all__ = [
     "Beliefs",
     "CompressorBeliefs",
     "EfficiencyPoints",
+    "MeasuredRatio",
     "MethodKind",
     "beliefs_in_force",
     "efficiency_at",
+    "posterior",
     "power_at",
     "read_beliefs",
     "shipped_beliefs",

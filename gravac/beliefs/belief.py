@@ -32,6 +32,11 @@ class Belief(NamedTuple):
         """Efficiency that is exceeded with probability ``SURE`` (80 %)."""
         return self.efficiency * math.exp(-_QUANTILE * self.deviation) if self.deviation else self.efficiency
 
+    @property
+    def upper_bound(self) -> float:
+        """Efficiency that is not exceeded with probability ``SURE``."""
+        return self.efficiency * math.exp(_QUANTILE * self.deviation) if self.deviation else self.efficiency
+
     def times(self, other: "Belief") -> "Belief":
         """Return the belief about the product of two independent efficiencies.
 

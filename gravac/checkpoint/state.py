@@ -13,7 +13,7 @@ from gravac.engine.engine import Engine
 from gravac.policy import Policy
 from gravac.settings import SettingsError
 
-VERSION = 5
+VERSION = 6
 """Version of the states that are made, and the only one that is read."""
 
 TAKEN_FOR_ONE: Mapping[str, Any] = {

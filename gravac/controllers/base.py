@@ -56,6 +56,8 @@ class Measurement:
         steps: number of training steps that it stands for.
         loss: training loss reported by ``AdaptiveCompressor.loss``: mean over ranks and training steps; nan if a rank
             reported none.
+        probe: loss on the run's fixed batches, mean over ranks, by the weights before the step (in a native stretch
+            before its second step); nan unless a decision asked for it (``Decision.probe``) and a probe was given.
         drift: norm of the mean that came of all ranks' pseudo-gradients over the mean of their norms: 1 where all went
             the same way, more where residuals come on top; nan where there are none (no outer steps).
     """
@@ -74,6 +76,7 @@ class Measurement:
     norms: tuple[tuple[str, float], ...] = ()
     drift: float = math.nan
     loss: float = math.nan
+    probe: float = math.nan
     first: int = 0
     steps: int = 1
 
@@ -97,6 +100,31 @@ class Summary:
     gain_high: float
     t_system: float | None
     t_compression: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much progress a step of a candidate makes, by the trials of a run so far.
+
+    Attributes:
+        candidate: the candidate.
+        reference: candidate that it was compared with.
+        ratio: progress of its step / progress of a step of the reference, as measured.
+        error: standard error of ``ratio``.
+        trials: number of trials.
+        efficiency: statistical efficiency that is believed now, by these trials and by what was believed before.
+        low: lower bound of it, which it exceeds with a probability of 80 %.
+        high: upper bound, likewise.
+    """
+
+    candidate: Candidate
+    reference: Candidate
+    ratio: float
+    error: float
+    trials: int
+    efficiency: float
+    low: float
+    high: float
 
 
 WATCH = 8
@@ -123,6 +151,8 @@ class Decision:
         watch: number of training steps after which the ranks next tell each other what a native step takes: the length
             of the next native stretch, and nothing else. ``WATCH`` after each decision that changes anything, or that
             waits to see a change once more; longer and longer while nothing changes.
+        probe: whether the loss on the run's fixed batches is read before the next step, in which this decision holds.
+        progress: what trials showed by the measurement observed; ``None``: nothing new.
     """
 
     candidate: Candidate
@@ -132,6 +162,8 @@ class Decision:
     tensors: tuple[tuple[str, Candidate], ...] = ()
     sums: Sums = "none"
     watch: int = WATCH
+    probe: bool = False
+    progress: Progress | None = None
 
     @property
     def runs(self) -> tuple[Candidate, tuple[tuple[str, Candidate], ...]]:
@@ -151,6 +183,10 @@ class Controller(Protocol[StateT]):
     One that also chooses between candidates that differ in ``every`` and ``delay`` alone says so by a true
     ``chooses_every``. One that may choose candidates of mode ``native``, of which only times are known, says so by a
     true ``native``; beside such a candidate it may also decide for the same of mode ``hook``.
+
+    One that has the loss on fixed batches read (``Decision.probe``) offers ``with_probe(total_steps: int | None)``:
+    itself for a run that has a probe, and that many steps if that is known. It is called once, before ``propose``,
+    where the user gave a probe.
 
     One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
     many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.

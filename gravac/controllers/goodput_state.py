@@ -9,14 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from gravac.beliefs import Belief, posterior
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import WATCH, Measurement
 from gravac.controllers.native import fits_float16
 from gravac.controllers.plain import Above0, Amount, Count, Finite, Positive
+from gravac.controllers.progress import Learned, Trials
 from gravac.controllers.window import Window
 
 SEARCH: Final = "search"
 HOLD: Final = "hold"
+PROGRESS: Final = "progress"
 
 NOISE = 0.12
 """Relative difference of two step times below which they say nothing of the link: 1 bit and 2 bits differ in coding."""
@@ -107,7 +110,7 @@ class GoodputState:
 
     Attributes:
         forecasts: forecasts of the candidates to choose from: dense first, then ascending by wire ratio.
-        phase: ``"search"`` or ``"hold"``.
+        phase: ``"search"``, ``"hold"``, or ``"progress"`` while trials measure a candidate's progress.
         position: place of the candidate that runs in ``forecasts``.
         best: place of the best candidate measured.
         window: window under way.
@@ -124,10 +127,13 @@ class GoodputState:
         watch: number of training steps of the next native stretch.
         learning_rate: last learning rate that was measured; 0 if none was.
         rose_at: number of steps observed when the learning rate rose last; 0: it never did.
+        trials: trials of a candidate's progress that are under way; ``None``: there are none.
+        learned: what such trials have shown, of each candidate tried.
+        booked: progress that they have cost, in steps of the candidate that was held.
     """
 
     forecasts: tuple[Forecast, ...]
-    phase: Literal["search", "hold"]
+    phase: Literal["search", "hold", "progress"]
     position: Count
     best: Count
     window: Window
@@ -144,6 +150,9 @@ class GoodputState:
     watch: Positive = WATCH
     learning_rate: Amount = 0.0
     rose_at: Count = 0
+    trials: Trials | None = None
+    learned: tuple[Learned, ...] = ()
+    booked: Amount = 0.0
 
     @property
     def running(self) -> Candidate:
@@ -267,14 +276,40 @@ class GoodputState:
         others = (entry if entry.position == self.position else entry.scaled(ratio) for entry in now.entries)
         return replace(now, entries=tuple(others))
 
+    def belief(self, position: int, by_gain: float | None = None) -> Belief:
+        """Return what is believed of the statistical efficiency of a candidate's steps, by all that is known.
+
+        Args:
+            position: place of the candidate.
+            by_gain: efficiency that a measured gain stands for; ``None``: that of its last measurement, or of the
+                forecast if it has not run.
+        """
+        forecast, measured = self.forecasts[position], self.entry(position)
+        if by_gain is None:
+            by_gain = measured.efficiency if measured else forecast.efficiency
+        if not self.learned:
+            return Belief(by_gain, forecast.deviation)
+        now = self._beliefs[position]
+        return Belief(min(1.0, by_gain * now.efficiency / forecast.efficiency), now.deviation)
+
+    @property
+    def _beliefs(self) -> tuple[Belief, ...]:
+        """What is believed of the efficiency of each candidate, by the forecasts and by trials."""
+        before = tuple(Belief(forecast.efficiency, forecast.deviation) for forecast in self.forecasts)
+        kinds = tuple(_kind(forecast) for forecast in self.forecasts)
+        return posterior(before, kinds, tuple(learned.comparison for learned in self.learned if learned.trials))
+
+    def was_tried(self, position: int) -> bool:
+        """Tell whether trials have measured a candidate's progress."""
+        return any(learned.candidate == position and learned.trials for learned in self.learned)
+
     def efficiency(self, position: int) -> float:
-        """Return the statistical efficiency of a candidate's steps: as measured, or as expected before it ran."""
-        measured = self.entry(position)
-        return measured.efficiency if measured else self.forecasts[position].efficiency
+        """Return the median of ``belief``."""
+        return self.belief(position).efficiency
 
     def least_efficiency(self, position: int) -> float:
-        """Return the lower bound of ``efficiency`` (see ``Forecast.lower_bound``)."""
-        return self.forecasts[position].lower_bound(self.efficiency(position))
+        """Return the lower bound of ``belief``."""
+        return self.belief(position).lower_bound
 
     def changed(self, seconds: float) -> GoodputState:
         """Return the state after the link changed: measurements are forgotten, but for bounds that follow from them.
@@ -317,7 +352,7 @@ class GoodputState:
 
     def goodput(self, entry: GoodputEntry) -> float:
         """Return the goodput of a measured candidate: steps per second times the lower bound of their efficiency."""
-        return self.forecasts[entry.position].lower_bound(entry.efficiency) / entry.seconds
+        return self.belief(entry.position, entry.efficiency).lower_bound / entry.seconds
 
     def slowest(self, position: int) -> float:
         """Return the most seconds that a step of a candidate may take, if all exchange measured grew with bytes.
@@ -546,6 +581,11 @@ def exchange_share(forecast: Forecast) -> float:
         0.01
     """
     return forecast.candidate.every / forecast.wire_ratio
+
+
+def _kind(forecast: Forecast) -> str:
+    """Return the kind of method of a candidate: outer steps at any interval are one, and so is each family."""
+    return "outer" if forecast.candidate.mode == "outer" else forecast.family
 
 
 def _hides(forecast: Forecast) -> float:

@@ -14,7 +14,7 @@ from gravac.controllers.base import Controller, Decision, Measurement, at_latenc
 from gravac.controllers.window import SETTLING
 from gravac.engine.admission import Admission
 from gravac.engine.agreement import gain
-from gravac.engine.records import compute_of, decided, holds_from, step_record
+from gravac.engine.records import compute_of, decided, holds_from, progress_record, step_record
 from gravac.engine.run_state import RunState
 from gravac.measurement import LocalMeasurement
 from gravac.settings import SettingsError
@@ -61,6 +61,7 @@ class Deciding:
         forecasts: forecasts of the candidates admitted; none before the first step.
         emit: takes records; called by the executor, or while it has nothing to do.
         seconds: seconds of the training step that the ranks agreed on last; 0 before.
+        probe_asked: whether a decision since the last look asks for a reading of the probe.
         restored: state of the controller, dumped, that the next ``decide_first`` restores; ``None``: there is none.
     """
 
@@ -77,6 +78,7 @@ class Deciding:
         self._admit = admit
         self.emit = emit
         self.seconds = 0.0
+        self.probe_asked = False
         self._reporting = reporting
         self.restored: dict[str, Any] | None = None
         self._timed: tuple[float, ...] = ()
@@ -152,6 +154,9 @@ class Deciding:
             self.seconds = measured.seconds
         before = self.decision.runs
         state.controller, self.decision = self._controller.observe(state.controller, measured)
+        self.probe_asked |= self.decision.probe
+        if self.decision.progress is not None:
+            self.emit(progress_record(measured, self.decision.progress))
         changed = self.decision.runs != before
         if self.decision.summary is not None or changed:
             self._record(state, holds_from(measured, self._latency), changed)

@@ -73,6 +73,9 @@ class Engine:
         forms: shapes and dtypes of their gradients, in the model's order; empty if ``know`` was given no parameters.
         described: the parameters in words, in the model's order, to be compared over the ranks.
         losses: training losses reported on this rank since the last step ended.
+        probes: losses on this rank's fixed batches, read since the last step ended.
+        probe_follows: whether the loss on fixed batches is to be read before the next step, by what was decided when
+            the last step began, or when the ranks concluded.
 
     Example:
         >>> import torch
@@ -111,7 +114,8 @@ class Engine:
         self._measurement: LocalMeasurement | None = None
         self._ended: LocalMeasurement | None = None  # of the last step that was not only begun
         self._with_inputs = RanksWithInputs(self.state)
-        self.losses = Losses()
+        self.losses, self.probes = Losses(), Losses()
+        self.probe_follows = False
         self._released_from = 0
 
     # before the first step
@@ -297,8 +301,8 @@ class Engine:
             fill: called by the executor, once the tensors hold their means.
         """
         self.flush()
-        loss = self.losses.take_mean()
-        self.executor.call(lambda: self._end(fill, loss), lambda failure: None)
+        loss, probe = self.losses.take_mean(), self.probes.take_mean()
+        self.executor.call(lambda: self._end(fill, loss, probe), lambda failure: None)
 
     def conclude(self) -> None:
         """Have the ranks start to agree on all steps that have ended.
@@ -456,6 +460,7 @@ class Engine:
         self._with_inputs.start(executor, inputs.takes_part, self.device)
         self._rescale(inputs.loss_scale)
         assert self.decision is not None
+        self._look_for_probe()
         chosen = self.decision.candidate
         previous, before = state.candidate, state.factors
         decision = self._decision_of(inputs, self.decision, previous)
@@ -492,6 +497,9 @@ class Engine:
         self._measurement.open(executor)
         return chosen
 
+    def _look_for_probe(self) -> None:
+        self.probe_follows, self.deciding.probe_asked = self.deciding.probe_asked, False
+
     def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:
         """Return what a step runs: what was decided, if that is of the step's mode."""
         every = inputs.steps if inputs.mode == "outer" else 1
@@ -513,11 +521,11 @@ class Engine:
             self.averager.rescale(loss_scale / before)
         self.state.loss_scale = loss_scale
 
-    def _end(self, fill: Fill, loss: Number) -> None:
+    def _end(self, fill: Fill, loss: Number, probe: Number) -> None:
         """End a step: commit what it changed, and measure."""
         state, measurement = self.state, self._measurement
         assert measurement is not None
-        measurement.loss = loss
+        measurement.loss, measurement.probe = loss, probe
         fill(measurement)
         self.averager.commit()
         if measurement.candidate.mode == "native":
@@ -545,6 +553,7 @@ class Engine:
         assert self._agreement is not None
         assert self.decision is not None
         self._agreement.observe(self.state.step)
+        self._look_for_probe()
         return self.decision.candidate
 
     def _observe(self, local: LocalMeasurement, sums: list[list[float]]) -> None:

@@ -3,15 +3,15 @@
 """The records of a run's decisions and steps, and a summary: how many steps each kind of candidate ran."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from gravac.candidate import Candidate
 from gravac.collectives import wire_ratio
-from gravac.controllers.base import Decision, Measurement, Summary
+from gravac.controllers.base import Decision, Measurement, Progress, Summary
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
 from gravac.measurement import LAST, LocalMeasurement
-from gravac.telemetry.records import DecisionRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, ProgressRecord, StepRecord
 
 
 def decided(
@@ -89,6 +89,12 @@ def step_record(measured: Measurement, local: LocalMeasurement) -> StepRecord:
         mode=measured.candidate.mode,
         **{recorded: getattr(measured, slot) for slot, recorded in LAST.items()},
     )
+
+
+def progress_record(measured: Measurement, progress: Progress) -> ProgressRecord:
+    """Return the record of what trials of a candidate have shown by a measurement."""
+    values = {entry.name: getattr(progress, entry.name) for entry in fields(progress)}
+    return ProgressRecord(step=measured.first, **values)
 
 
 def totals(state: RunState, candidates: Sequence[Candidate]) -> dict[str, float]:

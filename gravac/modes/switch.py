@@ -31,6 +31,7 @@ from gravac.engine.engine import Engine
 from gravac.modes import together
 from gravac.modes.native import NativeWatch
 from gravac.modes.outer.apart import OuterSteps
+from gravac.modes.probe import Probe, ProbeLoss
 from gravac.policy import Policy
 from gravac.sources.ddp import learning_rate
 from gravac.sources.ddp_private import LeftBehind, left_out_buffers
@@ -108,6 +109,7 @@ class Switch:
         policy: settings of the run.
         optimizers: all that train the module.
         scaler: scales the loss, if there is one.
+        probe: returns the loss on this rank's fixed batches; ``None``: there is none.
 
     Attributes:
         mode: who exchanges in the present step; ``None`` before the first forward with gradients.
@@ -123,6 +125,7 @@ class Switch:
         policy: Policy,
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: torch.amp.GradScaler | None = None,
+        probe: ProbeLoss | None = None,
     ) -> None:
         self.mode: Mode | None = None
         self.outer: OuterSteps | None = None
@@ -132,6 +135,8 @@ class Switch:
         self._engine, self._source, self._policy = engine, source, policy
         self._optimizers, self._scaler = tuple(optimizers), scaler
         self._watch = NativeWatch(engine, self._learning_rate)
+        self._probe = None if probe is None else Probe(probe, innermost(source.inside))
+        self._looked_at: Future[Candidate] | None = None  # of the decisions by the hook, whether they ask for the probe
         self._native_cf = 1.0
         self._opened = self._owed = False
         self._within: set[int] = set()  # optimizers in the middle of their step
@@ -203,8 +208,17 @@ class Switch:
         if not self._source.synced or self._source.in_join:  # a rank without inputs has no forward to count
             return
         candidate = self._watch.forward_starts(self._has_averaged())
+        if candidate is not None:
+            self._read_probe()
         if candidate is not None and (candidate.mode, candidate.cf) != ("native", self._native_cf):
             self._change_to(candidate)
+
+    def _read_probe(self) -> None:
+        """Read the loss on fixed batches, if it was decided that ranks do so now."""
+        if self._probe is None or not self._engine.probe_follows:
+            return
+        self._watch.pause()
+        self._engine.probes.add(self._probe.read())
 
     def _has_averaged(self) -> bool:
         """Tell whether DDP has averaged since the last call, or had when a checkpoint was saved."""
@@ -224,6 +238,9 @@ class Switch:
         decided = None if self._source.in_join else self._source.decided
         if decided is not None and decided.done() and decided.exception() is None:
             candidate = decided.result()
+            if decided is not self._looked_at:
+                self._looked_at = decided
+                self._read_probe()
             if candidate.mode != "hook" and self._may_leave_hook(candidate):
                 self._change_to(candidate)
                 return

@@ -4,7 +4,16 @@
 
 from gravac.telemetry.background import BackgroundSink
 from gravac.telemetry.jsonl import JSONLSink, read_jsonl
-from gravac.telemetry.records import DecisionRecord, EndRecord, ModeRecord, Record, RunRecord, Sink, StepRecord
+from gravac.telemetry.records import (
+    DecisionRecord,
+    EndRecord,
+    ModeRecord,
+    ProgressRecord,
+    Record,
+    RunRecord,
+    Sink,
+    StepRecord,
+)
 from gravac.telemetry.tensorboard import TensorBoardSink
 from gravac.telemetry.trackers import CSVSink, TrackerSink, mlflow_sink, wandb_sink
 
@@ -15,6 +24,7 @@ __all__ = [
     "EndRecord",
     "JSONLSink",
     "ModeRecord",
+    "ProgressRecord",
     "Record",
     "RunRecord",
     "Sink",

@@ -19,6 +19,7 @@ from gravac.telemetry.records import (
     EndRecord,
     ForecastsRecord,
     ModeRecord,
+    ProgressRecord,
     Record,
     RunRecord,
     StepRecord,
@@ -30,6 +31,7 @@ KINDS: dict[str, type[Record]] = {
     "step": StepRecord,
     "decision": DecisionRecord,
     "mode": ModeRecord,
+    "progress": ProgressRecord,
     "end": EndRecord,
 }
 """The value of ``"kind"`` in a line, and the record it stands for."""
@@ -37,7 +39,7 @@ KINDS: dict[str, type[Record]] = {
 Made = TypeVar("Made")
 """A record, or a dataclass that stands in one."""
 
-RUN_VERSION = 5
+RUN_VERSION = 6
 """Value of ``"version"`` in the line of a run; lines of runs with another are refused."""
 
 Check = Callable[[Record], None]

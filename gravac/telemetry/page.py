@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page a reader of TensorBoard sees first: which charts, in which order, with which tags and units."""
 
+from collections.abc import Sequence
 from typing import Any
 
 PREFIX = "gravac/"
@@ -18,6 +19,7 @@ GAIN = tuple(PREFIX + name for name in ("gain", "gain_low", "gain_high"))
 
 STEPS = {
     "loss": PREFIX + "loss",
+    "probe": PREFIX + "probe",
     "achieved_cf": PREFIX + "achieved_cf",
     "gain": PREFIX + "gain_of_steps",
     "t_system": PREFIX + "t_system",
@@ -56,6 +58,9 @@ DENSE_WIRE_GIGABYTES = PREFIX + "dense_wire_gigabytes"
 
 END = "gravac_end/"
 """Beginning of the tags of a run's totals: a group of their own, as a total is one point and no curve."""
+
+PROGRESS_TEXT = PREFIX + "progress"
+"""Tag of what trials showed of a candidate's progress, a text."""
 
 MODE_TEXT = PREFIX + "mode"
 """Tag of changes of mode in words, a text."""
@@ -100,8 +105,23 @@ Two categories, because TensorBoard shows a category's band charts after its lin
 """
 
 
-def layout(outer: bool) -> dict[str, dict[str, list[Any]]]:
-    """Return the layout of a run; where ranks exchange every so many steps, with charts of that."""
+def efficiency_tags(name: str) -> tuple[str, str, str]:
+    """Return the tags of a candidate's statistical efficiency, and of its lower and upper bound.
+
+    Args:
+        name: name of the candidate.
+    """
+    tag = PREFIX + "efficiency/" + name
+    return tag, tag + "/low", tag + "/high"
+
+
+def layout(outer: bool, measured: Sequence[str] = ()) -> dict[str, dict[str, list[Any]]]:
+    """Return the layout of a run.
+
+    Args:
+        outer: whether ranks may exchange every so many steps: with charts of that.
+        measured: names of the candidates whose progress was measured: with a chart of each one's efficiency.
+    """
     rounds = {
         "Wire ratio of outer steps, which have no compression factor of a step": _lines(OUTER_WIRE_RATIO),
         "Steps from one exchange to the next, and behind which it travels": _lines(EVERY, DELAY),
@@ -109,4 +129,8 @@ def layout(outer: bool) -> dict[str, dict[str, list[Any]]]:
         "Drift (1: ranks go the same way)": _lines(DRIFT),
     }
     first, *others = LAYOUT.items()
-    return dict([(first[0], {**first[1], **(rounds if outer else {})}), *others])
+    bands: dict[str, list[Any]] = {
+        f"Efficiency of {name}: progress of a step / of a dense step": ["Margin", list(efficiency_tags(name))]
+        for name in measured
+    }
+    return dict([(first[0], {**first[1], **(rounds if outer else {}), **bands}), *others])

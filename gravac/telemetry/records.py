@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gravac.candidate import Dropped, Forecast, Mode
+from gravac.candidate import Candidate, Dropped, Forecast, Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class StepRecord:
             was given.
         drift: ``Measurement``'s, where there are outer steps; nan when not known.
         loss: training loss reported by ``AdaptiveCompressor.loss``, mean over ranks; nan if a rank reported none.
+        probe: loss on the run's fixed batches, mean over ranks, by the weights before the step; nan if it was not read.
         every: number of training steps from one exchange to the next: 1, but for a round of outer steps.
         delay: number of training steps behind which its exchange travels; 0: training waits for it.
         steps_of_ranks: number of steps that each rank made in a round of outer steps; none in any other step.
@@ -110,6 +111,7 @@ class StepRecord:
     learning_rate: float = math.nan
     drift: float = math.nan
     loss: float = math.nan
+    probe: float = math.nan
     every: int = 1
     delay: int = 0
     steps_of_ranks: tuple[int, ...] = ()
@@ -176,6 +178,35 @@ class ModeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressRecord:
+    """What switchback trials have shown so far: how much progress a step of a candidate makes in this run.
+
+    The same on every rank. See ``gravac.controllers.progress``.
+
+    Attributes:
+        step: number of training steps made before the stretch whose end was read last.
+        candidate: candidate that was tried.
+        reference: candidate that it was compared with.
+        ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
+        error: standard error of ``ratio``.
+        trials: number of trials so far.
+        efficiency: statistical efficiency of the candidate that is believed now.
+        low: lower bound of it, which it exceeds with a probability of 80 %.
+        high: upper bound, likewise.
+    """
+
+    step: int
+    candidate: Candidate
+    reference: Candidate
+    ratio: float
+    error: float
+    trials: int
+    efficiency: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class EndRecord:
     """What a run came to: written once, at ``close()``.
 
@@ -191,7 +222,7 @@ class EndRecord:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | ModeRecord | EndRecord
+Record = RunRecord | ForecastsRecord | StepRecord | DecisionRecord | ModeRecord | ProgressRecord | EndRecord
 """Whatever a run tells the outside."""
 
 Sink = Callable[[Record], None]

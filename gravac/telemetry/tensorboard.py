@@ -20,6 +20,7 @@ from gravac.telemetry.records import (
     EndRecord,
     ForecastsRecord,
     ModeRecord,
+    ProgressRecord,
     Record,
     RunRecord,
     StepRecord,
@@ -56,6 +57,7 @@ class TensorBoardSink:
         self._last: StepRecord | None = None
         self._run: RunRecord | None = None
         self._decisions = 0
+        self._measured: tuple[str, ...] = ()
         self._changes: list[tuple[DecisionRecord, DecisionRecord | StepRecord | None]] = []
         self._decided: DecisionRecord | StepRecord | None = None
 
@@ -76,6 +78,8 @@ class TensorBoardSink:
             elif isinstance(record, ModeRecord):
                 self._writer.add_text(page.MODE_TEXT, words.mode_words(record), record.step)
                 self._scalars({page.MODE_SECONDS: record.seconds}, record.step)
+            elif isinstance(record, ProgressRecord):
+                self._progress(record)
             else:
                 self._end(record)
 
@@ -93,7 +97,7 @@ class TensorBoardSink:
     def _began(self, run: RunRecord, step: int) -> None:
         """Write the run in words, and the layout of its charts, as is known after a number of training steps."""
         self._run = run
-        self._writer.add_custom_scalars(page.layout(any(forecast.candidate.every > 1 for forecast in run.forecasts)))
+        self._lay_out()
         self._writer.add_text(page.RUN_TEXT, words.run_words(run), step)
 
     def _step(self, step: StepRecord) -> None:
@@ -111,6 +115,20 @@ class TensorBoardSink:
         if decision.changed:
             self._changes = [*self._changes[-CHANGES + 1 :], (decision, self._decided)]
         self._decided = decision
+
+    def _lay_out(self) -> None:
+        outer = any(forecast.candidate.every > 1 for forecast in self._forecasts)
+        self._writer.add_custom_scalars(page.layout(outer, self._measured))
+
+    def _progress(self, progress: ProgressRecord) -> None:
+        """Write the efficiency that is believed now, with its band, and what was measured in words."""
+        name = words.progress_name(progress.candidate)
+        if name not in self._measured:
+            self._measured = (*self._measured, name)
+            self._lay_out()
+        band = (progress.efficiency, progress.low, progress.high)
+        self._scalars(dict(zip(page.efficiency_tags(name), band, strict=True)), progress.step)
+        self._writer.add_text(page.PROGRESS_TEXT, words.progress_words(progress, self._forecasts), progress.step)
 
     def _end(self, end: EndRecord) -> None:
         self._finish()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gravac.candidate import Candidate, Dropped, Forecast, Mode
-from gravac.telemetry.records import DecisionRecord, ModeRecord, RunRecord, StepRecord
+from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord, RunRecord, StepRecord
 
 WAYS: Mapping[Mode, str] = {
     "native": "DDP exchanges by itself",
@@ -219,3 +219,23 @@ def mode_words(change: ModeRecord) -> str:
         f"from step {change.step} on: {WAYS[change.before]} → {WAYS[change.after]}; the change took "
         f"{1000 * change.seconds:.3g} ms{sent}"
     )
+
+
+def progress_name(candidate: Candidate) -> str:
+    """Return a candidate's name for a tag, of letters, digits and dots.
+
+    Example:
+        >>> progress_name(Candidate("outer", "quantize", 16.0, every=10, delay=5))
+        'quantize_16x_every_10_steps_behind_5'
+    """
+    return re.sub(r"[^\w.]+", "_", str(candidate))
+
+
+def progress_words(progress: ProgressRecord, forecasts: Sequence[Forecast]) -> str:
+    """Return in words what trials have shown of a candidate's progress, and what is believed by now."""
+    compared = (
+        f"a step of {progress.candidate} made {progress.ratio:.2f} ± {progress.error:.2f} of the progress of a step of "
+        f"{progress.reference} ({progress.trials} {'trial' if progress.trials == 1 else 'trials'})"
+    )
+    believed = f"its efficiency is believed to be {progress.efficiency:.2f} [{progress.low:.2f}, {progress.high:.2f}]"
+    return f"{reason_words(compared, forecasts)}; {believed}"

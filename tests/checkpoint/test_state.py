@@ -31,8 +31,8 @@ def test_a_state_is_tensors_and_plain_values() -> None:
 @pytest.mark.parametrize(
     ("compressor", "given", "said"),
     [
-        (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 5"),
-        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has 4, this gravac reads 5"),
+        (AdaptiveCompressor(topk), {"version": 99}, "version: the state has 99, this gravac reads 6"),
+        (AdaptiveCompressor(topk), {"version": 4}, "version: the state has 4, this gravac reads 6"),
         (AdaptiveCompressor(topk), {}, "version: the state has None"),
         (AdaptiveCompressor(randomk), state(), "base: the state was made with 'topk', this compressor has 'randomk'"),
         (AdaptiveCompressor(topk, controller=Static(cf=10)), state(), "controller: the state was made with 'goodput'"),

@@ -112,7 +112,7 @@ def test_candidates_come_back_as_the_data_they_are(
     path = tmp_path_factory.mktemp("run") / "run.jsonl"
     run = RunRecord({"window": 20}, 2, admitted, less, tuple(one.candidate.cf for one in admitted))
     write(path, run)
-    assert '"version":5' in path.read_text(encoding="utf-8")
+    assert '"version":6' in path.read_text(encoding="utf-8")
     assert read_jsonl(path) == [run]
 
 
@@ -129,12 +129,12 @@ def test_a_wire_ratio_that_is_not_finite_comes_back_as_nan(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"kind":"run","settings":{},"world_size":2}', "line 1: .* version: None, and this gravac reads 5"),
-        ('{"kind":"run","version":9,"settings":{},"world_size":2}', "line 1: .* version: 9, and this gravac reads 5"),
-        ('{"kind":"run","version":5,"settings":{},"world_size":2,"forecasts":["topk 10x"]}', "line 1: not a record"),
-        ('{"kind":"run","version":5,"settings":{},"world_size":2,"forecasts":[{"cf":2}]}', "line 1: not a record"),
+        ('{"kind":"run","settings":{},"world_size":2}', "line 1: .* version: None, and this gravac reads 6"),
+        ('{"kind":"run","version":9,"settings":{},"world_size":2}', "line 1: .* version: 9, and this gravac reads 6"),
+        ('{"kind":"run","version":6,"settings":{},"world_size":2,"forecasts":["topk 10x"]}', "line 1: not a record"),
+        ('{"kind":"run","version":6,"settings":{},"world_size":2,"forecasts":[{"cf":2}]}', "line 1: not a record"),
         (
-            '{"kind":"run","version":5,"settings":{},"world_size":2,"dropped":[{"forecast":{"candidate":{"mode":"hook",'
+            '{"kind":"run","version":6,"settings":{},"world_size":2,"dropped":[{"forecast":{"candidate":{"mode":"hook",'
             '"compressor":"topk","cf":2},"wire_ratio":1},"cause":"dislike","other":{"candidate":{"mode":"hook",'
             '"compressor":"dense","cf":1},"wire_ratio":1},"ratio":1}]}',
             "line 1: not a record of gravac: .*'dislike' is none of same_bytes, not_fewer_bytes, too_little_progress",

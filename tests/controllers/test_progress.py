@@ -1,0 +1,132 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Goodput with a probe: a wrong belief is found out, a right one costs little, and short runs measure nothing."""
+
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gravac import Goodput
+from gravac.candidate import Candidate, Forecast
+from gravac.controllers.measuring import BUDGET, SHARE
+from gravac.controllers.progress import Learned, Line, Reading, estimate, value_of_trials
+from gravac.settings import SettingsError
+from tests.controllers.progress_world import Played, World, play
+
+NATIVE = Candidate("native", "dense", 1.0)
+TWO_BITS = Candidate("hook", "quantize", 16.0)
+OUTER = Candidate("outer", "quantize", 16.0, every=10)
+
+
+def world(outer: float, believed: float, total: int = 5000, deviation: float = 0.12) -> World:
+    """A run in which two bits are as good as dense, and outer steps take 0.81 of the time."""
+    forecasts = (
+        Forecast(NATIVE, 1.0, 1.0, "native"),
+        Forecast(TWO_BITS, 15.0, 1.0, "quantize"),
+        Forecast(OUTER, 150.0, believed, "quantize every 10", behind=0.0, deviation=deviation),
+    )
+    seconds = {NATIVE: 0.14, TWO_BITS: 0.1, OUTER: 0.081}
+    return World(forecasts, seconds, {NATIVE: 1.0, TWO_BITS: 1.0, OUTER: outer}, total=total)
+
+
+def excess(made_up: World, seeds: int = 6) -> float:
+    """Mean progress lost against the best candidate from the first step on, beyond a run with right beliefs."""
+    true = made_up.worth[OUTER]
+    outer = replace(made_up.forecasts[2], efficiency=true, deviation=0.0)
+    knows = replace(made_up, forecasts=(*made_up.forecasts[:2], outer), probe=False)
+    lost = [play(made_up, seed=seed).lost(made_up, made_up.best) for seed in range(seeds)]
+    least = [play(knows, seed=seed).lost(knows, knows.best) for seed in range(seeds)]
+    return statistics.fmean(lost) - statistics.fmean(least)
+
+
+def held(played: Played) -> Candidate:
+    """The candidate that a run ends with."""
+    return played.state.forecasts[played.state.best].candidate
+
+
+def test_a_wrong_belief_is_found_out() -> None:
+    assert excess(world(outer=0.6, believed=0.99)) < 0.05
+    assert excess(replace(world(outer=0.6, believed=0.99), probe=False)) > 0.15
+
+
+def test_a_right_belief_costs_little() -> None:
+    assert excess(world(outer=0.99, believed=0.99)) < 0.02
+
+
+def test_trials_keep_to_their_price_and_share() -> None:
+    made_up = world(outer=0.99, believed=0.99)
+    played = play(made_up)
+    assert played.state.learned
+    assert 0 <= played.state.booked <= BUDGET * made_up.total
+    assert sum(learned.steps for learned in played.state.learned) <= SHARE * made_up.total
+    assert held(played) == OUTER
+
+
+def test_a_run_too_short_to_learn_goes_by_its_beliefs() -> None:
+    played = play(world(outer=0.6, believed=0.99, total=500))
+    assert not played.state.learned
+    assert not played.readings
+
+
+def test_certain_beliefs_are_not_tried() -> None:
+    assert not play(world(outer=0.6, believed=0.99, deviation=0.0)).readings
+
+
+def test_reasons_and_records_tell_what_was_measured() -> None:
+    played = play(world(outer=0.6, believed=0.99))
+    told = [decision.progress for _, decision in played.decisions if decision.progress is not None]
+    assert told
+    assert told[-1].candidate == OUTER
+    assert told[-1].low < told[-1].efficiency < told[-1].high
+    words = [decision.reason for _, decision in played.decisions]
+    assert any("of the progress of steps of quantize 16x here" in reason for reason in words)
+
+
+def test_trials_go_on_after_a_restart() -> None:
+    made_up, controller = world(outer=0.6, believed=0.99), Goodput().with_probe(5000)
+    stopped = play(made_up, until=lambda played: len(played.state.trials.readings if played.state.trials else ()) > 7)
+    plain = controller.dump(stopped.state)
+    controller.check(plain)
+    state, decision = controller.restore(plain, made_up.forecasts)
+    assert state == stopped.state
+    assert decision.candidate == state.running
+    fewer, _ = controller.restore(plain, made_up.forecasts[:2])
+    assert fewer.trials is None
+    wrong = {**plain, "trials": {**plain["trials"], "candidate": 9}}
+    with pytest.raises(SettingsError, match="controller_state/learned: 9"):
+        controller.check(wrong)
+
+
+def test_a_probe_that_gives_nothing_ends_the_trials() -> None:
+    played = play(replace(world(outer=0.6, believed=0.99), noise=math.nan))
+    assert played.state.trials is None
+    assert any("the probe gave no finite loss" in decision.reason for _, decision in played.decisions)
+
+
+@given(share=st.floats(0.0, 1.2), steps=st.integers(20, 200), others=st.integers(0, 60), half=st.floats(100, 2000))
+def test_a_trial_without_noise_tells_what_a_step_is_worth(share: float, steps: int, others: int, half: float) -> None:
+    def loss(progress: float) -> float:
+        return 2.0 ** (-progress / half)
+
+    def line(first: int, progress: float) -> Line:
+        return Line.through([Reading(first + at, loss(progress + at)) for at in (0, 5, 10, 90, 95, 100)])
+
+    before, after = line(0, 0.0), line(100 + steps + others, 100 + share * steps + others)
+    ratio, error = estimate(before, after, steps, noise=0.0)
+    assert ratio == pytest.approx(share, abs=0.02 + 10 / half)
+    assert error == pytest.approx(0.2)
+
+
+def test_errors_grow_where_trials_differ() -> None:
+    alike, apart = (Learned(1, 0, tuple((ratio, 0.1) for ratio in ratios)) for ratios in ((0.8, 0.8), (0.4, 1.2)))
+    assert alike.ratio == pytest.approx(apart.ratio)
+    assert alike.error < apart.error
+
+
+@given(advantage=st.floats(-1, 1), scatter=st.floats(0.1, 1.0))
+def test_what_is_known_is_not_worth_measuring(advantage: float, scatter: float) -> None:
+    assert value_of_trials(advantage, 0.0, scatter, trials=4, chosen=advantage > 0) <= 0
