@@ -246,7 +246,11 @@ class Goodput(Settings):
             why = "steps take far longer than they did" if trials.slow >= SOON else "the probe gave no finite loss"
             return self._end_trials(state, trials, f"{why}: no more is measured of {candidate}")
         if trials.stage == CANDIDATE:
-            if trials.left and not self._pointless(state, trials):
+            if self._pointless(state, trials):
+                seconds = state.window.samples / (state.window.t_system or math.inf)
+                why = f"{1000 * seconds:.4g} ms a step at {candidate} are too many, whatever its progress"
+                return self._end_trials(state.enter(seconds), trials, why)
+            if trials.left:
                 return state, self._run_on(trials, candidate)
             return self._settle(state, trials)
         if trials.asked:

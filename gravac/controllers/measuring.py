@@ -107,7 +107,7 @@ def expected_gain(
         expire: see ``GoodputState.fastest``.
     """
     before = next((learned for learned in state.learned if learned.candidate == candidate), None)
-    if before is None and len(state.learned) >= CANDIDATES:
+    if before is None and sum(learned.trials > 0 for learned in state.learned) >= CANDIDATES:
         return 0.0
     if before is not None and (before.reference != reference or not before.trials):
         return 0.0

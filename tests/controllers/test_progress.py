@@ -33,7 +33,7 @@ def world(outer: float, believed: float, total: int = 5000, deviation: float = 0
     return World(forecasts, seconds, {NATIVE: 1.0, TWO_BITS: 1.0, OUTER: outer}, total=total)
 
 
-def excess(made_up: World, seeds: int = 6) -> float:
+def excess(made_up: World, seeds: int = 2) -> float:
     """Mean progress lost against the best candidate from the first step on, beyond a run with right beliefs."""
     true = made_up.worth[OUTER]
     outer = replace(made_up.forecasts[2], efficiency=true, deviation=0.0)
@@ -99,6 +99,15 @@ def test_trials_go_on_after_a_restart() -> None:
     wrong = {**plain, "trials": {**plain["trials"], "candidate": 9}}
     with pytest.raises(SettingsError, match="controller_state/learned: 9"):
         controller.check(wrong)
+
+
+def test_a_candidate_that_takes_too_long_is_given_up_before_the_loss_is_read() -> None:
+    made_up = world(outer=0.9, believed=0.6, deviation=0.5)
+    slow = replace(made_up, seconds={**made_up.seconds, OUTER: 0.3})
+    played = play(slow)
+    assert played.steps_at.get(OUTER, 0) <= 100
+    assert not any(learned.trials for learned in played.state.learned)
+    assert held(played) == TWO_BITS
 
 
 def test_a_probe_that_gives_nothing_ends_the_trials() -> None:
