@@ -92,12 +92,12 @@ class AdaptiveCompressor(Live):
         outer: settings of outer steps, in which ranks train apart; ``None``: the defaults.
         samples_per_step: samples processed in a step over all ranks; without it throughput is in steps/s times ranks.
         steps_per_epoch: steps of an epoch; decisions then name the epoch too, and ``Accordion`` counts in them.
-        probe: returns the mean loss on this rank's fixed batches, by the weights that the model has now. With it the
-            run measures what candidates' steps are worth, and decides by that (see "What it believes, and how it learns
-            better"). It is called without gradients, on all ranks between the same two steps; give all ranks one, or
-            none. The loss is averaged over the ranks.
-        total_steps: number of training steps of the run, by which it is known what measuring may cost; ``None``: the
-            run is taken to last as long again, whenever that is asked.
+        probe: function that returns the mean loss on this rank's fixed batches, with the model's present weights. With
+            it the run measures how much progress steps of its candidates make, and decides by that (``docs/beliefs.md``).
+            It is called without gradients, on all ranks between the same two steps, and the ranks' losses are averaged.
+            Give it to all ranks, or to none.
+        total_steps: number of training steps of the run, which limits the cost of these measurements; ``None``: twice
+            the number of steps made so far.
         log_dir: folder for TensorBoard and JSONL logs, which rank 0 writes, and checks when ranks first meet (at
             ``attach``); ``None`` writes nothing.
         sinks: callables that are given every record, on rank 0.
@@ -225,7 +225,7 @@ class AdaptiveCompressor(Live):
         """Make one from all settings of a run.
 
         Raises:
-            SettingsError: ``sinks`` are not callables, or ``probe`` is none, or not for this controller.
+            SettingsError: ``sinks`` are not callables, ``probe`` is not callable, or the controller cannot use a probe.
         """
         made = cls.__new__(cls)
         made._build(settings, sinks, process_group, probe)

@@ -222,10 +222,9 @@ class RunSettings(Settings):
     """All settings of a run; explained at :class:`gravac.AdaptiveCompressor`.
 
     Attributes:
-        policy: what decides, what compresses, and how errors are fed back; a controller that counts epochs
-            (``for_run``) knows how many steps the run's have, and one that reads a probe (``with_probe``) that there is
-            one.
-        probe: whether this process gives the loss on fixed batches.
+        policy: what decides, what compresses, and how errors are fed back. Its controller learns the number of steps in
+            an epoch, if it has ``for_run``, and that there is a probe, if it has ``with_probe``.
+        probe: whether this process was given a probe.
     """
 
     samples_per_step: float | None = Field(default=None, gt=0)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's own measurements make of beliefs: of the method measured, and with less weight of those of its kind."""
+"""Beliefs after a run has measured a method's efficiency: about it, and with less weight about others of its kind."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -10,17 +10,17 @@ from typing import NamedTuple
 from gravac.beliefs.belief import Belief
 
 KINSHIP = 0.7
-"""Correlation over programs of the log efficiencies of two methods of one kind: 0.56 to 0.98, median 0.77, in the
-record that the shipped beliefs come from. Between methods of different kinds it is -0.5 to 0.8, median 0.1: taken as
-0."""
+"""Correlation, over programs, of the log efficiencies of two methods of one kind. In the record that the shipped
+beliefs come from it is 0.56 to 0.98, with a median of 0.77. Between methods of different kinds it is -0.5 to 0.8, with
+a median of 0.1, and is taken as 0."""
 
-WIDER = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""Factors by which all prior deviations may be too small. The one that makes the measurements most likely is taken, so
-that a belief which a run contradicts gives way, and does not hold its own against it."""
+PRIOR_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Factors that all prior deviations are multiplied with, one after the other. The factor that makes the measurements
+most likely is used, so that measurements which contradict a belief outweigh it."""
 
 
 class MeasuredRatio(NamedTuple):
-    """How much progress a step of one method makes, relative to a step of another, as a run measured it.
+    """Efficiency of a method relative to that of another, as a run measured it.
 
     Attributes:
         position: place of the method in the list of beliefs.
@@ -37,17 +37,17 @@ class MeasuredRatio(NamedTuple):
 
 @lru_cache(maxsize=64)
 def posterior(
-    beliefs: tuple[Belief, ...], kinds: tuple[Hashable, ...], comparisons: tuple[MeasuredRatio, ...]
+    beliefs: tuple[Belief, ...], kinds: tuple[Hashable, ...], ratios: tuple[MeasuredRatio, ...]
 ) -> tuple[Belief, ...]:
-    """Return the beliefs after what a run has measured.
+    """Return the beliefs after a run's measurements.
 
-    Log efficiencies are taken as jointly normal: with the beliefs' own deviations, and correlated by ``KINSHIP`` within
-    a kind. Sums run in one order, so that all ranks get the same bits.
+    The logarithms of the efficiencies are jointly normal: with the deviations of the beliefs, and with the correlation
+    ``KINSHIP`` within a kind. All sums run in a fixed order, so that all ranks compute the same bits.
 
     Args:
-        beliefs: beliefs about all methods before.
-        kinds: kind of each method; only methods of equal kind tell of each other.
-        comparisons: what was measured.
+        beliefs: beliefs about all methods before the measurements.
+        kinds: kind of each method. Only the beliefs about methods of a measured kind change.
+        ratios: the measurements.
 
     Example:
         >>> outer, compressed = Belief(0.99, 0.1), Belief(0.9, 0.1)
@@ -59,48 +59,46 @@ def posterior(
         0.7 0.43
         0.9 0.1
     """
-    if not comparisons:
+    if not ratios:
         return beliefs
-    likelihood, widest = max((_updated(beliefs, kinds, comparisons, wider)[0], -wider) for wider in WIDER)
-    del likelihood
-    _, means, deviations = _updated(beliefs, kinds, comparisons, -widest)
-    measured = {kinds[place] for comparison in comparisons for place in comparison[:2]}
+    factor = max(PRIOR_FACTORS, key=lambda factor: _updated(beliefs, kinds, ratios, factor)[0])
+    _, means, deviations = _updated(beliefs, kinds, ratios, factor)
+    measured_kinds = {kinds[place] for measured in ratios for place in (measured.position, measured.reference)}
     return tuple(
-        Belief(math.exp(mean), deviation) if kind in measured else belief
+        Belief(math.exp(mean), deviation) if kind in measured_kinds else belief
         for belief, kind, mean, deviation in zip(beliefs, kinds, means, deviations, strict=True)
     )
 
 
 def _updated(
-    beliefs: Sequence[Belief], kinds: Sequence[Hashable], comparisons: Sequence[MeasuredRatio], wider: float
+    beliefs: Sequence[Belief], kinds: Sequence[Hashable], ratios: Sequence[MeasuredRatio], factor: float
 ) -> tuple[float, list[float], list[float]]:
-    """Return the log likelihood of what was measured, and means and deviations of log efficiency after it.
+    """Return the log likelihood of the measurements, and means and deviations of log efficiency after them.
 
     Args:
-        beliefs: beliefs before.
-        kinds: kind of each.
-        comparisons: what was measured.
-        wider: factor of all prior deviations.
+        beliefs: beliefs before the measurements.
+        kinds: kind of each method.
+        ratios: the measurements.
+        factor: number that all prior deviations are multiplied with.
     """
     places = range(len(beliefs))
     means = [math.log(belief.efficiency) for belief in beliefs]
-    prior = [wider * belief.deviation for belief in beliefs]
+    deviations = [factor * belief.deviation for belief in beliefs]
     covariance = [
-        [prior[i] * prior[j] * (1.0 if i == j else KINSHIP if kinds[i] == kinds[j] else 0.0) for j in places]
+        [deviations[i] * deviations[j] * (1.0 if i == j else KINSHIP if kinds[i] == kinds[j] else 0.0) for j in places]
         for i in places
     ]
     likelihood = 0.0
-    for position, reference, ratio, error in comparisons:
-        noise = (error / ratio) ** 2
-        towards = [row[position] - row[reference] for row in covariance]
-        variance = towards[position] - towards[reference] + noise
+    for position, reference, ratio, error in ratios:
+        with_ratio = [row[position] - row[reference] for row in covariance]
+        variance = with_ratio[position] - with_ratio[reference] + (error / ratio) ** 2
         if not variance > 0:
             continue
-        off = math.log(ratio) - (means[position] - means[reference])
-        likelihood -= 0.5 * (math.log(variance) + off**2 / variance)
+        residual = math.log(ratio) - (means[position] - means[reference])
+        likelihood -= 0.5 * (math.log(variance) + residual**2 / variance)
         for i in places:
-            means[i] += towards[i] / variance * off
+            means[i] += with_ratio[i] / variance * residual
             covariance[i] = [
-                entry - towards[i] * along / variance for entry, along in zip(covariance[i], towards, strict=True)
+                entry - with_ratio[i] * other / variance for entry, other in zip(covariance[i], with_ratio, strict=True)
             ]
     return likelihood, means, [math.sqrt(max(0.0, covariance[i][i])) for i in places]

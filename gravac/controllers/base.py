@@ -104,7 +104,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much progress a step of a candidate makes, by the trials of a run so far.
+    """Results of a run's switchback trials of one candidate (``gravac.controllers.progress``).
 
     Attributes:
         candidate: the candidate.
@@ -112,9 +112,9 @@ class Progress:
         ratio: progress of its step / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
         trials: number of trials.
-        efficiency: statistical efficiency that is believed now, by these trials and by what was believed before.
-        low: lower bound of it, which it exceeds with a probability of 80 %.
-        high: upper bound, likewise.
+        efficiency: median of the belief about the candidate's statistical efficiency, after these trials.
+        low: efficiency that it exceeds with a probability of 80 %.
+        high: efficiency that it stays below with a probability of 80 %.
     """
 
     candidate: Candidate
@@ -151,8 +151,8 @@ class Decision:
         watch: number of training steps after which the ranks next tell each other what a native step takes: the length
             of the next native stretch, and nothing else. ``WATCH`` after each decision that changes anything, or that
             waits to see a change once more; longer and longer while nothing changes.
-        probe: whether the loss on the run's fixed batches is read before the next step, in which this decision holds.
-        progress: what trials showed by the measurement observed; ``None``: nothing new.
+        probe: whether the ranks read the loss on their fixed batches before the next step.
+        progress: results of switchback trials, if the measurement completed one; ``None`` otherwise.
     """
 
     candidate: Candidate
@@ -184,9 +184,9 @@ class Controller(Protocol[StateT]):
     ``chooses_every``. One that may choose candidates of mode ``native``, of which only times are known, says so by a
     true ``native``; beside such a candidate it may also decide for the same of mode ``hook``.
 
-    One that has the loss on fixed batches read (``Decision.probe``) offers ``with_probe(total_steps: int | None)``:
-    itself for a run that has a probe, and that many steps if that is known. It is called once, before ``propose``,
-    where the user gave a probe.
+    One that can use the loss on fixed batches (``Decision.probe``) offers ``with_probe(total_steps: int | None)``, which
+    returns the controller for a run with a probe and that number of steps (``None``: not known). It is called once,
+    before ``propose``, if the user gave a probe.
 
     One that must know in which step its decision takes effect may offer ``for_latency(latency: int)``: itself with that
     many steps from a measurement to its decision, instead of 2. It is called once, before ``start``.

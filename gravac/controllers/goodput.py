@@ -20,8 +20,8 @@ time, besides the first few; where a step waits little for bytes, less, and wher
 less is tried at all. Where dense in the hook is best, native is tried before what compresses. Efficiency is corrected
 by the gain that is measured, for compressors where gain tells (``Forecast.efficiency_at``).
 
-With a probe, a run also measures what steps of its candidates are worth (``gravac.controllers.progress``), where what
-that may change is worth its price (``gravac.controllers.measuring``): the belief gives way to what trials show.
+With a probe, a run also measures the progress of its candidates' steps (``gravac.controllers.switchback``), where
+better decisions are expected to gain more than that costs. The measurements correct the beliefs.
 
 Of native steps only times are known: they are taken to wait for as long as their exchange was forecast to take, by how
 quick the link turned out. They are measured in stretches, of which each is twice as long as the one before while
@@ -38,10 +38,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gravac.candidate import Candidate, Forecast, Span
-from gravac.controllers.base import WATCH, Decision, Measurement, Progress, Summary
-from gravac.controllers.goodput_state import HOLD, PROGRESS, SEARCH, GoodputEntry, GoodputState
-from gravac.controllers.measuring import expected_gain, next_trials, prices, progress_of, with_trials
+from gravac.candidate import Forecast, Span
+from gravac.controllers.base import WATCH, Decision, Measurement
+from gravac.controllers.goodput_state import BROKEN, HOLD, PROGRESS, SEARCH, SOON, GoodputEntry, GoodputState
+from gravac.controllers.measuring import next_trials
 from gravac.controllers.native import longer
 from gravac.controllers.plain import (
     check_names,
@@ -52,8 +52,9 @@ from gravac.controllers.plain import (
     state_from_plain,
     to_plain,
 )
-from gravac.controllers.progress import CANDIDATE, SETTLE, Trials
+from gravac.controllers.progress import Trials
 from gravac.controllers.schedule import geometric, snap
+from gravac.controllers.switchback import Switchback
 from gravac.controllers.window import Window
 from gravac.settings import Settings, SettingsError
 
@@ -63,10 +64,6 @@ the link, besides the share ``explore`` of the run's time."""
 
 BESIDE = 2.0
 """Time of coding while backward runs, with cold caches, over the time of coding by itself; roughly."""
-
-SOON = 3
-"""Number of steps after which a trial may be given up at little cost; one more runs before that takes effect. As many
-steps on end, all far too slow, end the window of the candidate that is held."""
 
 ROUNDS = 3
 """Number of rounds that a trial of outer steps lasts at least, until what the first showed takes effect."""
@@ -98,13 +95,6 @@ HALF = 0.5
 """Share of a step's time that another candidate could save, from which on trials get their whole budget (``explore``,
 ``GRANT``). Below it the budget falls in proportion to that share. For trials of the hook while native steps are held it
 falls with the share's square, since on a fast link such trials seldom find anything better."""
-
-READ = 3
-"""Number of steps of a native stretch in which nothing but a reading of the loss is waited for."""
-
-BROKEN = 2.0
-"""Ratio of a step's time to what it took, or may take, above which it is far too slow: after ``SOON`` such steps on end
-the window ends."""
 
 
 def cost(slowest: float, best: float, every: int = 1) -> float:
@@ -140,8 +130,8 @@ class Goodput(Settings):
         expire: number of windows after which the measured step time of a candidate that does not run counts half, and
             half again after as many more.
         explore: share of the run's time that trials may cost.
-        probe: whether the loss on fixed batches can be read, so that progress is measured.
-        total_steps: number of the run's steps; ``None``: the run is taken to last as long again as it has.
+        probe: whether the run has a probe, so that it can measure progress.
+        total_steps: number of steps of the run; ``None``: twice the number of steps made so far.
     """
 
     name: ClassVar[str] = "goodput"
@@ -194,7 +184,7 @@ class Goodput(Settings):
         """Take in one step; at the end of a window, or of a trial, decide what is tried or held next."""
         state = replace(state.count(measurement), window=state.window.add(measurement))
         if state.trials is not None:
-            return self._measure(state, state.trials, measurement)
+            return self._measure_progress(state, state.trials, measurement)
         searching, native = state.phase == SEARCH, state.running.mode == "native"
         cut_short = not native and (self._hopeless(state) if searching else _broken(state))
         if state.window.steps < (1 if native else self.trial if searching else self.window) and not cut_short:
@@ -216,106 +206,27 @@ class Goodput(Settings):
             if self.probe and quiet and state.running == before and state.phase == HOLD:
                 trials = next_trials(state, self.total_steps, self.expire)
                 if trials is not None:
-                    return self._start_trials(state, trials, reason, summary)
+                    return self._switchback.start(state, trials, reason, summary)
             if native and quiet and state.running == before:
                 state = replace(state, watch=longer(watched, seconds, WATCH))
         state = replace(state, window=window.following(state.running))
         return state, Decision(state.running, (), reason, summary, watch=state.watch)
 
-    def _start_trials(
-        self, state: GoodputState, trials: Trials, reason: str, summary: Summary | None
+    @property
+    def _switchback(self) -> Switchback:
+        return Switchback(self.total_steps, self.expire)
+
+    def _measure_progress(
+        self, state: GoodputState, trials: Trials, measurement: Measurement
     ) -> tuple[GoodputState, Decision]:
-        """Begin to measure a candidate's progress."""
-        reference, candidate = (state.forecasts[at].candidate for at in (trials.reference, trials.candidate))
-        ready = trials.made >= SETTLE
-        trials = trials.ask() if ready else trials
-        state = replace(state, phase=PROGRESS, trials=trials, position=trials.reference)
-        state = replace(state, window=state.window.following(reference))
-        reason = f"{reason}; measure what steps of {candidate} are worth, beside {reference}"
-        watch = READ if ready else trials.left
-        return state, Decision(reference, (), reason, summary, watch=watch, probe=ready)
-
-    def _measure(self, state: GoodputState, trials: Trials, measurement: Measurement) -> tuple[GoodputState, Decision]:
-        """Take in one step of trials of a candidate's progress, and decide what runs next."""
-        reference, candidate = (state.forecasts[at].candidate for at in (trials.reference, trials.candidate))
-        held = state.entry(state.position)
-        far = held is not None and measurement.seconds > BROKEN * held.seconds
-        trials = trials.add(measurement, measurement.candidate == candidate, measurement.candidate == reference, far)
-        state = replace(state, trials=trials)
-        if trials.slow >= SOON or trials.given_up:
-            why = "steps take far longer than they did" if trials.slow >= SOON else "the probe gave no finite loss"
-            return self._end_trials(state, trials, f"{why}: no more is measured of {candidate}")
-        if trials.stage == CANDIDATE:
-            if self._pointless(state, trials):
-                seconds = state.window.samples / (state.window.t_system or math.inf)
-                why = f"{1000 * seconds:.4g} ms a step at {candidate} are too many, whatever its progress"
-                return self._end_trials(state.enter(seconds), trials, why)
-            if trials.left:
-                return state, self._run_on(trials, candidate)
-            return self._settle(state, trials)
-        if trials.asked:
-            return state, self._run_on(trials, reference, probe=trials.ask_again)
-        if trials.between:
-            return self._between(state, trials)
-        if trials.left:
-            return state, self._run_on(trials, reference)
-        state = replace(state, trials=trials.ask())
-        return state, self._run_on(trials, reference, probe=True)
-
-    def _run_on(self, trials: Trials, candidate: Candidate, probe: bool = False) -> Decision:
-        """Return the decision that the same candidate runs on, until the next is due."""
-        watch = READ if probe or trials.asked else trials.left
-        return Decision(candidate, watch=max(1, watch), probe=probe)
-
-    def _pointless(self, state: GoodputState, trials: Trials) -> bool:
-        """Tell whether the candidate's steps take so long that no progress could make up for it."""
-        reference, seconds = state.entry(trials.reference), state.window.seconds
-        if reference is None or len(seconds) < SOON:
-            return False
-        most = min(1.0, state.belief(trials.candidate).upper_bound)
-        return most / min(seconds) < state.goodput(reference)
-
-    def _settle(self, state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision]:
-        """End the candidate's stretch: steps of the reference follow, before the loss is read."""
-        window, reference = state.window, state.forecasts[trials.reference].candidate
-        summary = window.summary(state.phase)
-        reason = f"{trials.of_candidate[-1]} steps of {state.running}"
-        if window.t_system is not None and 0 < window.t_system < math.inf:
-            state = state.enter(window.samples / window.t_system)
-        state = replace(state, trials=trials.settle(), position=trials.reference, window=window.following(reference))
-        reason = f"{reason}: back to {reference} before the loss is read"
-        return state, Decision(reference, (), reason, summary, watch=SETTLE)
-
-    def _between(self, state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision]:
-        """A stretch of the reference has ended: another trial follows, or none."""
-        candidate, reference = (state.forecasts[at].candidate for at in (trials.candidate, trials.reference))
-        pair = trials.candidate, trials.reference, trials.length
-        first, each = prices(state, *pair, self.expire)
-        if trials.ended:
-            state = with_trials(state, trials, each)
-            learned = state.learned[-1]
-            progress = progress_of(state, learned)
-            reason = progress_words(progress)
-            if not expected_gain(state, *pair, self.total_steps, self.expire):
-                return self._end_trials(state, trials, reason, progress)
-        else:
-            state, reason, progress = replace(state, booked=state.booked + first), "the loss was read", None
-        trials, summary = trials.start_candidate(), state.window.summary(state.phase)
-        state = replace(state, trials=trials, position=trials.candidate, window=state.window.following(candidate))
-        reason = f"{reason}; {trials.steps} steps of {candidate} follow, to be compared with {reference}"
-        return state, Decision(candidate, (), reason, summary, watch=trials.left, progress=progress)
-
-    def _end_trials(
-        self, state: GoodputState, trials: Trials, reason: str, progress: Progress | None = None
-    ) -> tuple[GoodputState, Decision]:
-        """End the trials, and hold what is best by all that is known."""
-        if progress is None:
-            state = with_trials(state, trials, 0.0)
-        summary = state.window.summary(state.phase)
-        state = replace(state, trials=None, phase=HOLD)
-        state, reason = self._go_on(state, reason)
+        """Go on with switchback trials; when they end, hold the best candidate, or try another one's step time."""
+        state, outcome = self._switchback.observe(state, trials, measurement)
+        if isinstance(outcome, Decision):
+            return state, outcome
+        summary = state.window.summary(PROGRESS)
+        state, reason = self._go_on(state, outcome.reason)
         state = replace(state, window=state.window.following(state.running))
-        return state, Decision(state.running, (), reason, summary, progress=progress)
+        return state, Decision(state.running, (), reason, summary, progress=outcome.progress)
 
     def dump(self, state: GoodputState) -> dict[str, Any]:
         """Return the state as plain values, for a checkpoint."""
@@ -400,8 +311,8 @@ class Goodput(Settings):
         best, ran = state.entry(state.best), state.forecast
         if best is not None and state.position != state.best:
             steps = state.window.steps
-            least = state.belief(state.position, ran.efficiency_at(state.window.gain)).lower_bound
-            more = steps * (seconds - least / state.goodput(best))
+            lower_bound = state.belief(state.position, ran.efficiency_at(state.window.gain)).lower_bound
+            more = steps * (seconds - lower_bound / state.goodput(best))
             state = replace(state, spent=state.spent + max(0.0, more))
         before = state.entry(state.position)
         if before is not None and self._quicker(state, before, seconds):
@@ -424,8 +335,8 @@ class Goodput(Settings):
         best, ran = state.entry(state.best), state.forecast
         if best is None or state.position == state.best or ran.candidate.mode == "native":
             return False
-        least = state.belief(state.position, ran.efficiency_at(state.window.gain)).lower_bound
-        better = least > seconds * state.goodput(best)
+        lower_bound = state.belief(state.position, ran.efficiency_at(state.window.gain)).lower_bound
+        better = lower_bound > seconds * state.goodput(best)
         return state.freed or (better and seconds < (1 - self.change) * before.seconds)
 
     def _held(self, state: GoodputState, seconds: float) -> tuple[GoodputState, str]:
@@ -607,22 +518,6 @@ def _may_start(forecast: Forecast, dense: Forecast) -> bool:
     if candidate.mode == "outer":
         return dense.candidate.mode == "outer"
     return candidate.mode == "hook" or candidate.cf == 1
-
-
-def progress_words(progress: Progress) -> str:
-    """Return in words what trials have shown of a candidate's progress.
-
-    Example:
-        >>> from gravac.candidate import Candidate
-        >>> outer, hook = Candidate("outer", "dense", 1.0, every=10), Candidate("hook", "dense", 1.0)
-        >>> progress_words(Progress(outer, hook, 0.77, 0.09, 4, 0.8, 0.74, 0.87))
-        'steps of dense 1x every 10 steps make 0.77 ± 0.09 of the progress of steps of dense 1x here (4 trials)'
-    """
-    trials = "1 trial" if progress.trials == 1 else f"{progress.trials} trials"
-    return (
-        f"steps of {progress.candidate} make {progress.ratio:.2f} ± {progress.error:.2f} of the progress of steps of "
-        f"{progress.reference} here ({trials})"
-    )
 
 
 def _more_steps_words(state: GoodputState) -> str:

@@ -21,6 +21,14 @@ SEARCH: Final = "search"
 HOLD: Final = "hold"
 PROGRESS: Final = "progress"
 
+SOON = 3
+"""Number of steps after which a trial may be given up at little cost; one more runs before that takes effect. As many
+steps on end, all far too slow, end the window of the candidate that is held."""
+
+BROKEN = 2.0
+"""Ratio of a step's time to what it took, or may take, above which it is far too slow: after ``SOON`` such steps on end
+the window ends."""
+
 NOISE = 0.12
 """Relative difference of two step times below which they say nothing of the link: 1 bit and 2 bits differ in coding."""
 
@@ -127,9 +135,9 @@ class GoodputState:
         watch: number of training steps of the next native stretch.
         learning_rate: last learning rate that was measured; 0 if none was.
         rose_at: number of steps observed when the learning rate rose last; 0: it never did.
-        trials: trials of a candidate's progress that are under way; ``None``: there are none.
-        learned: what such trials have shown, of each candidate tried.
-        booked: progress that they have cost, in steps of the candidate that was held.
+        trials: switchback trials under way; ``None``: there are none.
+        learned: results of switchback trials, of each candidate that was tried.
+        booked: progress that these trials have cost, in steps of the candidate that was held.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -277,7 +285,7 @@ class GoodputState:
         return replace(now, entries=tuple(others))
 
     def belief(self, position: int, by_gain: float | None = None) -> Belief:
-        """Return what is believed of the statistical efficiency of a candidate's steps, by all that is known.
+        """Return the belief about a candidate's statistical efficiency, corrected by this run's trials.
 
         Args:
             position: place of the candidate.
@@ -289,19 +297,26 @@ class GoodputState:
             by_gain = measured.efficiency if measured else forecast.efficiency
         if not self.learned:
             return Belief(by_gain, forecast.deviation)
-        now = self._beliefs[position]
-        return Belief(min(1.0, by_gain * now.efficiency / forecast.efficiency), now.deviation)
+        corrected = self._beliefs[position]
+        return Belief(min(1.0, by_gain * corrected.efficiency / forecast.efficiency), corrected.deviation)
 
     @property
     def _beliefs(self) -> tuple[Belief, ...]:
-        """What is believed of the efficiency of each candidate, by the forecasts and by trials."""
-        before = tuple(Belief(forecast.efficiency, forecast.deviation) for forecast in self.forecasts)
+        """Beliefs about the efficiencies of all candidates: those of the forecasts, corrected by this run's trials."""
+        forecast_beliefs = tuple(Belief(forecast.efficiency, forecast.deviation) for forecast in self.forecasts)
         kinds = tuple(_kind(forecast) for forecast in self.forecasts)
-        return posterior(before, kinds, tuple(learned.comparison for learned in self.learned if learned.trials))
+        return posterior(
+            forecast_beliefs, kinds, tuple(learned.measured_ratio for learned in self.learned if learned.trials)
+        )
+
+    def learned_of(self, position: int) -> Learned | None:
+        """Return the results of a candidate's trials; ``None`` if there were none."""
+        return next((learned for learned in self.learned if learned.candidate == position), None)
 
     def was_tried(self, position: int) -> bool:
         """Tell whether trials have measured a candidate's progress."""
-        return any(learned.candidate == position and learned.trials for learned in self.learned)
+        learned = self.learned_of(position)
+        return learned is not None and learned.trials > 0
 
     def efficiency(self, position: int) -> float:
         """Return the median of ``belief``."""

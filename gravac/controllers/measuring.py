@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Which candidate's progress a run measures, if any: only where what that may change is worth its price.
+"""Decides which candidate's progress a run measures by switchback trials, and when it stops.
 
-The price is progress lost against going on with the candidate that is held, in steps of it: steps of another candidate
-take more time, or make less progress. All trials of a run cost at most ``BUDGET`` of the steps to come; steps of
-candidates under trial are at most ``SHARE`` of all steps; and at most ``CANDIDATES`` candidates are tried.
+Trials cost progress: against steps of the held candidate, steps of another one take more time or make less progress. So
+they are made only if better decisions are expected to gain more than that. All trials of a run cost at most ``BUDGET``
+of the steps to come; candidates under trial make at most ``SHARE`` of all steps; and at most ``CANDIDATES`` are tried.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from gravac.controllers.goodput_state import GoodputState
 from gravac.controllers.progress import LENGTHS, SETTLE, TRIAL, Learned, Trials, expected_scatter, value_of_trials
 
 BUDGET = 0.02
-"""Largest share of the steps to come that all trials of a run may cost."""
+"""Largest cost of all trials of a run, as a share of the steps to come."""
 
 SHARE = 0.15
-"""Largest share of a run's steps that candidates under trial may have."""
+"""Largest share of a run's steps that candidates under trial make."""
 
 CANDIDATES = 2
-"""Largest number of candidates whose progress a run measures."""
+"""Largest number of candidates that a run tries."""
 
-AHEAD = 6
-"""Number of trials that are looked ahead to: a single one may change nothing, and several may."""
+LOOKAHEAD = 6
+"""Largest number of further trials whose joint gain is computed: one trial alone may be too inexact to pay."""
 
-WRONG = 3.0
-"""Factor of a belief's deviation by which the first trial is planned: a belief may be further off than it says. The
-factor falls with the root of the number of trials."""
+PRIOR_FACTOR = 3.0
+"""Factor of a belief's deviation in the decision whether to make a first trial: a belief may be further off than its
+deviation says. The factor falls with the root of the number of trials."""
 
-EARLY = 0.03
-"""Share of a run's steps in which nothing is measured yet: the loss falls too unevenly."""
+FIRST_SHARE = 0.03
+"""Share of a run's steps before the first trial: at first the loss falls too fast to compare stretches."""
+
+LEAST_RATIO = 0.3
+"""Smallest ratio of efficiencies by which a trial's standard deviation is divided, to make it that of a logarithm."""
 
 
 class TrialPlan(NamedTuple):
@@ -43,9 +46,9 @@ class TrialPlan(NamedTuple):
 
     Attributes:
         candidate: place of the candidate.
-        reference: place of what it is compared with.
+        reference: place of the candidate that it is compared with.
         length: number of steps of a stretch of the reference.
-        gain: progress that they are expected to gain beyond their price, in steps of the held candidate.
+        gain: see ``expected_gain``.
     """
 
     candidate: int
@@ -55,22 +58,18 @@ class TrialPlan(NamedTuple):
 
 
 def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Trials | None:
-    """Return the trials that are worth most, ready to begin; ``None``: none are worth their price.
+    """Return the trials with the largest expected gain, ready to begin; ``None``: no trials pay.
 
     Args:
         state: state of the search, which holds a candidate.
         total_steps: number of steps of the run; ``None``: not known.
         expire: see ``GoodputState.fastest``.
     """
-    if state.warming_up or state.steps < EARLY * _total(state, total_steps):
+    if state.warming_up or state.steps < FIRST_SHARE * _total(state, total_steps):
         return None
-    held = state.forecasts[state.best].candidate
-    if held.mode == "outer":
-        together = [entry for entry in state.entries if state.forecasts[entry.position].candidate.mode != "outer"]
-        if not together:
-            return None
-        reference = max(together, key=state.goodput).position
-        pairs = [(state.best, reference)]
+    if state.forecasts[state.best].candidate.mode == "outer":
+        synchronous = [entry for entry in state.entries if state.forecasts[entry.position].candidate.mode != "outer"]
+        pairs = [(state.best, max(synchronous, key=state.goodput).position)] if synchronous else []
     else:
         pairs = [(at, state.best) for at in range(len(state.forecasts)) if at != state.best and state.allowed(at)]
     plans = [
@@ -81,72 +80,84 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
     ]
     if not plans:
         return None
-    best = max(plans, key=lambda plan: (plan.gain, -plan.candidate, plan.length))
-    steps = steps_of_trial(state.forecasts[best.candidate].candidate)
-    made = SETTLE if best.reference == state.position else 0
-    earlier = next((learned for learned in state.learned if learned.candidate == best.candidate), None)
-    return Trials(best.candidate, best.reference, best.length, steps, made=made, earlier=earlier)
+    plan = max(plans, key=lambda plan: (plan.gain, -plan.candidate, plan.length))
+    return Trials(
+        plan.candidate,
+        plan.reference,
+        plan.length,
+        steps_of_trial(state.forecasts[plan.candidate].candidate),
+        made=SETTLE if plan.reference == state.position else 0,
+        earlier=state.learned_of(plan.candidate),
+    )
 
 
 def steps_of_trial(candidate: Candidate) -> int:
-    """Return the number of a candidate's steps in a trial: at least two rounds, where ranks exchange in rounds."""
+    """Return the number of a candidate's steps in a trial: at least two rounds of outer steps."""
     return max(TRIAL, 2 * candidate.every)
 
 
 def expected_gain(
     state: GoodputState, candidate: int, reference: int, length: int, total_steps: int | None, expire: int
 ) -> float:
-    """Return what further trials of a candidate are expected to gain beyond their price, in steps; 0 if nothing.
+    """Return the progress that further trials are expected to gain, less their price, in steps of the held candidate.
 
     Args:
-        state: state of the search; what trials showed so far is in ``learned``.
+        state: state of the search, with the results of trials so far.
         candidate: place of the candidate.
-        reference: place of what it is compared with.
+        reference: place of the candidate that it is compared with.
         length: number of steps of a stretch of the reference.
         total_steps: number of steps of the run; ``None``: not known.
         expire: see ``GoodputState.fastest``.
+
+    Returns:
+        The largest gain of one to ``LOOKAHEAD`` trials; 0 if none pays, or none is allowed.
     """
-    before = next((learned for learned in state.learned if learned.candidate == candidate), None)
-    if before is None and sum(learned.trials > 0 for learned in state.learned) >= CANDIDATES:
+    earlier = state.learned_of(candidate)
+    if earlier is None and sum(learned.trials > 0 for learned in state.learned) >= CANDIDATES:
         return 0.0
-    if before is not None and (before.reference != reference or not before.trials):
+    if earlier is not None and (earlier.reference != reference or not earlier.trials):
         return 0.0
     total = _total(state, total_steps)
-    to_come = total - state.steps
+    steps_to_come = total - state.steps
     steps = steps_of_trial(state.forecasts[candidate].candidate)
-    beliefs = state.belief(candidate), state.belief(reference)
-    wrong = WRONG / math.sqrt(1 if before is None else 1 + before.trials)
-    deviation = math.hypot(*(belief.deviation for belief in beliefs)) * max(1.0, wrong)
-    seconds = {at: _seconds(state, at, expire) for at in (candidate, reference)}
-    ratio = beliefs[0].efficiency / beliefs[1].efficiency
-    advantage = math.log(ratio * seconds[reference] / seconds[candidate])
-    bounds = {at: belief.lower_bound / seconds[at] for at, belief in zip((candidate, reference), beliefs, strict=True)}
-    chosen = bounds[candidate] > bounds[reference]
-    first, each = prices(state, candidate, reference, length, expire)
-    scatter = expected_scatter(before, length) / max(0.3, ratio)
-    best = 0.0
-    for trials in range(1, AHEAD + 1):
-        price = (first if before is None else 0.0) + trials * each
-        made = sum(learned.steps for learned in state.learned) + trials * steps
-        if state.booked + price > BUDGET * to_come or made > SHARE * total:
+    belief, reference_belief = state.belief(candidate), state.belief(reference)
+    seconds, reference_seconds = (_seconds(state, at, expire) for at in (candidate, reference))
+    ratio = belief.efficiency / reference_belief.efficiency
+    advantage = math.log(ratio * reference_seconds / seconds)
+    factor = max(1.0, PRIOR_FACTOR / math.sqrt(1 if earlier is None else 1 + earlier.trials))
+    deviation = factor * math.hypot(belief.deviation, reference_belief.deviation)
+    chosen = belief.lower_bound / seconds > reference_belief.lower_bound / reference_seconds
+    first_price, trial_price = prices(state, candidate, reference, length, expire)
+    scatter = expected_scatter(earlier, length) / max(LEAST_RATIO, ratio)
+    steps_tried = sum(learned.steps for learned in state.learned)
+    largest = 0.0
+    for trials in range(1, LOOKAHEAD + 1):
+        price = (first_price if earlier is None else 0.0) + trials * trial_price
+        if state.booked + price > BUDGET * steps_to_come or steps_tried + trials * steps > SHARE * total:
             break
         value = value_of_trials(advantage, deviation, scatter, trials, chosen)
-        best = max(best, value * (to_come - trials * (steps + SETTLE + length)) - price)
-    return best
+        largest = max(largest, value * (steps_to_come - trials * (steps + SETTLE + length)) - price)
+    return largest
 
 
 def prices(state: GoodputState, candidate: int, reference: int, length: int, expire: int) -> tuple[float, float]:
-    """Return what a first stretch of the reference costs, and each trial with the stretch after it, in held steps."""
+    """Return the price of the first stretch of the reference, and of a trial with the reference's stretch after it.
+
+    Both are progress lost against going on with the held candidate, in steps of it.
+    """
     held = state.entry(state.best)
     assert held is not None
     steps = steps_of_trial(state.forecasts[candidate].candidate)
-    stretch = (SETTLE + length) * lost_in_a_step(state, reference, expire)
-    changes = state.leaving(state.forecasts[candidate]) / held.seconds
-    return stretch, steps * lost_in_a_step(state, candidate, expire) + stretch + changes
+    stretch = (SETTLE + length) * loss_per_step(state, reference, expire)
+    mode_changes = state.leaving(state.forecasts[candidate]) / held.seconds
+    return stretch, steps * loss_per_step(state, candidate, expire) + stretch + mode_changes
 
 
-def lost_in_a_step(state: GoodputState, position: int, expire: int) -> float:
-    """Return what a step of a candidate loses against the held one, in steps of that: time less progress; 0 or more."""
+def loss_per_step(state: GoodputState, position: int, expire: int) -> float:
+    """Return the progress lost by a step of a candidate, against steps of the held one in the same time; 0 or more.
+
+    The unit is a step of the held candidate.
+    """
     held = state.entry(state.best)
     assert held is not None
     progress = state.belief(position).efficiency / state.belief(state.best).efficiency
@@ -154,7 +165,7 @@ def lost_in_a_step(state: GoodputState, position: int, expire: int) -> float:
 
 
 def progress_of(state: GoodputState, learned: Learned) -> Progress:
-    """Return what trials have shown of a candidate, and what is believed by them."""
+    """Return the results of a candidate's trials, with the belief that they lead to."""
     belief = state.belief(learned.candidate)
     return Progress(
         candidate=state.forecasts[learned.candidate].candidate,
@@ -169,20 +180,20 @@ def progress_of(state: GoodputState, learned: Learned) -> Progress:
 
 
 def with_trials(state: GoodputState, trials: Trials, price: float) -> GoodputState:
-    """Return the state with what trials have shown so far, and their price booked."""
+    """Return the state with the results of the trials so far, and with their price booked."""
     others = tuple(other for other in state.learned if other.candidate != trials.candidate)
     return replace(state, learned=(*others, trials.learned), booked=state.booked + price)
 
 
 def _total(state: GoodputState, total_steps: int | None) -> int:
-    """Return the number of steps of the run; as many again as were made, if it is not known."""
+    """Return the number of steps of the run; twice those made so far if it is not known."""
     return 2 * state.steps if total_steps is None else max(total_steps, state.steps)
 
 
 def _seconds(state: GoodputState, position: int, expire: int) -> float:
-    """Return the seconds of a candidate's step: as measured, or halfway between the least and the most it may take."""
+    """Return the seconds of a candidate's step: as measured, else the middle between its lower and upper bound."""
     measured = state.entry(position)
     if measured is not None:
         return measured.seconds
-    least, most = state.fastest(position, expire), state.slowest(position)
-    return (least + most) / 2 if least < most < math.inf else least
+    lower, upper = state.fastest(position, expire), state.slowest(position)
+    return (lower + upper) / 2 if lower < upper < math.inf else lower

@@ -1,13 +1,12 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Switchback trials: what a step of one candidate is worth, by the loss on fixed batches, while the run goes on.
+"""Switchback trials: they measure, while a run trains, how much progress a step of a candidate makes.
 
 A run cannot branch, so it alternates: a stretch of the reference, a stretch of the candidate, steps of the reference
 in which the ranks settle, a stretch of the reference, and so on. The loss on fixed batches (``AdaptiveCompressor``'s
 ``probe``) is read a few times at both ends of each stretch of the reference. It is never read at the end of a stretch
-of the candidate: a candidate that averages weights lowers the loss for the moment, and one that adds noise raises it,
-and neither lasts. The drop over the candidate's stretch is then compared with the drops in the stretches of the
-reference beside it.
+of the candidate: averaged weights lower the loss for some steps, and noise raises it for some. The fall of the loss
+over the candidate's stretch is compared with its fall in the stretches of the reference before and after it.
 
 Everything here is a pure function of agreed measurements, as controllers are.
 """
@@ -20,53 +19,58 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final, Literal
 
-from gravac.beliefs import MeasuredRatio
+from gravac.beliefs import SURE, MeasuredRatio
 from gravac.controllers.base import Measurement
 from gravac.controllers.plain import Above0, Count, Finite
 
 TRIAL = 100
-"""Number of steps of the candidate in a trial; more where a round has more than half as many."""
+"""Number of steps of the candidate in a trial, if two rounds have no more."""
 
 LENGTHS = (100, 50)
-"""Numbers of steps that a stretch of the reference may have: where steps of it cost much, it is short."""
+"""Numbers of steps that a stretch of the reference may have. The shorter one costs less and measures less exactly."""
 
 SETTLE = 30
 """Number of steps of the reference after a trial, before the loss is read."""
 
-READINGS, APART = 3, 5
-"""Number of readings at each end of a stretch of the reference, and of steps from one to the next: what a single one
-says varies with the last few batches."""
+READINGS = 3
+"""Number of readings at each end of a stretch of the reference. A single one depends on the last few batches."""
+
+BETWEEN_READINGS = 5
+"""Number of steps from one of these readings to the next."""
 
 UNEVEN = 0.2
-"""Standard deviation of what a trial tells of a ratio of efficiencies, besides the readings' own noise: a run makes
-more progress in some stretches than in others."""
+"""Standard deviation of the ratio that a trial measures, without the noise of the readings. It is there because a run
+makes more progress in some stretches than in others."""
 
 BIAS = 0.1
-"""What trials are off by on average, whatever their number."""
+"""Error of the mean of many trials."""
 
 NOISE = 0.2
-"""Standard deviation of what a trial with stretches of 100 steps tells by the readings' noise alone, as it is taken to
-be before a run has shown its own; it grows as stretches get shorter."""
+"""Standard deviation of the ratio that a trial measures, by the noise of the readings alone, assumed before the first
+trial of a run, for stretches of 100 steps. It is inversely proportional to their length."""
 
 LEAST_RATIO = 0.05
-"""Smallest ratio of efficiencies that trials are taken to show: the loss may even have risen."""
+"""Lower limit of a measured ratio of efficiencies. If the loss rose, the ratio is negative and has no logarithm."""
 
-PATIENCE, GIVE_UP = 6, 3
-"""Number of measurements after which a reading that has not come is asked for again, and how often."""
+PATIENCE = 6
+"""Number of measurements that the controller waits for a reading before it asks for it again."""
+
+REQUESTS = 3
+"""Number of times that the controller waits so long before it ends the trials."""
 
 SETTLING: Final = "settling"
 REFERENCE: Final = "reference"
 CANDIDATE: Final = "candidate"
 
 Stage = Literal["settling", "reference", "candidate"]
-"""What runs within a trial."""
+"""Part of a trial: steps of the reference before the first reading, a stretch of the reference, or of the candidate."""
 
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The loss on fixed batches at some point of the run.
+    """A reading of the loss on fixed batches.
 
     Attributes:
         step: number of training steps made before.
@@ -86,14 +90,14 @@ class Trials:
         reference: place of the candidate that it is compared with.
         length: number of steps of a stretch of the reference.
         steps: number of steps of a stretch of the candidate.
-        stage: what was decided to run.
-        made: number of steps made in this stage.
-        asked: whether a reading was asked for that has not come.
-        readings: losses so far, two for each stretch of the reference.
-        of_candidate: number of steps that each trial had so far.
-        earlier: what earlier trials of the same pair have shown, if there were any.
-        slow: number of steps on end that took far too long.
-        waited: number of measurements since the reading was asked for.
+        stage: present part of the trial.
+        made: number of steps made in this part.
+        asked: whether the controller waits for a reading.
+        readings: all readings so far, ``2 * READINGS`` for each stretch of the reference.
+        candidate_steps: number of steps that the candidate made in each trial.
+        earlier: results of earlier trials of the same two candidates; ``None``: there were none.
+        slow: number of steps without interruption that took far longer than before.
+        waited: number of measurements since the controller asked for the reading.
     """
 
     candidate: Count
@@ -104,7 +108,7 @@ class Trials:
     made: Count = 0
     asked: bool = False
     readings: tuple[Reading, ...] = ()
-    of_candidate: tuple[Count, ...] = ()
+    candidate_steps: tuple[Count, ...] = ()
     earlier: Learned | None = None
     slow: Count = 0
     waited: Count = 0
@@ -117,7 +121,7 @@ class Trials:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Numbers of steps after which the loss is read, from the first reading of a stretch of the reference on."""
-        first = tuple(APART * number for number in range(READINGS))
+        first = tuple(BETWEEN_READINGS * number for number in range(READINGS))
         return (*first, *(self.length - offset for offset in reversed(first)))
 
     @property
@@ -133,28 +137,28 @@ class Trials:
 
     @property
     def between(self) -> bool:
-        """Whether a stretch of the reference has just ended, so that trials may end here or go on."""
+        """Whether a stretch of the reference has just ended. Only here trials end as planned."""
         return self.stage == REFERENCE and len(self.readings) % len(self.offsets) == 0
 
     @property
     def left(self) -> int:
-        """Number of steps until something else is due in this stage: a reading, or its end."""
-        due = {
+        """Number of steps until the next reading, or until this part of the trial ends."""
+        steps_until = {
             SETTLING: SETTLE,
             REFERENCE: self.offsets[len(self.readings) % len(self.offsets)],
             CANDIDATE: self.steps,
         }
-        return max(0, due[self.stage] - self.made)
+        return max(0, steps_until[self.stage] - self.made)
 
     @property
     def ask_again(self) -> bool:
-        """Whether a reading is asked for again: it should have come by now, but a restart may have lost it."""
+        """Whether the controller asks for the reading again, since a restart may have lost it."""
         return self.waited > 0 and self.waited % PATIENCE == 0
 
     @property
     def given_up(self) -> bool:
-        """Whether no finite reading came although it was asked for several times."""
-        return self.waited > GIVE_UP * PATIENCE
+        """Whether the controller has waited too long for a finite reading."""
+        return self.waited > REQUESTS * PATIENCE
 
     def add(self, measured: Measurement, is_candidate: bool, is_reference: bool, far: bool) -> Trials:
         """Return the trials after a measurement.
@@ -163,12 +167,14 @@ class Trials:
             measured: the measurement.
             is_candidate: whether the candidate ran.
             is_reference: whether the reference ran.
-            far: whether it took far too long.
+            far: whether its steps took far longer than before.
         """
         trials = replace(self, slow=self.slow + measured.steps if far else 0)
         trials = replace(trials, waited=trials.waited + 1 if trials.asked else 0)
-        if is_candidate and trials.of_candidate and trials.stage != REFERENCE:
-            trials = replace(trials, of_candidate=(*trials.of_candidate[:-1], trials.of_candidate[-1] + measured.steps))
+        if is_candidate and trials.candidate_steps and trials.stage != REFERENCE:
+            trials = replace(
+                trials, candidate_steps=(*trials.candidate_steps[:-1], trials.candidate_steps[-1] + measured.steps)
+            )
         if trials.asked and math.isfinite(measured.probe):
             before = measured.first + (measured.candidate.mode == "native")  # where it was read one step later
             readings = (*trials.readings, Reading(before, measured.probe))
@@ -180,11 +186,11 @@ class Trials:
         return trials
 
     def start_candidate(self) -> Trials:
-        """Return the trials with a stretch of the candidate."""
-        return replace(self, stage=CANDIDATE, made=0, of_candidate=(*self.of_candidate, 0))
+        """Return the trials at the beginning of a stretch of the candidate."""
+        return replace(self, stage=CANDIDATE, made=0, candidate_steps=(*self.candidate_steps, 0))
 
     def settle(self) -> Trials:
-        """Return the trials with steps of the reference, after which the loss is read."""
+        """Return the trials at the beginning of the steps in which the ranks settle."""
         return replace(self, stage=SETTLING, made=0)
 
     def ask(self) -> Trials:
@@ -193,17 +199,18 @@ class Trials:
 
     @property
     def learned(self) -> Learned:
-        """What these trials have shown so far, and earlier ones of the same pair."""
+        """Results of these trials and of earlier ones of the same two candidates."""
         lines = [Line.through(readings) for readings in self.stretches]
         noise = math.sqrt(sum(line.noise**2 for line in lines) / len(lines)) if lines else 0.0
         estimates = (
-            estimate(lines[number], lines[number + 1], self.of_candidate[number], noise) for number in range(self.ended)
+            estimate(lines[number], lines[number + 1], self.candidate_steps[number], noise)
+            for number in range(self.ended)
         )
-        before = Learned(self.candidate, self.reference, ()) if self.earlier is None else self.earlier
+        earlier = self.earlier or Learned(self.candidate, self.reference, ())
         return replace(
-            before,
-            estimates=(*before.estimates, *(told for told in estimates if math.isfinite(told[1]))),
-            steps=before.steps + sum(self.of_candidate),
+            earlier,
+            estimates=(*earlier.estimates, *(result for result in estimates if math.isfinite(result[1]))),
+            steps=earlier.steps + sum(self.candidate_steps),
         )
 
 
@@ -245,8 +252,8 @@ class Line:
         loss = sum(reading.loss for reading in readings) / count
         spread = sum((reading.step - middle) ** 2 for reading in readings)
         fall = -sum((reading.step - middle) * (reading.loss - loss) for reading in readings) / spread
-        off = sum((reading.loss - (loss - fall * (reading.step - middle))) ** 2 for reading in readings)
-        noise = math.sqrt(off / max(1, count - 2))
+        squared_residuals = sum((reading.loss - (loss - fall * (reading.step - middle))) ** 2 for reading in readings)
+        noise = math.sqrt(squared_residuals / max(1, count - 2))
         return cls(readings[0].step, readings[-1].step, middle, loss, fall, spread, count, noise)
 
     def at(self, step: float) -> float:
@@ -259,9 +266,10 @@ class Line:
 
 
 def estimate(before: Line, after: Line, steps: int, noise: float) -> tuple[float, float]:
-    """Return the progress of a step of the candidate over that of the reference, by one trial.
+    """Return the ratio of the efficiencies of candidate and reference that one trial measured.
 
-    Between the two stretches the reference is taken to fall by the geometric mean of what it falls by in them.
+    Between the two stretches a step of the reference is taken to lower the loss by the geometric mean of what a step
+    lowers it by in each of them.
 
     Args:
         before: the stretch of the reference before the candidate's.
@@ -281,24 +289,25 @@ def estimate(before: Line, after: Line, steps: int, noise: float) -> tuple[float
     """
     if min(before.fall, after.fall) <= 0 or not steps:
         return 0.0, math.inf
-    a_step = math.sqrt(before.fall * after.fall)
-    fell = (before.at(before.last) - after.at(after.first)) / a_step
-    ratio = (fell - (after.first - before.last - steps)) / steps
-    ends = (before.variance_at(before.last) + after.variance_at(after.first)) / a_step**2
-    slopes = sum(1 / (line.spread * line.fall**2) for line in (before, after)) / 4
-    by_noise = noise * math.sqrt(ends + fell**2 * slopes) / steps
+    fall_per_step = math.sqrt(before.fall * after.fall)
+    reference_steps = (before.at(before.last) - after.at(after.first)) / fall_per_step
+    ratio = (reference_steps - (after.first - before.last - steps)) / steps
+    end_variance = (before.variance_at(before.last) + after.variance_at(after.first)) / fall_per_step**2
+    slope_variance = sum(1 / (line.spread * line.fall**2) for line in (before, after)) / 4
+    by_noise = noise * math.sqrt(end_variance + reference_steps**2 * slope_variance) / steps
     return ratio, math.hypot(UNEVEN, by_noise)
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What trials of a candidate have shown.
+    """Results of all trials of a candidate.
 
     Attributes:
         candidate: place of the candidate in the controller's list.
         reference: place of the candidate that it was compared with.
-        estimates: ratio of efficiencies by each trial, with its standard error; of those that tell something.
-        steps: number of steps that the candidate had.
+        estimates: ratio of efficiencies that each trial measured, and its standard error. A trial beside which the loss
+            did not fall is left out.
+        steps: number of steps that the candidate made.
     """
 
     candidate: Count
@@ -308,25 +317,25 @@ class Learned:
 
     @property
     def trials(self) -> int:
-        """Number of trials that tell something."""
+        """Number of trials that measured a ratio."""
         return len(self.estimates)
 
     @property
     def ratio(self) -> float:
-        """Mean ratio of the efficiencies, each trial weighed by its error, at least ``LEAST_RATIO``."""
+        """Mean of the ratios, weighted by the inverse squares of their errors; at least ``LEAST_RATIO``."""
         return max(LEAST_RATIO, self._mean)
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; larger if the trials differ by more than their errors say (Birge's ratio).
+        """Standard error of the mean, with ``BIAS``; infinite without trials.
 
-        ``BIAS`` is in it, which no number of trials makes smaller.
+        It is larger by Birge's ratio if the trials differ by more than their errors.
         """
         if not self.estimates:
             return math.inf
         weight = sum(error**-2 for _, error in self.estimates)
-        differ = sum(((ratio - self._mean) / error) ** 2 for ratio, error in self.estimates)
-        birge = max(1.0, differ / max(1, self.trials - 1))
+        chi_square = sum(((ratio - self._mean) / error) ** 2 for ratio, error in self.estimates)
+        birge = max(1.0, chi_square / max(1, self.trials - 1))
         return math.hypot(BIAS, math.sqrt(birge / weight))
 
     @property
@@ -336,16 +345,16 @@ class Learned:
         return sum(ratio * weight for ratio, weight in weights) / total if total else 1.0
 
     @property
-    def comparison(self) -> MeasuredRatio:
-        """The same for ``gravac.beliefs.posterior``."""
+    def measured_ratio(self) -> MeasuredRatio:
+        """The mean and its error, as ``gravac.beliefs.posterior`` takes them."""
         return MeasuredRatio(self.candidate, self.reference, self.ratio, self.error)
 
 
 def expected_scatter(learned: Learned | None, length: int) -> float:
-    """Return the standard deviation that the next trial is taken to have.
+    """Return the standard deviation expected of the ratio that the next trial measures.
 
     Args:
-        learned: what trials of the same candidate have shown; ``None``: there were none.
+        learned: results of the same candidate's trials; ``None``: there were none.
         length: number of steps of a stretch of the reference.
     """
     if learned is None or not learned.estimates:
@@ -354,16 +363,16 @@ def expected_scatter(learned: Learned | None, length: int) -> float:
 
 
 def value_of_trials(advantage: float, deviation: float, scatter: float, trials: int, chosen: bool) -> float:
-    """Return what so many trials are expected to gain, relative to all progress to come.
+    """Return the expected gain of this many trials, as a share of the progress to come.
 
-    What is decided afterwards goes by the lower bound, as always; it is compared with what is decided now.
+    It is the difference between two decisions, both by the lower bound: the one after the trials, and the one now.
 
     Args:
         advantage: mean of the logarithm of the candidate's goodput over the reference's.
         deviation: its standard deviation.
-        scatter: standard deviation of what a single trial tells of that logarithm.
+        scatter: standard deviation of that logarithm as a single trial measures it.
         trials: number of trials.
-        chosen: whether the candidate is chosen now, and not the reference.
+        chosen: whether the decision now is for the candidate, and not for the reference.
 
     Example:
         >>> value_of_trials(0.1, 0.2, 0.3, trials=4, chosen=False) > value_of_trials(0.1, 0.2, 0.3, 1, False) > 0
@@ -375,8 +384,8 @@ def value_of_trials(advantage: float, deviation: float, scatter: float, trials: 
     variance = deviation**2 + noise**2
     if not variance or not deviation:
         return 0.0
-    moves, remains = deviation**2 / math.sqrt(variance), deviation * noise / math.sqrt(variance)
-    least = _NORMAL.inv_cdf(0.8) * remains
-    beyond = (advantage - least) / moves
-    decided = advantage * _NORMAL.cdf(beyond) + moves * _NORMAL.pdf(beyond)
-    return decided - (advantage if chosen else 0.0)
+    deviation_of_mean = deviation**2 / math.sqrt(variance)  # of the posterior mean, as expected before the trials
+    margin = _NORMAL.inv_cdf(SURE) * deviation * noise / math.sqrt(variance)  # from posterior mean to lower bound
+    normalized = (advantage - margin) / deviation_of_mean
+    gain_after = advantage * _NORMAL.cdf(normalized) + deviation_of_mean * _NORMAL.pdf(normalized)
+    return gain_after - (advantage if chosen else 0.0)

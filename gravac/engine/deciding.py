@@ -61,7 +61,7 @@ class Deciding:
         forecasts: forecasts of the candidates admitted; none before the first step.
         emit: takes records; called by the executor, or while it has nothing to do.
         seconds: seconds of the training step that the ranks agreed on last; 0 before.
-        probe_asked: whether a decision since the last look asks for a reading of the probe.
+        probe_asked: whether a decision asked for a reading of the probe since the engine last looked.
         restored: state of the controller, dumped, that the next ``decide_first`` restores; ``None``: there is none.
     """
 

@@ -74,8 +74,8 @@ class Engine:
         described: the parameters in words, in the model's order, to be compared over the ranks.
         losses: training losses reported on this rank since the last step ended.
         probes: losses on this rank's fixed batches, read since the last step ended.
-        probe_follows: whether the loss on fixed batches is to be read before the next step, by what was decided when
-            the last step began, or when the ranks concluded.
+        probe_follows: whether the ranks read the loss on fixed batches before the next step. It changes when a step
+            begins, and when the ranks conclude.
 
     Example:
         >>> import torch
@@ -498,6 +498,7 @@ class Engine:
         return chosen
 
     def _look_for_probe(self) -> None:
+        """Take over whether a decision asked for a reading of the probe."""
         self.probe_follows, self.deciding.probe_asked = self.deciding.probe_asked, False
 
     def _decision_of(self, inputs: StepInputs, decision: Decision, previous: Candidate | None) -> Decision:

@@ -179,7 +179,7 @@ class ModeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """What switchback trials have shown so far: how much progress a step of a candidate makes in this run.
+    """Results of a run's switchback trials of one candidate, after each trial.
 
     The same on every rank. See ``gravac.controllers.progress``.
 
@@ -190,9 +190,9 @@ class ProgressRecord:
         ratio: progress of a step of the candidate / progress of a step of the reference, as measured.
         error: standard error of ``ratio``.
         trials: number of trials so far.
-        efficiency: statistical efficiency of the candidate that is believed now.
-        low: lower bound of it, which it exceeds with a probability of 80 %.
-        high: upper bound, likewise.
+        efficiency: median of the belief about the candidate's statistical efficiency, after these trials.
+        low: efficiency that it exceeds with a probability of 80 %.
+        high: efficiency that it stays below with a probability of 80 %.
     """
 
     step: int

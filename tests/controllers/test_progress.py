@@ -116,8 +116,10 @@ def test_a_probe_that_gives_nothing_ends_the_trials() -> None:
     assert any("the probe gave no finite loss" in decision.reason for _, decision in played.decisions)
 
 
-@given(share=st.floats(0.0, 1.2), steps=st.integers(20, 200), others=st.integers(0, 60), half=st.floats(100, 2000))
-def test_a_trial_without_noise_tells_what_a_step_is_worth(share: float, steps: int, others: int, half: float) -> None:
+@given(share=st.floats(0.0, 1.2), steps=st.integers(20, 200), others=st.integers(0, 60), half=st.floats(200, 2000))
+def test_a_trial_without_noise_measures_the_efficiency_where_the_loss_halves_in_200_steps_or_more(
+    share: float, steps: int, others: int, half: float
+) -> None:
     def loss(progress: float) -> float:
         return 2.0 ** (-progress / half)
 
