@@ -184,7 +184,7 @@ class Controller(Protocol[StateT]):
     ``chooses_every``. One that may choose candidates of mode ``native``, of which only times are known, says so by a
     true ``native``; beside such a candidate it may also decide for the same of mode ``hook``.
 
-    One that can use the loss on fixed batches (``Decision.probe``) offers ``with_probe(total_steps: int | None)``, which
+    One that can use the loss on fixed batches (``Decision.probe``) offers ``with_probe(total_steps: int | None)``. That
     returns the controller for a run with a probe and that number of steps (``None``: not known). It is called once,
     before ``propose``, if the user gave a probe.
 
