@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gravac.controllers.progress import Learned, Line, Reading, estimate
 from gravac.lab import simulate
 from gravac.lab.tasks.base import Task
 from gravac.lab.training.expression import compressor
@@ -211,6 +212,22 @@ def estimates(row: dict[str, Any], settled: int, last: int | None = None) -> lis
     return found
 
 
+def learned(row: dict[str, Any]) -> Learned:
+    """Return what the trials of a run measured by the probe, as gravac evaluates them in a run.
+
+    Of each stretch of the reference the two first readings and the two last ones are taken.
+    """
+    plan, probes = Plan(**row["plan"]), dict(map(tuple, row["probes"]))
+    stretches = []
+    for number in range(0, 2 * plan.trials + 1, 2):
+        start = plan.first + number * plan.stretch
+        steps = [step for step in sorted(probes) if start <= step <= start + plan.stretch]
+        stretches.append(Line.through([Reading(step, probes[step]) for step in (*steps[:2], *steps[-2:])]))
+    noise = math.sqrt(statistics.fmean(line.noise**2 for line in stretches))
+    found = [estimate(before, after, plan.trial, noise) for before, after in itertools.pairwise(stretches)]
+    return Learned(1, 0, tuple(one for one in found if math.isfinite(one[1])))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default="docs/measurements/switchback.json")
@@ -252,7 +269,8 @@ def main() -> None:
             keep(rows, arguments.json)
             left = (time.monotonic() - began) / position * (len(missing) - position) / 60
             said = {name: row[name] for name in ("program", "rate", "name", "plan", "seed", "seconds")}
-            said["estimates"] = [round(one, 2) for one in estimates(row, arguments.settle)]
+            results = learned(row)
+            said["ratio"], said["error"] = round(results.ratio, 2), round(results.error, 2)
             print(f"[{position}/{len(missing)}, about {left:.0f} minutes left]", json.dumps(said), flush=True)
             if time.monotonic() > until:
                 pool.terminate()

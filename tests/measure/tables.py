@@ -21,6 +21,7 @@ from tests.measure import (
     published,
     tables_of_demo,
     tables_of_outer,
+    tables_of_progress,
     tables_of_rows,
     tables_of_runs,
 )
@@ -102,7 +103,11 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
         "nanogpt_configuration": ("nanogpt", tables_of_outer.nanogpt_configuration),
     },
     MODES: modes_page.TABLES,
-    BELIEFS: {"beliefs": ("progress", lambda: beliefs.table(published.rows("progress")))},
+    BELIEFS: {
+        "beliefs": ("progress", lambda: beliefs.table(published.rows("progress"))),
+        "switchback": ("switchback", tables_of_progress.switchback),
+        "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
+    },
     ADVISE: {
         "predictions": ("predictions", tables_of_rows.predictions),
         "datacentre": ("datacentre", tables_of_rows.datacentre),

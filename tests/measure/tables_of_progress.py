@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of switchback trials, of outer optimizers, and of rules for the number of steps between exchanges."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from tests.measure import published
+from tests.measure.programs import PROGRAMS
+from tests.measure.progress import DECAY, NATIVE, OUTER, Way, best_rates, efficiency, key
+from tests.measure.switchback import LAST, WAYS, Plan, estimates, learned, spread
+from tests.measure.tables_of_runs import head, line
+
+RATES = ("a third", "best", "three times")
+"""Learning rates, relative to the best of native training."""
+
+FLOOR = 0.05
+"""Smallest efficiency that a geometric mean takes: runs that diverged have 0."""
+
+TRAINING = LAST[1]
+"""Number of a stretch's last steps over whose training losses the mean is taken, in the table."""
+
+
+def switchback() -> str:
+    """Return a row for each length of trials, candidate and way to read: the ratio and its error, and whole runs'."""
+    rows, whole_runs = published.rows("switchback"), published.rows("progress")
+    programs = [name for name in PROGRAMS if any(row["program"] == name for row in rows)]
+    lines = head("trials", "candidate", "read by", *programs, "errors")
+    for plan in sorted({Plan(**row["plan"]) for row in rows}):
+        for way in WAYS:
+            found = {row["program"]: row for row in rows if Plan(**row["plan"]) == plan and Way(**row["way"]) == way}
+            true = {program: _of_whole_run(whole_runs, row) for program, row in found.items()}
+            by_probe = {program: learned(row) for program, row in found.items()}
+            by_training = {program: estimates(row, plan.settle, TRAINING) for program, row in found.items()}
+            of_probe = {program: (trials.ratio, trials.error) for program, trials in by_probe.items()}
+            of_training = {
+                program: spread(finite)
+                for program, trials in by_training.items()
+                if len(finite := [ratio for ratio in trials if math.isfinite(ratio)]) > 1
+            }
+            for reader, measured in (("probe", of_probe), ("training loss", of_training)):
+                cells = [
+                    f"{measured[name][0]:.2f} ± {measured[name][1]:.2f} ({true[name]:.2f})" if name in measured else ""
+                    for name in programs
+                ]
+                squares = [((ratio - true[name]) / error) ** 2 for name, (ratio, error) in measured.items()]
+                times = f"{plan.trials} of {plan.trial} + {plan.settle} steps"
+                lines.append(line(times, str(way), reader, *cells, f"{math.sqrt(statistics.fmean(squares)):.1f}"))
+    return "\n".join(lines)
+
+
+def _of_whole_run(rows: Sequence[dict[str, Any]], trial: dict[str, Any]) -> float:
+    """Return the efficiency of a whole run of the same program, learning rate and candidate; 1 of native steps."""
+    way = Way(**trial["way"])
+    if way == NATIVE:
+        return 1.0
+    same = [row for row in rows if row["program"] == trial["program"] and row["rate"] == trial["rate"]]
+    native, run = (next(row for row in same if key(row).way == of) for of in (NATIVE, way))
+    return efficiency(run, native)
+
+
+def outer_optimizers() -> str:
+    """Return a row for each outer optimizer and each rule: geometric means over programs, by learning rate."""
+    rows = published.rows("outer-optimizers")
+    cases = {key(row): row for row in rows}
+    lines = head("outer steps", *(f"{rate} (programs)" for rate in RATES))
+    for way in dict.fromkeys((*OUTER, *DECAY)):
+        by_rate: dict[str, list[float]] = {rate: [] for rate in RATES}
+        for case, row in cases.items():
+            if case.way == way:
+                rates = best_rates(rows, PROGRAMS[case.program], case.program, case.schedule)
+                native = cases[case._replace(way=NATIVE)]
+                by_rate[RATES[rates.index(case.rate)]].append(max(FLOOR, efficiency(row, native)))
+        cells = [
+            f"{statistics.geometric_mean(shares):.2f} ({len(shares)})" if shares else "" for shares in by_rate.values()
+        ]
+        lines.append(line(str(way), *cells))
+    return "\n".join(lines)
