@@ -292,8 +292,9 @@ class GoodputState:
             by_gain: efficiency that a measured gain stands for; ``None``: that of its last measurement, or of the
                 forecast if it has not run.
         """
-        forecast, measured = self.forecasts[position], self.entry(position)
+        forecast = self.forecasts[position]
         if by_gain is None:
+            measured = self.entry(position)
             by_gain = measured.efficiency if measured else forecast.efficiency
         if not self.learned:
             return Belief(by_gain, forecast.deviation)
