@@ -622,6 +622,9 @@ class AdaptiveCompressor(Live):
 
         It returns whatever other ranks do: what is under way after ``CLOSING_SECONDS`` is given up, the other ranks are
         told, and what was last known stays readable. The executor's end takes some seconds more at most.
+
+        To train on with the module, call ``detach`` too: until then a backward by gravac's hook raises, and native
+        steps stay native.
         """
         if self._closed:
             return

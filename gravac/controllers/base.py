@@ -182,7 +182,9 @@ class Controller(Protocol[StateT]):
 
     One that also chooses between candidates that differ in ``every`` and ``delay`` alone says so by a true
     ``chooses_every``. One that may choose candidates of mode ``native``, of which only times are known, says so by a
-    true ``native``; beside such a candidate it may also decide for the same of mode ``hook``.
+    true ``native``; beside such a candidate it may also decide for the same of mode ``hook``. One whose reasons tell
+    what a candidate costs at equal samples (``more_steps_words``) says so by a true ``tells_cost``; reasons of others
+    are given what is believed.
 
     One that can use the loss on fixed batches (``Decision.probe``) offers ``with_probe(total_steps: int | None)``. That
     returns the controller for a run with a probe and that number of steps (``None``: not known). It is called once,
@@ -240,6 +242,34 @@ class Controller(Protocol[StateT]):
             plain: what ``dump`` returned, perhaps after a round trip through JSON.
             forecasts: see ``start``.
         """
+
+
+BELIEVED = "believed"
+"""Where an efficiency comes from that no trial of the run has measured."""
+
+
+def more_steps_words(efficiency: float, least: float, source: str = BELIEVED) -> str:
+    """Return in words how many more steps than dense a candidate needs for the same progress.
+
+    Empty if its efficiency is certainly 1.
+
+    Args:
+        efficiency: statistical efficiency, median of the belief.
+        least: lower bound of the belief.
+        source: where the efficiency comes from.
+
+    Example:
+        >>> more_steps_words(0.96, 0.92)
+        ', about 4 % more steps than dense (believed, counted as 9 %)'
+        >>> more_steps_words(1.0, 0.98, "4 trials here"), more_steps_words(1.0, 1.0)
+        (', about as many steps as dense (4 trials here, counted as 2 %)', '')
+    """
+    if efficiency == least == 1:
+        return ""
+    more, most = (100 * (1 / max(share, 1e-9) - 1) for share in (efficiency, least))
+    counted = f", counted as {most:.0f} %" if f"{most:.0f}" != f"{more:.0f}" else ""
+    said = f"{more:.0f} % more steps than" if more >= 0.5 else "as many steps as"
+    return f", about {said} dense ({source}{counted})"
 
 
 def at_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:

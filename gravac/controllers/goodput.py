@@ -39,7 +39,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from gravac.candidate import Forecast, Span
-from gravac.controllers.base import WATCH, Decision, Measurement
+from gravac.controllers.base import BELIEVED, WATCH, Decision, Measurement, more_steps_words
 from gravac.controllers.goodput_state import BROKEN, HOLD, PROGRESS, SEARCH, SOON, GoodputEntry, GoodputState
 from gravac.controllers.measuring import next_trials
 from gravac.controllers.native import longer
@@ -139,6 +139,7 @@ class Goodput(Settings):
     sixteen_bit: ClassVar[bool] = True
     chooses_every: ClassVar[bool] = True
     native: ClassVar[bool] = True
+    tells_cost: ClassVar[bool] = True
 
     window: int = Field(default=12, ge=5)
     trial: int = Field(default=8, ge=5)
@@ -521,24 +522,10 @@ def _may_start(forecast: Forecast, dense: Forecast) -> bool:
 
 
 def _more_steps_words(state: GoodputState) -> str:
-    """Return in words how many more steps than dense the running candidate needs, by median and by lower bound.
-
-    Empty if its efficiency is certainly 1.
-
-    Example:
-        >>> from gravac.candidate import Candidate
-        >>> two_bits = Candidate("hook", "quantize", 16.0)
-        >>> forecasts = (Forecast(two_bits, 15.0, 0.96, deviation=0.05),)
-        >>> _more_steps_words(GoodputState(forecasts, SEARCH, 0, 0, Window(two_bits)))
-        ', about 4 % more steps than dense (counted as 9 %)'
-    """
-    efficiency, least = state.efficiency(state.position), state.least_efficiency(state.position)
-    if efficiency == least == 1:
-        return ""
-    more, most = (100 * (1 / max(share, 1e-9) - 1) for share in (efficiency, least))
-    counted = f" (counted as {most:.0f} %)" if f"{most:.0f}" != f"{more:.0f}" else ""
-    said = f"{more:.0f} % more steps than" if more >= 0.5 else "as many steps as"
-    return f", about {said} dense{counted}"
+    """Return in words how many more steps than dense the running candidate needs; see ``more_steps_words``."""
+    learned = state.learned_of(state.position)
+    source = f"{learned.trials} trials here" if learned and learned.trials else BELIEVED
+    return more_steps_words(state.efficiency(state.position), state.least_efficiency(state.position), source)
 
 
 def _broken(state: GoodputState) -> bool:

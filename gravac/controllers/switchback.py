@@ -83,12 +83,12 @@ class Switchback:
         state = replace(state, trials=trials)
         if trials.slow >= SOON or trials.given_up:
             why = "steps take far longer than they did" if trials.slow >= SOON else "the probe gave no finite loss"
-            return _aborted(state, trials, f"{why}: no more is measured of {candidate}")
+            return self._aborted(state, trials, f"{why}: no more is measured of {candidate}")
         if trials.stage == CANDIDATE:
             if _too_slow(state, trials):
                 seconds = state.window.samples / (state.window.t_system or math.inf)
                 why = f"{1000 * seconds:.4g} ms a step at {candidate} are too many, whatever its progress"
-                return _aborted(state.enter(seconds), trials, why)
+                return self._aborted(state.enter(seconds), trials, why)
             return (state, _continue(trials, candidate)) if trials.left else _settle(state, trials)
         if trials.asked:
             return state, _continue(trials, reference, probe=trials.ask_again)
@@ -117,6 +117,20 @@ class Switchback:
         state = replace(state, trials=trials, position=trials.candidate, window=state.window.following(candidate))
         reason = f"{reason}; {trials.steps} steps of {candidate} follow, to be compared with {reference}"
         return state, Decision(candidate, (), reason, summary, watch=trials.left, progress=progress)
+
+    def _aborted(self, state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
+        """End the trials early, with the results of those that are complete, and book what the present one cost."""
+        price = self._price_so_far(state, trials)
+        return replace(with_trials(state, trials, price), trials=None, phase=HOLD), TrialsEnd(reason)
+
+    def _price_so_far(self, state: GoodputState, trials: Trials) -> float:
+        """Return the price of what was not booked yet: of the first stretch, or of the present trial's share."""
+        first_price, trial_price = prices(state, trials.candidate, trials.reference, trials.length, self.expire)
+        if not trials.candidate_steps:
+            return first_price
+        if len(trials.candidate_steps) == trials.ended:
+            return 0.0
+        return trial_price * min(1.0, trials.candidate_steps[-1] / trials.steps)
 
 
 def _pair(state: GoodputState, trials: Trials) -> tuple[Candidate, Candidate]:
@@ -149,11 +163,6 @@ def _settle(state: GoodputState, trials: Trials) -> tuple[GoodputState, Decision
     state = replace(state, trials=trials.settle(), position=trials.reference, window=window.following(reference))
     reason = f"{trials.candidate_steps[-1]} steps of {candidate}: back to {reference} before the loss is read"
     return state, Decision(reference, (), reason, summary, watch=SETTLE)
-
-
-def _aborted(state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
-    """End the trials early, with the results of those that are complete."""
-    return replace(with_trials(state, trials, 0.0), trials=None, phase=HOLD), TrialsEnd(reason)
 
 
 def progress_words(progress: Progress) -> str:

@@ -3,6 +3,7 @@
 """What the integrations of training frameworks share. None of them knows more of gravac than a user does."""
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +24,8 @@ Every = int | tuple[int, int] | None
 """Number of steps from one exchange to the next, or the bounds that the controller decides between. ``None``: what the
 policy says, and without a policy 1."""
 
-Recipe = Callable[[], AdaptiveCompressor]
+Recipe = Callable[..., AdaptiveCompressor]
+"""Makes a compressor of a user's settings, and of those that the framework tells."""
 
 
 def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None) -> Recipe:
@@ -47,6 +49,23 @@ def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None
         make = functools.partial(AdaptiveCompressor, every=1 if every is None else every, **settings)
     make()
     return make
+
+
+def total_steps_setting(settings: Mapping[str, Any], steps: float) -> dict[str, int]:
+    """Return the setting ``total_steps`` that a framework knows, if the user gave a probe and no ``total_steps``.
+
+    Without a probe nothing depends on it, and ranks that count their own batches may differ in it.
+
+    Args:
+        settings: the user's own.
+        steps: number of the run's training steps as the framework tells it: not positive or infinite if not known.
+
+    Example:
+        >>> total_steps_setting({"probe": print}, 5000), total_steps_setting({"probe": print}, float("inf"))
+        ({'total_steps': 5000}, {})
+    """
+    wanted = settings.get("probe") is not None and settings.get("total_steps") is None
+    return {"total_steps": int(steps)} if wanted and math.isfinite(steps) and steps > 0 else {}
 
 
 def data_parallel(model: object, setting: str) -> DistributedDataParallel:

@@ -262,7 +262,7 @@ def mistakes(rank: int, world: int) -> list[str]:
     said: list[str] = []
     says = telling(said)
     ddp = parallel()
-    compressor = AdaptiveCompressor(topk)
+    compressor = AdaptiveCompressor(topk, native=False)
     says(lambda: compressor.attach("network"))  # type: ignore[arg-type]
     compressor.attach(ddp)
     says(lambda: compressor.attach(parallel()))

@@ -80,7 +80,7 @@ Curve = list[tuple[int, float, float]]
 
 
 class RunFailed(RuntimeError):
-    """``train.py`` failed. The message has the end of what it said."""
+    """The program failed. The message has the end of what it said."""
 
 
 def clock_edits() -> tuple[Edit, ...]:
@@ -128,7 +128,7 @@ def run(clone: Path, case: Case, steps: int, link: str) -> dict[str, Any]:
         ]
         network = stack.enter_context(EmulatedNetwork(RANKS, parse_link(link)))
         schedule = stack.enter_context(Schedule(network))
-        output = _trained(folder, arguments, network, schedule)
+        output = trained(folder, [sys.executable, "train.py", *arguments], network, schedule)
         sent = network.interface_bytes(0)[0]
     curve = [(int(step), float(loss), float(seconds)) for step, _, loss, seconds in SEEN.findall(output)]
     if not curve or curve[-1][0] != settings.max_iters:
@@ -150,8 +150,18 @@ def run(clone: Path, case: Case, steps: int, link: str) -> dict[str, Any]:
     }
 
 
-def _trained(folder: Path, arguments: Sequence[str], network: EmulatedNetwork, schedule: Schedule) -> str:
-    """Run ``train.py`` on all ranks, with one thread each; return what rank 0 printed."""
+def trained(folder: Path, command: Sequence[str], network: EmulatedNetwork, schedule: Schedule) -> str:
+    """Run a program on all ranks, with one thread each; return what rank 0 printed.
+
+    Args:
+        folder: folder that it runs in; the ranks meet by a file there.
+        command: the program and its arguments.
+        network: hosts of the ranks.
+        schedule: changes of the link, from the program's line ``BEGINS`` on.
+
+    Raises:
+        RunFailed: it failed, or said nothing for ``SILENCE`` seconds.
+    """
     paths = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     common = {
         **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": INTERFACE, "CUDA_VISIBLE_DEVICES": "",
@@ -162,11 +172,11 @@ def _trained(folder: Path, arguments: Sequence[str], network: EmulatedNetwork, s
     try:
         for rank, path in enumerate(outputs):
             with path.open("wb") as said:
-                command = [*network.prefix(rank), sys.executable, "train.py", *arguments]
+                on_host = [*network.prefix(rank), *command]
                 environment = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 ranks.append(
                     subprocess.Popen(
-                        command, cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
+                        on_host, cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
                     )
                 )
         _wait(ranks, outputs[0], schedule)
@@ -178,7 +188,7 @@ def _trained(folder: Path, arguments: Sequence[str], network: EmulatedNetwork, s
     texts = [path.read_text(errors="replace") for path in outputs]
     if any(process.returncode for process in ranks):
         codes = [process.returncode for process in ranks]
-        raise RunFailed(f"train.py ended with {codes}; ranks said: {' | '.join(text[-2000:] for text in texts)}")
+        raise RunFailed(f"the program ended with {codes}; ranks said: {' | '.join(text[-2000:] for text in texts)}")
     return texts[0]
 
 
@@ -192,7 +202,7 @@ def _wait(ranks: Sequence["subprocess.Popen[bytes]"], output: Path, schedule: Sc
             if BEGINS in output.read_text(errors="replace"):
                 schedule.follow()
         if time.monotonic() - news > SILENCE:
-            raise RunFailed(f"train.py said nothing for {SILENCE:g} s: {output.read_text(errors='replace')[-2000:]}")
+            raise RunFailed(f"the program said nothing for {SILENCE:g} s: {output.read_text(errors='replace')[-2000:]}")
         if any(process.poll() for process in ranks):
             return
         time.sleep(0.05)

@@ -11,7 +11,7 @@ import torch
 from gravac import AdaptiveCompressor, Static, topk
 from gravac.modes.outer.sgd import OuterSGD
 from tests.distributed.training import batch, parallel
-from tests.modes.scripted import APART, script
+from tests.modes.scripted import APART, HOOK, NATIVE, same, script
 from tests.modes.test_held import step, tensors_are_shared
 from tests.modes.test_switch import OPTIMIZERS, compressor_of
 from tests.ranks import processes
@@ -96,3 +96,26 @@ def trained_on_after(rank: int, world: int) -> bool:
 
 def test_a_closed_compressor_leaves_the_module_alone() -> None:
     assert processes(trained_on_after, 2) == [True, True]
+
+
+def trained_on_without_detaching(rank: int, world: int, native: bool) -> str:
+    """Train after ``close``; return the error, or whether the ranks are still equal."""
+    ddp = parallel()
+    trains = OPTIMIZERS["sgd"](ddp.parameters())
+    compressor = compressor_of(script((0, NATIVE if native else HOOK)))
+    compressor.attach(ddp, trains)
+    for number in range(3):
+        step(ddp, trains, rank, number)
+    compressor.close()
+    try:
+        for number in range(3, 6):
+            step(ddp, trains, rank, number)
+    except RuntimeError as failure:
+        return str(failure)
+    return f"trained on, equal: {same(ddp.module)}"
+
+
+def test_after_close_a_backward_raises_by_the_hook_and_averages_in_native_steps() -> None:
+    for said in processes(trained_on_without_detaching, 2, False):
+        assert "the compressor is closed; detach() it to train on without" in said
+    assert processes(trained_on_without_detaching, 2, True) == ["trained on, equal: True"] * 2

@@ -77,7 +77,7 @@ def fit(
             return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
     module = Module()
-    gravac = importlib.import_module(CALLBACKS[package]).GravacCallback(**SETTINGS, **settings)
+    gravac = importlib.import_module(CALLBACKS[package]).GravacCallback(**{**SETTINGS, **settings})
     saves = pl.callbacks.ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -106,6 +106,11 @@ def fit_and_by_hand(rank: int, world: int, *arguments: Any) -> tuple[Trained, Tr
 def told(rank: int, world: int, package: str, folder: Path, accumulate: int) -> list[float]:
     """Losses of a run that is logged."""
     return fit(rank, world, package, folder, 2, accumulate, log_dir=folder).losses
+
+
+def probed(rank: int, world: int, package: str, folder: Path, accumulate: int) -> None:
+    """A logged run with a probe, of two epochs."""
+    fit(rank, world, package, folder, 2, accumulate, probe=lambda: 1.0, controller="goodput", log_dir=folder)
 
 
 def killed(rank: int, world: int, package: str, folder: Path, epochs: int) -> None:

@@ -87,7 +87,7 @@ def make(
     trainer = Trainer(
         module, arguments, train_dataset=Samples(), optimizers=(optimizer, None), callbacks=[Kill(kill_at)]
     )
-    gravac = GravacCallback(trainer, **SETTINGS, **settings)
+    gravac = GravacCallback(trainer, **{**SETTINGS, **settings})
     trainer.add_callback(gravac)
     return trainer, gravac
 
@@ -104,6 +104,13 @@ def train(
     trainer, gravac = make(folder, accumulate, kill_at)
     trainer.train(resume_from_checkpoint=resume)
     return trained(trainer.model.losses, trainer.model.model, gravac.compressor)
+
+
+def probed(rank: int, world: int, folder: Path) -> None:
+    """A logged run with a probe."""
+    as_torchrun_says(rank, world)
+    trainer, _ = make(folder, probe=lambda: 1.0, controller="goodput", log_dir=folder)
+    trainer.train()
 
 
 def told(rank: int, world: int, folder: Path) -> list[float]:

@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that programs on links are trained by, and what a run with gravac reports at its end."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gravac import AdaptiveCompressor
+from gravac.telemetry.records import DecisionRecord, ModeRecord, ProgressRecord, Record
+
+FLOAT32, FLOAT16, HOOK, OUTER, ADAPTIVE = "float32", "float16", "hook", "outer, every 10", "adaptive"
+CAREFUL = "least_efficiency=0.98"
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    HOOK: {"native": False},
+    OUTER: {"every": 10},
+    ADAPTIVE: {"every": (1, 100)},
+    CAREFUL: {"every": (1, 100), "least_efficiency": 0.98},
+}
+"""Settings of ``AdaptiveCompressor`` by method; the others are DistributedDataParallel without and with float16."""
+
+PROBING = (ADAPTIVE, CAREFUL)
+"""Methods that are given a probe."""
+
+
+class Kept:
+    """A sink that keeps decisions, changes of mode and results of switchback trials."""
+
+    def __init__(self) -> None:
+        self._turns: list[Any] = []
+        self._changes: list[Any] = []
+        self._progress: list[Any] = []
+
+    def __call__(self, record: Record) -> None:
+        """Keep what the report tells."""
+        if isinstance(record, DecisionRecord) and record.changed:
+            said = f"{record.mode}, {record.compressor} {record.cf:g}, every {record.every}, delay {record.delay}"
+            self._turns.append([record.step, said, record.phase, record.reason])
+        elif isinstance(record, ModeRecord):
+            self._changes.append([record.step, record.before, record.after, record.seconds, record.wire_bytes])
+        elif isinstance(record, ProgressRecord):
+            numbers = (record.ratio, record.error, record.trials, record.efficiency, record.low, record.high)
+            self._progress.append([record.step, str(record.candidate), str(record.reference), *numbers])
+
+    def report(self, compressor: AdaptiveCompressor) -> dict[str, Any]:
+        """Return the report as plain values. Called on every rank."""
+        last = compressor.history[-1] if compressor.history else None
+        return {
+            "turns": self._turns,
+            "changes": self._changes,
+            "progress": self._progress,
+            "mode": compressor.mode,
+            "wire_ratio": compressor.wire_ratio,
+            "reason": "" if last is None else last.reason,
+        }

@@ -1,0 +1,500 @@
+# SPDX-FileCopyrightText: 2026 The gravac developers
+# SPDX-License-Identifier: Apache-2.0
+"""What adaptive runs come to on programs that nothing was tuned on, over links: time to the loss of float16.
+
+A program's runs all have the same steps and schedule. Targets are the losses that native float16 has after 60, 80 and
+100 % of its steps; the times are those of ``every=(1, 100)`` with a probe, of the hook alone, and of float16. All runs
+are made in full over the emulated link, but for float16 where that takes long: its loss by step is that of a run
+over an unthrottled link, its time by step that of ``TIMED`` steps over the link (*factored*). Training goes on at the
+lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
+
+    python -m tests.measure.programs_links [--nanogpt CLONE] [--programs NAME ...] [--json FILE] [--seeds N]
+        [--steps N] [--minutes N] [--show PROGRAM METHOD]
+"""
+
+import json
+import math
+import random
+import shutil
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gravac.lab.links.link import UNTHROTTLED, parse_link
+from gravac.lab.links.network import EmulatedNetwork
+from gravac.lab.links.schedule import Schedule
+from tests.measure.nanogpt import RANKS, REPORT, Configuration, Edit, Method, edits, patched, write_characters
+from tests.measure.nanogpt_links import SEEN, RunFailed, clock_edits, reached, trained
+from tests.measure.programs.methods import ADAPTIVE, CAREFUL, FLOAT16, FLOAT32, HOOK, OUTER, PROBING, SETTINGS
+from tests.measure.racing import Book, Progress, parser_of, resumable, two_way, until
+
+LINKS = ("20mbit", "100mbit", UNTHROTTLED)
+
+MORE = 1.2
+"""Number of steps that are made, over the number in which the learning rate falls."""
+
+LONG = 4200
+"""Number of steps in which the learning rate falls of a long program: with those at the lowest rate some 5000."""
+
+EVALUATIONS = 24
+
+TIMED, EVALUATIONS_TIMED = 60, 4
+"""Numbers of steps and of evaluations of a run that only takes the time of a step; the first quarter warms up."""
+
+AT = (0.6, 0.8, 1.0)
+"""Shares of float16's steps after which its losses are the targets."""
+
+FRAMEWORKS = Path(".venv-integrations/bin/python").absolute()
+"""Python with Hugging Face's Trainer, as ``make environment-integrations`` makes it."""
+
+WRAPPED = "DDP(model)"
+
+
+class Program(ABC):
+    """A program whose ranks are started by a command.
+
+    Attributes:
+        name: name in the record and tables.
+        steps: number of steps in which the learning rate falls.
+    """
+
+    name: str
+    steps: int
+
+    @abstractmethod
+    def command(self, folder: Path, method: str, seed: int, steps: int, total: int, evaluations: int) -> list[str]:
+        """Write what the program needs into a folder; return the command that runs one rank.
+
+        Args:
+            folder: empty folder, in which the command will run.
+            method: one of ``tests.measure.programs.methods``.
+            seed: of weights and batches.
+            steps: number of steps in which the learning rate falls.
+            total: number of steps that are made.
+            evaluations: number of evaluations after the first one, before any step.
+        """
+
+
+@dataclass(frozen=True)
+class NanoGPT(Program):
+    """nanoGPT's ``train.py`` with the edits of ``tests.measure.nanogpt``, the clock, and gravac's lines.
+
+    Attributes:
+        clone: folder of the clone.
+        width: width of the embedding.
+        rate: learning rate.
+        steps: number of steps in which the learning rate falls.
+    """
+
+    clone: Path
+    width: int
+    rate: float
+    steps: int = 1000
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Width, learning rate, and the number of steps if it is large."""
+        long = f", {MORE * self.steps:g} steps" if self.steps == LONG else ""
+        return f"nanogpt, width {self.width}, rate {self.rate:g}{long}"
+
+    def command(self, folder: Path, method: str, seed: int, steps: int, total: int, evaluations: int) -> list[str]:
+        """See ``Program``."""
+        settings = Configuration(
+            n_embd=self.width,
+            max_iters=total,
+            eval_interval=total // evaluations,
+            eval_iters=10,
+            warmup_iters=min(100, steps // 4),
+        )
+        text = (self.clone / "train.py").read_text(encoding="utf-8")
+        (folder / "train.py").write_text(patched(text, self.edits(method, seed)), encoding="utf-8")
+        for other in ("model.py", "configurator.py"):
+            shutil.copy(self.clone / other, folder)
+        write_characters(folder / "data" / "library")
+        decays = "--lr_decay_iters="
+        arguments = [
+            f"{decays}{steps}" if argument.startswith(decays) else argument
+            for argument in settings.arguments(self.rate)
+        ]
+        return [sys.executable, "train.py", *arguments]
+
+    def edits(self, method: str, seed: int) -> Iterator[Edit]:
+        """Yield all edits of ``train.py``."""
+        yield from edits(Method("native"), seed)
+        yield from clock_edits()
+        imports = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        if method == FLOAT16:
+            hook = "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook\n"
+            yield Edit("float16", imports, imports + hook)
+            yield Edit("float16", WRAPPED, f"{WRAPPED}\n    model.register_comm_hook(None, fp16_compress_hook)")
+        elif method in SETTINGS:
+            ours = "import json\nfrom gravac import AdaptiveCompressor\n"
+            ours += "from tests.measure.programs.methods import Kept\n"
+            yield Edit("imports", imports, imports + ours)
+            yield Edit("gravac", WRAPPED, f"{WRAPPED}{PROBE}    compressor = {call(method)}\n{ATTACHED}")
+            yield Edit("report and close", "    destroy_process_group()", ENDED)
+
+
+PROBE = """
+    before = torch.get_rng_state()
+    torch.manual_seed(9876 + ddp_rank)
+    fixed = [get_batch('val') for _ in range(4)]
+    torch.set_rng_state(before)
+    def probe():
+        return sum(float(raw_model(X, Y)[1]) for X, Y in fixed) / len(fixed)
+    kept = Kept()
+"""
+"""A loss on fixed batches; the random numbers of training stay as they are."""
+
+ATTACHED = "    compressor.attach(model, optimizer)"
+
+ENDED = f"""    report = kept.report(compressor)
+    if master_process:
+        print({REPORT!r} + json.dumps(report))
+    compressor.close()
+    destroy_process_group()"""
+
+
+@dataclass(frozen=True)
+class OfTask(Program):
+    """A program of ``tests.measure.programs`` in a plain training loop.
+
+    Attributes:
+        name: name of the program.
+        rate: learning rate.
+        steps: number of steps in which the learning rate falls.
+    """
+
+    name: str
+    rate: float
+    steps: int = 1000
+
+    def command(self, folder: Path, method: str, seed: int, steps: int, total: int, evaluations: int) -> list[str]:
+        """See ``Program``."""
+        numbers = (seed, self.rate, steps, total, evaluations)
+        module = "tests.measure.programs.train_task"
+        return [sys.executable, "-m", module, self.name, method, *map(str, numbers)]
+
+
+@dataclass(frozen=True)
+class WithTrainer(Program):
+    """A small GPT-2 in Hugging Face's Trainer, in the environment that has it.
+
+    Attributes:
+        rate: learning rate.
+        steps: number of steps in which the learning rate falls.
+    """
+
+    rate: float
+    steps: int = 1000
+    name: ClassVar[str] = "trainer"
+
+    def command(self, folder: Path, method: str, seed: int, steps: int, total: int, evaluations: int) -> list[str]:
+        """See ``Program``."""
+        numbers = (seed, self.rate, steps, total, evaluations)
+        module = "tests.measure.programs.with_trainer"
+        return [str(FRAMEWORKS), "-m", module, method, *map(str, numbers)]
+
+
+def programs(clone: Path | None) -> tuple[Program, ...]:
+    """Return all programs; those of nanoGPT only if its clone is given."""
+    own: tuple[Program, ...] = (OfTask("tokens", 3e-3), OfTask("glyphs", 0.1))
+    if FRAMEWORKS.exists():
+        own = (*own, WithTrainer(1e-3))
+    if clone is None:
+        return own
+    small, large = ([NanoGPT(clone, width, rate) for rate in (1e-3, 3e-3)] for width in (144, 208))
+    return (small[0], *own, small[1], *large, NanoGPT(clone, 144, 1e-3, LONG))
+
+
+def call(method: str) -> str:
+    """Return the call that a user would write; empty for methods without gravac.
+
+    Example:
+        >>> call(HOOK)
+        'AdaptiveCompressor(native=False, sinks=[kept])'
+    """
+    if method not in SETTINGS:
+        return ""
+    given = [f"{name}={value!r}" for name, value in SETTINGS[method].items()]
+    given += ["probe=probe", "total_steps=max_iters"] if method in PROBING else []
+    return f"AdaptiveCompressor({', '.join(given)}, sinks=[kept])"
+
+
+def run(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
+    """Train once over a link; return the row.
+
+    Raises:
+        RunFailed: the program failed, or did not evaluate to its end.
+    """
+    timing = steps == TIMED
+    evaluations = EVALUATIONS_TIMED if timing else EVALUATIONS
+    interval = max(1, round((1 if timing else MORE) * steps / evaluations))
+    total = evaluations * interval
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gravac-measure-")))
+        command = program.command(folder, method, seed, steps, total, evaluations)
+        network = stack.enter_context(EmulatedNetwork(RANKS, parse_link(link)))
+        schedule = stack.enter_context(Schedule(network))
+        output = trained(folder, command, network, schedule)
+        sent = network.interface_bytes(0)[0]
+    curve = [(int(step), float(loss), float(seconds)) for step, _, loss, seconds in SEEN.findall(output)]
+    if not curve or curve[-1][0] != total:
+        raise RunFailed(f"{program.name}, {method}: no evaluation after step {total}; it said: {output[-4000:]}")
+    reports = [line.removeprefix(REPORT) for line in output.splitlines() if line.startswith(REPORT)]
+    return {
+        "program": program.name,
+        "method": method,
+        "call": call(method),
+        "seed": seed,
+        "link": link,
+        "steps": steps,
+        "made": total,
+        "curve": curve,
+        "step_s": step_seconds(curve),
+        "interface_bytes": sent,
+        **(json.loads(reports[0]) if reports else {}),
+    }
+
+
+def step_seconds(curve: Sequence[Sequence[float]]) -> float:
+    """Return the mean seconds of a step from the second evaluation on.
+
+    Example:
+        >>> step_seconds([(0, 4.0, 0.0), (10, 3.0, 9.0), (20, 2.0, 11.0), (40, 1.0, 15.0)])
+        0.2
+    """
+    first, last = curve[1], curve[-1]
+    return round((last[2] - first[2]) / (last[0] - first[0]), 6)
+
+
+class Measurement:
+    """The runs that the file does not have yet.
+
+    Args:
+        book: the file.
+        chosen: programs.
+        seeds: number of seeds.
+        steps: at most so many a run, to try the program.
+    """
+
+    def __init__(self, book: Book, chosen: Sequence[Program], seeds: int, steps: int) -> None:
+        self.book, self.programs, self.seeds, self.most = book, chosen, seeds, steps
+
+    def go(self, minutes: float) -> None:
+        """Run all that is missing, program by program."""
+        over = until(minutes)
+        todo = [one for one in self._all() if not self.book.find(**about(*one))]
+        progress = Progress(len(todo))
+        for program, method, seed, link, steps in todo:
+            if over():
+                return
+            row = run(program, method, seed, link, steps)
+            self.book.add(row)
+            last = row["curve"][-1]
+            progress.say(
+                f"{program.name}, {method}, {link}, seed {seed}, {row['made']} steps: {last[2]:.1f} s, "
+                f"loss {last[1]:.4f}; {row.get('reason', '')}"
+            )
+
+    def _all(self) -> Iterator[tuple[Program, str, int, str, int]]:
+        for seed in range(self.seeds):
+            for program in self.programs:
+                steps = min(self.most, program.steps)
+                yield program, FLOAT16, seed, UNTHROTTLED, steps
+                yield program, FLOAT32, seed, UNTHROTTLED, steps
+                for link in LINKS[:2] if program.steps == LONG else LINKS:
+                    cell = [(HOOK, steps), (ADAPTIVE, steps)]
+                    cell += [(FLOAT16, TIMED)] if link != UNTHROTTLED else []
+                    if program.steps == LONG:
+                        cell += [(OUTER, steps)]
+                    elif link == LINKS[1]:
+                        cell += [(CAREFUL, steps)]
+                    random.Random(f"{program.name} {link} {seed}").shuffle(cell)
+                    for method, of in cell:
+                        yield program, method, seed, link, of
+                yield program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps  # how much seeds differ
+
+
+def about(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
+    """Return the fields of a run's row that tell it from others."""
+    return {"program": program.name, "method": method, "seed": seed, "link": link, "steps": steps}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one program came to on one link, with one seed.
+
+    Attributes:
+        program: its name.
+        link: the link.
+        seed: the seed.
+        times: seconds to each target, by method: ``None`` where it was not reached.
+        over: seconds of ``ADAPTIVE`` over those of the better of hook and float16, for each target.
+        end: loss of ``ADAPTIVE`` when float16's steps are over, and float16's own.
+        adaptive: row of the adaptive run.
+    """
+
+    program: str
+    link: str
+    seed: int
+    times: Mapping[str, Sequence[float | None]]
+    over: Sequence[float]
+    end: tuple[float, float]
+    adaptive: Mapping[str, Any]
+
+
+def cells_of(rows: Sequence[dict[str, Any]]) -> list[Cell]:
+    """Return the cells of which all runs are there."""
+    found = []
+    for row in rows:
+        if row["method"] != ADAPTIVE:
+            continue
+        same = {"program": row["program"], "seed": row["seed"]}
+        loss = _find(rows, method=FLOAT16, link=UNTHROTTLED, steps=row["steps"], **same)
+        hook = _find(rows, method=HOOK, link=row["link"], steps=row["steps"], **same)
+        timed = (
+            loss if row["link"] == UNTHROTTLED else _find(rows, method=FLOAT16, link=row["link"], steps=TIMED, **same)
+        )
+        if loss is None or hook is None or timed is None:
+            continue
+        factored = [(step, value, step * timed["step_s"]) for step, value, _ in loss["curve"]]
+        curves = {FLOAT16: factored, HOOK: hook["curve"], ADAPTIVE: row["curve"]}
+        targets = [loss_after(factored, share * row["steps"]) for share in AT]
+        times = {method: [time_to(curve, target) for target in targets] for method, curve in curves.items()}
+        over = [ratio(times, at) for at in range(len(AT))]
+        end = loss_at(row["curve"], row["steps"] * timed["step_s"]), targets[-1]
+        found.append(Cell(row["program"], row["link"], row["seed"], times, over, end, row))
+    return found
+
+
+def ratio(times: Mapping[str, Sequence[float | None]], at: int) -> float:
+    """Return an adaptive run's time to a target over the better of the two others'; infinite if it never came there."""
+    own, others = times[ADAPTIVE][at], [times[method][at] for method in (HOOK, FLOAT16)]
+    best = min(seconds for seconds in others if seconds is not None)
+    return math.inf if own is None else own / best
+
+
+def loss_after(curve: Sequence[Sequence[float]], step: float) -> float:
+    """Return the loss after so many steps, linear between evaluations."""
+    return _between([(one[0], one[1]) for one in curve], step)
+
+
+def loss_at(curve: Sequence[Sequence[float]], seconds: float) -> float:
+    """Return the loss after so many seconds, linear between evaluations; the last one if training ended before."""
+    return _between([(one[2], one[1]) for one in curve], min(seconds, curve[-1][2]))
+
+
+def _between(points: Sequence[tuple[float, float]], at: float) -> float:
+    for before, after in pairwise(points):
+        if before[0] <= at <= after[0]:
+            share = (at - before[0]) / (after[0] - before[0])
+            return before[1] + share * (after[1] - before[1])
+    raise ValueError(f"no evaluation at {at:g}")
+
+
+def time_to(curve: Sequence[Sequence[float]], loss: float) -> float | None:
+    """Return the seconds to a loss, linear between evaluations; ``None`` if it was never reached."""
+    seconds, there = reached(curve, loss)
+    return seconds if there else None
+
+
+def seeds_differ(rows: Sequence[dict[str, Any]], program: str) -> float | None:
+    """Return by how much the last losses of float16 differ between seeds, at equal steps; ``None`` if not known."""
+    last = [
+        loss_after(row["curve"], row["steps"])
+        for row in rows
+        if (row["program"], row["method"], row["link"]) == (program, FLOAT16, UNTHROTTLED) and row["steps"] != TIMED
+    ]
+    return max(last) - min(last) if len(last) > 1 else None
+
+
+def _find(rows: Sequence[dict[str, Any]], **about: Any) -> dict[str, Any] | None:
+    return next((row for row in rows if all(row[name] == value for name, value in about.items())), None)
+
+
+def shown(seconds: float | None) -> str:
+    """Return seconds in words."""
+    return "never" if seconds is None else f"{seconds:.1f}"
+
+
+def ran(row: Mapping[str, Any]) -> str:
+    """Return what an adaptive run ended with, and the number of its trials."""
+    last = row["turns"][-1][1] if row["turns"] else row["mode"]
+    trials = len(row["progress"])
+    return last.removesuffix(", every 1, delay 0") + (f"; {trials} trials" if trials else "")
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return each cell as Markdown."""
+    lines = [
+        "| program | link | float16, s | hook, s | adaptive, s | over the better | loss at the end of float16's "
+        "seconds | ended with |",
+        "|" + " --- |" * 8,
+    ]
+    for cell in cells_of(rows):
+        times = " | ".join(" ".join(map(shown, cell.times[method])) for method in (FLOAT16, HOOK, ADAPTIVE))
+        over = " ".join(f"{one:.2f}" for one in cell.over)
+        differ = seeds_differ(rows, cell.program)
+        end = f"{cell.end[0]:.3f}, float16 {cell.end[1]:.3f}" + (f" ± {differ:.3f}" if differ is not None else "")
+        lines.append(f"| {cell.program} | {cell.link} | {times} | {over} | {end} | {ran(cell.adaptive)} |")
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the geometric mean over all cells and targets with its interval, in words."""
+    cells = cells_of(rows)
+    logs = [[math.log(min(over, MORE * 4)) for over in cell.over] for cell in cells]
+    mean, low, high = two_way(logs)
+    worst = max(cells, key=lambda cell: max(cell.over))
+    return (
+        f"The adaptive run's time over the better of hook and float16: {mean:.3f} [{low:.3f}-{high:.3f}] over "
+        f"{len(cells)} cells; the worst is {worst.program} at {worst.link}: {max(worst.over):.2f}."
+    )
+
+
+def table_of_careful(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the losses at equal samples of runs that are to lose nothing, as Markdown."""
+    lines = ["| program | native float32 | `least_efficiency=0.98` | difference |", "|" + " --- |" * 4]
+    for row in rows:
+        if row["method"] != CAREFUL:
+            continue
+        about = {"program": row["program"], "seed": row["seed"], "steps": row["steps"]}
+        native = _find(rows, method=FLOAT32, link=UNTHROTTLED, **about)
+        if native is not None:
+            losses = [loss_after(one["curve"], row["steps"]) for one in (native, row)]
+            change = 100 * (losses[1] / losses[0] - 1)
+            lines.append(f"| {row['program']} | {losses[0]:.4f} | {losses[1]:.4f} | {change:+.2f} % |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = parser_of(__doc__, "docs/measurements/programs_links.json")
+    parser.add_argument("--nanogpt", type=Path, help="folder of a clone of github.com/karpathy/nanoGPT")
+    parser.add_argument("--programs", nargs="+", help="beginnings of the names of programs; all if not given")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
+    parser.add_argument("--show", nargs=2, metavar=("PROGRAM", "METHOD"), help="print train.py with a method's edits")
+    options = parser.parse_args()
+    every = programs(None if options.nanogpt is None else options.nanogpt.resolve())
+    chosen = [one for one in every if not options.programs or one.name.startswith(tuple(options.programs))]
+    if options.show:
+        one = next(one for one in every if one.name == options.show[0])
+        assert isinstance(one, NanoGPT)
+        print(patched((one.clone / "train.py").read_text(encoding="utf-8"), one.edits(options.show[1], 0)))
+        return 0
+    book = Book(options.json, ("program", "method", "seed", "link", "steps"))
+    status = resumable(lambda: Measurement(book, chosen, options.seeds, options.steps).go(options.minutes))
+    if cells_of(book.rows):
+        print(table(book.rows), "", summary(book.rows), "", table_of_careful(book.rows), sep="\n")
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
