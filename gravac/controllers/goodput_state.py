@@ -296,7 +296,7 @@ class GoodputState:
         if by_gain is None:
             measured = self.entry(position)
             by_gain = measured.efficiency if measured else forecast.efficiency
-        if not self.learned:
+        if not self.learned or forecast.efficiency <= 0:
             return Belief(by_gain, forecast.deviation)
         corrected = self._beliefs[position]
         return Belief(min(1.0, by_gain * corrected.efficiency / forecast.efficiency), corrected.deviation)

@@ -122,6 +122,10 @@ def expected_gain(
     steps = steps_of_trial(state.forecasts[candidate].candidate)
     belief, reference_belief = state.belief(candidate), state.belief(reference)
     seconds, reference_seconds = (_seconds(state, at, expire) for at in (candidate, reference))
+    if not all(0 < number < math.inf for number in (seconds, reference_seconds)):
+        return 0.0  # nothing is known of their times
+    if not (belief.efficiency > 0 and reference_belief.efficiency > 0):
+        return 0.0  # what is believed to make no progress at all is not worth a trial
     ratio = belief.efficiency / reference_belief.efficiency
     advantage = math.log(ratio * reference_seconds / seconds)
     factor = max(1.0, PRIOR_FACTOR / math.sqrt(1 if earlier is None else 1 + earlier.trials))

@@ -5,16 +5,16 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from gravac.averaging.plan import Form
 from gravac.candidate import Candidate, Forecast
-from gravac.controllers.base import Controller, Decision, Measurement, at_latency, more_steps_words
+from gravac.controllers.base import Controller, Decision, Measurement, at_latency
 from gravac.controllers.window import SETTLING
 from gravac.engine.admission import Admission
 from gravac.engine.agreement import gain
-from gravac.engine.records import compute_of, decided, holds_from, progress_record, step_record
+from gravac.engine.records import compute_of, decided, holds_from, progress_record, step_record, with_cost
 from gravac.engine.run_state import RunState
 from gravac.measurement import LocalMeasurement
 from gravac.settings import SettingsError
@@ -184,18 +184,11 @@ class Deciding:
     def _record(self, state: RunState, first: int, changed: bool) -> None:
         """Emit the record of the decision in force, which holds from a step on, and add it to the state's history."""
         assert self.decision is not None
-        decision = self._with_cost(self.decision) if changed else self.decision
+        decision = with_cost(self.decision, self.forecasts, self._controller) if changed else self.decision
         record = decided(first, decision, changed, state.gain, self._reporting.steps_per_epoch)
         state.history.append(record)
         self._shorten(state)
         self.emit(record)
-
-    def _with_cost(self, decision: Decision) -> Decision:
-        """Return a decision whose reason tells what its candidate is believed to cost at equal samples."""
-        known = next((forecast for forecast in self.forecasts if forecast.candidate == decision.candidate), None)
-        if known is None or getattr(self._controller, "tells_cost", False):
-            return decision
-        return replace(decision, reason=decision.reason + more_steps_words(known.efficiency, known.least_efficiency))
 
     def _shorten(self, state: RunState) -> None:
         """Drop the oldest records beyond the setting ``history``."""

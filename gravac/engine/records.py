@@ -3,11 +3,12 @@
 """The records of a run's decisions and steps, and a summary: how many steps each kind of candidate ran."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from typing import Any
 
-from gravac.candidate import Candidate
+from gravac.candidate import Candidate, Forecast
 from gravac.collectives import wire_ratio
-from gravac.controllers.base import Decision, Measurement, Progress, Summary
+from gravac.controllers.base import Controller, Decision, Measurement, Progress, Summary, more_steps_words
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
 from gravac.measurement import LAST, LocalMeasurement
@@ -39,6 +40,20 @@ def decided(
         mode=decision.candidate.mode,
         **asdict(summary),
     )
+
+
+def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Controller[Any]) -> Decision:
+    """Return a decision whose reason tells what its candidate is believed to cost at equal samples.
+
+    Args:
+        decision: decision that changes what runs.
+        forecasts: what is expected of each candidate.
+        controller: controller that decided; if it tells the cost itself, nothing is added.
+    """
+    known = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
+    if known is None or getattr(controller, "tells_cost", False):
+        return decision
+    return replace(decision, reason=decision.reason + more_steps_words(known.efficiency, known.least_efficiency))
 
 
 def holds_from(measured: Measurement, latency: int) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 from gravac.candidate import DENSE, Candidate, Forecast
 from gravac.controllers.base import Controller, Decision, Measurement, at_latency
 from gravac.engine.agreement import gain
-from gravac.engine.records import decided, holds_from
+from gravac.engine.records import decided, holds_from, with_cost
 from gravac.measurement import LAST
 from gravac.modes.outer.candidates import check_chosen
 from gravac.policy import Policy, RunSettings
@@ -145,7 +145,8 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         changed = decision.runs != decisions[-1].runs
         if changed or decision.summary is not None:
             last, step = gain(measured.error, measured.energy), holds_from(measured, trace.latency)
-            replayed.append((at, decided(step, decision, changed, last, steps_per_epoch)))
+            told = with_cost(decision, forecasts, controller) if changed else decision
+            replayed.append((at, decided(step, told, changed, last, steps_per_epoch)))
         if at + 1 in admitted:
             forecasts = admitted[at + 1]
             state, decision = controller.restore(controller.dump(state), forecasts)

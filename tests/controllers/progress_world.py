@@ -4,7 +4,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gravac import Goodput
@@ -28,6 +28,8 @@ class World:
         noise: standard deviation of a reading of the loss.
         leaving: seconds that leaving outer steps takes.
         probe: whether there is one.
+        jitter: largest relative difference of a step's time from ``seconds``.
+        gains: gain of each candidate's steps; 1 of those that are not in it.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -38,6 +40,7 @@ class World:
     leaving: float = 0.0
     probe: bool = True
     jitter: float = 0.02
+    gains: Mapping[Candidate, float] = field(default_factory=dict)
 
     def loss(self, progress: float) -> float:
         """Loss after so much progress, in dense steps: it falls ever more slowly."""
@@ -110,7 +113,8 @@ def play(
         seconds = world.seconds[runs] * (1 + world.jitter * chance.uniform(-1, 1))
         waited = 0.5 * seconds if mode == "hook" else math.nan
         measured = Measurement(
-            step=number, candidate=runs, seconds=seconds, samples=2.0, error=0.0, energy=1.0, waited=waited,
+            step=number, candidate=runs, seconds=seconds, samples=2.0,
+            error=1 - world.gains.get(runs, 1.0), energy=1.0, waited=waited,
             coded=0.0 if mode == "hook" else math.nan, exchanged=waited, first=made, steps=steps, probe=reading,
         )  # fmt: skip
         played.progress += steps * world.worth[runs]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gravac import Goodput
 from gravac.candidate import Candidate, Forecast
-from gravac.controllers.measuring import BUDGET, SHARE
+from gravac.controllers.goodput_state import GoodputState
+from gravac.controllers.measuring import BUDGET, SHARE, expected_gain
 from gravac.controllers.progress import Learned, Line, Reading, estimate, value_of_trials
 from gravac.settings import SettingsError
 from tests.controllers.progress_world import Played, World, play
@@ -107,7 +108,34 @@ def test_a_candidate_that_takes_too_long_is_given_up_before_the_loss_is_read() -
     played = play(slow)
     assert played.steps_at.get(OUTER, 0) <= 100
     assert not any(learned.trials for learned in played.state.learned)
+    assert sum(learned.steps for learned in played.state.learned) > 0
+    assert played.state.booked > 0, "what the steps cost that were made"
     assert held(played) == TWO_BITS
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.3])
+def test_steps_that_are_believed_to_make_no_progress_are_not_tried_and_raise_nothing(gain: float) -> None:
+    """A measured gain of 0 stands for an efficiency of 0, which has no logarithm."""
+    made_up = world(outer=0.6, believed=0.99)
+    nothing = Forecast(Candidate("hook", "topk", 1000.0), 500.0, gain, "topk", by_gain=((0.0, 0.0), (1.0, 1.0)))
+    candidates = (*made_up.forecasts, nothing)
+    seconds = {**made_up.seconds, nothing.candidate: 0.05}
+    worth = {**made_up.worth, nothing.candidate: 0.01}
+    played = play(replace(made_up, forecasts=candidates, seconds=seconds, worth=worth, gains={nothing.candidate: 0.0}))
+    assert any(learned.candidate == 2 for learned in played.state.learned)
+    assert not any(learned.candidate == 3 for learned in played.state.learned)
+
+
+@pytest.mark.parametrize("unknown", [0.0, math.inf])
+def test_a_candidate_of_whose_time_nothing_is_known_is_not_tried(
+    unknown: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = play(world(outer=0.6, believed=0.99), until=lambda played: played.state.phase == "hold").state
+    state = replace(state, entries=tuple(entry for entry in state.entries if entry.position == state.best))
+    monkeypatch.setattr(GoodputState, "fastest", lambda *_: unknown)
+    monkeypatch.setattr(GoodputState, "slowest", lambda *_: unknown)
+    others = [at for at in range(len(state.forecasts)) if at != state.best]
+    assert [expected_gain(state, at, state.best, 100, 5000, 40) for at in others] == [0.0] * len(others)
 
 
 def test_a_probe_that_gives_nothing_ends_the_trials() -> None:

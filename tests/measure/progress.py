@@ -18,7 +18,7 @@ import json
 import math
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,8 +179,19 @@ class Ranks:
         self.models = [task.model() for _ in range(RANKS)]
         self.optimizers = [task.optimizer(model) for model in self.models]
 
-    def step(self, step: int, together: bool) -> float:
-        """Make one step: ``together`` by the mean of all gradients, else each rank by its own; return the mean loss."""
+    def step(
+        self,
+        step: int,
+        together: bool,
+        seen: Callable[[Sequence[Sequence[torch.Tensor]]], None] | None = None,
+    ) -> float:
+        """Make one step; return the mean loss.
+
+        Args:
+            step: number of the step.
+            together: whether all ranks step by the mean of their gradients, else each by its own.
+            seen: called with each rank's gradients.
+        """
         losses = []
         for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             for group in optimizer.param_groups:
@@ -189,6 +200,8 @@ class Ranks:
             loss = self.task.loss(model, self.task.batch(step, rank))
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
+        if seen is not None:
+            seen([[p.grad.clone() for p in model.parameters() if p.grad is not None] for model in self.models])
         if together:
             for parameters in zip(*(model.parameters() for model in self.models), strict=True):
                 mean = torch.stack([p.grad for p in parameters if p.grad is not None]).mean(0)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from gravac.controllers.progress import Learned, Line, Reading, estimate
@@ -226,6 +227,41 @@ def learned(row: dict[str, Any]) -> Learned:
     noise = math.sqrt(statistics.fmean(line.noise**2 for line in stretches))
     found = [estimate(before, after, plan.trial, noise) for before, after in itertools.pairwise(stretches)]
     return Learned(1, 0, tuple(one for one in found if math.isfinite(one[1])))
+
+
+def by_curve(row: dict[str, Any]) -> tuple[float, float]:
+    """Return the efficiency of the candidate's steps by one curve through all readings of the reference.
+
+    The curve is ``a + b / (p + c)^d`` of the progress ``p``, in which a step of the candidate counts as much as its
+    efficiency says; that, ``c`` and ``d`` are found on a grid, ``a`` and ``b`` by least squares.
+
+    Returns:
+        The efficiency, and its standard error: half the width of the efficiencies whose sum of squares is above the
+        least one by no more than the residuals' variance.
+    """
+    plan = Plan(**row["plan"])
+    steps, losses = map(np.array, zip(*row["probes"], strict=True))
+    number, within = (steps - plan.first) // plan.stretch, (steps - plan.first) % plan.stretch
+    of_reference = (steps >= plan.first) & ((number % 2 == 0) | (within == 0))
+    trials = (number + 1) // 2 - (within == 0) * (number % 2)  # that were over at each reading
+    losses, by_candidate = losses[of_reference], (trials * plan.trial)[of_reference]
+    by_reference = steps[of_reference] - by_candidate
+    shares = np.linspace(-0.5, 1.5, 201)
+    least = np.array([_least_squares(by_reference + share * by_candidate, losses) for share in shares])
+    variance = least.min() / (len(losses) - 5)
+    near = shares[least <= least.min() + variance]
+    return float(shares[least.argmin()]), max(0.005, float(near.max() - near.min()) / 2)
+
+
+def _least_squares(progress: "np.ndarray[Any, Any]", losses: "np.ndarray[Any, Any]") -> float:
+    """Return the least sum of squares of a falling power law through losses."""
+    best = math.inf
+    for offset, power in itertools.product((1, 10, 30, 100, 300, 1000), (0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0)):
+        shape = (progress + offset) ** -power
+        shape = shape - shape.mean()
+        scale = max(0.0, float(shape @ losses / (shape @ shape)))
+        best = min(best, float(np.square(losses - losses.mean() - scale * shape).sum()))
+    return best
 
 
 def main() -> None:

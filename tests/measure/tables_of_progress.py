@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.measure import published
+from tests.measure.efficiency import spearman
+from tests.measure.predictors import PREDICTS
 from tests.measure.programs import PROGRAMS
 from tests.measure.progress import DECAY, NATIVE, OUTER, Way, best_rates, efficiency, key
-from tests.measure.switchback import LAST, WAYS, Plan, estimates, learned, spread
+from tests.measure.switchback import LAST, WAYS, Plan, by_curve, estimates, learned, spread
 from tests.measure.tables_of_runs import head, line
 
 RATES = ("a third", "best", "three times")
@@ -40,7 +42,9 @@ def switchback() -> str:
                 for program, trials in by_training.items()
                 if len(finite := [ratio for ratio in trials if math.isfinite(ratio)]) > 1
             }
-            for reader, measured in (("probe", of_probe), ("training loss", of_training)):
+            of_curve = {program: by_curve(row) for program, row in found.items()}
+            readers = {"probe": of_probe, "probe, one curve": of_curve, "training loss": of_training}
+            for reader, measured in readers.items():
                 cells = [
                     f"{measured[name][0]:.2f} ± {measured[name][1]:.2f} ({true[name]:.2f})" if name in measured else ""
                     for name in programs
@@ -59,6 +63,22 @@ def _of_whole_run(rows: Sequence[dict[str, Any]], trial: dict[str, Any]) -> floa
     same = [row for row in rows if row["program"] == trial["program"] and row["rate"] == trial["rate"]]
     native, run = (next(row for row in same if key(row).way == of) for of in (NATIVE, way))
     return efficiency(run, native)
+
+
+def predictors() -> str:
+    """Return a row for each candidate and quantity: its rank correlation with the efficiency of whole runs."""
+    whole_runs = {key(row): row for row in published.rows("progress")}
+    lines = head("candidate", "predicted by", "cases", "rank correlation with its efficiency")
+    for way, names in PREDICTS.items():
+        for name in names:
+            pairs = [
+                (row["taken"][name], efficiency(whole_runs[case._replace(way=way)], whole_runs[case]))
+                for row in published.rows("predictors")
+                if (case := key(row)) in whole_runs and case._replace(way=way) in whole_runs
+            ]
+            correlation = spearman([taken for taken, _ in pairs], [worth for _, worth in pairs])
+            lines.append(line(str(way), name, str(len(pairs)), f"{correlation:+.2f}"))
+    return "\n".join(lines)
 
 
 def outer_optimizers() -> str:
