@@ -440,7 +440,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for cell in cells_of(rows):
         times = " | ".join(" ".join(map(shown, cell.times[method])) for method in (FLOAT16, HOOK, ADAPTIVE))
-        over = " ".join(f"{one:.2f}" for one in cell.over)
+        over = " ".join(f"{one:.2f}" if math.isfinite(one) else "never" for one in cell.over)
         differ = seeds_differ(rows, cell.program)
         end = f"{cell.end[0]:.3f}, float16 {cell.end[1]:.3f}" + (f" ± {differ:.3f}" if differ is not None else "")
         lines.append(f"| {cell.program} | {cell.link} | {times} | {over} | {end} | {ran(cell.adaptive)} |")

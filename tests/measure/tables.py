@@ -106,6 +106,8 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     BELIEFS: {
         "beliefs": ("progress", lambda: beliefs.table(published.rows("progress"))),
         "switchback": ("switchback", tables_of_progress.switchback),
+        "programs_links": ("programs_links", tables_of_progress.programs_on_links),
+        "programs_links_careful": ("programs_links", tables_of_progress.careful_on_links),
         "outer_optimizers": ("outer-optimizers", tables_of_progress.outer_optimizers),
     },
     ADVISE: {

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tests.measure import published
+from tests.measure import programs_links, published
 from tests.measure.efficiency import spearman
 from tests.measure.predictors import PREDICTS
 from tests.measure.programs import PROGRAMS
@@ -79,6 +79,16 @@ def predictors() -> str:
             correlation = spearman([taken for taken, _ in pairs], [worth for _, worth in pairs])
             lines.append(line(str(way), name, str(len(pairs)), f"{correlation:+.2f}"))
     return "\n".join(lines)
+
+
+def programs_on_links() -> str:
+    """Return each program and link by the clock."""
+    return programs_links.table(published.rows("programs_links"))
+
+
+def careful_on_links() -> str:
+    """Return the losses at equal samples of runs with ``least_efficiency``."""
+    return programs_links.table_of_careful(published.rows("programs_links"))
 
 
 def outer_optimizers() -> str:
