@@ -15,7 +15,7 @@ INSTALL = $(BIN)/python $(PIP) -c constraints.txt
 	measure-soak measure-chunks measure-memory \
 	measure-worth measure-ladder measure-links measure-tta measure-factored measure-lowrank \
 	measure-compressors measure-steps measure-judgement measure-judgement-topk \
-	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-changing-link measure-going-over measure-progress measure-switchback measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
+	measure-outer-efficiency measure-outer-tta measure-outer-tta-four measure-outer-tta-long measure-outer-memory measure-outer-traffic measure-outer-costs measure-outer-delays measure-outer-ranks measure-outer-long measure-nanogpt measure-nanogpt-links measure-programs-links measure-native measure-fast-links measure-changing-link measure-going-over measure-progress measure-switchback measure-predictors measure-language measure-talk measure-switching measure-demo measure-telemetry measure-torch-ddp measure-before-after measure-size measure-walk measure-gpu
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 24
@@ -196,6 +196,9 @@ measure-progress: $(VENV)/.lab $(VENV)/.test  ## what a step is worth by every w
 
 measure-switchback: $(VENV)/.lab $(VENV)/.test  ## what switchback trials tell of a step's worth, on six programs, no clock; NANOGPT=<clone>; resumable (75 minutes)
 	$(BIN)/python -m tests.measure.switchback $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(ARGS)
+
+measure-predictors: $(VENV)/.lab $(VENV)/.test  ## whether noise scale, gain, drift or alignment predict what a step is worth; NANOGPT=<clone>; resumable (15 minutes)
+	$(BIN)/python -m tests.measure.predictors $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(ARGS)
 
 measure-going-over: $(VENV)/.lab $(VENV)/.test  ## ranks that train apart at 5 and 20 Mbit/s: come together, evaluated, saved, resumed; needs root; resumable (8 minutes)
 	$(BIN)/python -m tests.measure.going_over $(ARGS)

@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 from gravac.beliefs.belief import Belief
 
-SMALLEST = 1e-6
-"""Smallest efficiency that has a logarithm here: a belief may be that steps make no progress."""
-
 KINSHIP = 0.7
 """Correlation, over programs, of the log efficiencies of two methods of one kind. In the record that the shipped
 beliefs come from it is 0.56 to 0.98, with a median of 0.77. Between methods of different kinds it is -0.5 to 0.8, with
@@ -85,7 +82,7 @@ def _updated(
         factor: number that all prior deviations are multiplied with.
     """
     places = range(len(beliefs))
-    means = [math.log(max(SMALLEST, belief.efficiency)) for belief in beliefs]
+    means = [math.log(belief.efficiency) for belief in beliefs]
     deviations = [factor * belief.deviation for belief in beliefs]
     covariance = [
         [deviations[i] * deviations[j] * (1.0 if i == j else KINSHIP if kinds[i] == kinds[j] else 0.0) for j in places]

@@ -182,9 +182,9 @@ class Controller(Protocol[StateT]):
 
     One that also chooses between candidates that differ in ``every`` and ``delay`` alone says so by a true
     ``chooses_every``. One that may choose candidates of mode ``native``, of which only times are known, says so by a
-    true ``native``; beside such a candidate it may also decide for the same of mode ``hook``. One whose reasons tell
-    what a candidate costs at equal samples (``more_steps_words``) says so by a true ``tells_cost``; reasons of others
-    are given what is believed.
+    true ``native``; beside such a candidate it may also decide for the same of mode ``hook``. One whose reasons
+    state a candidate's cost (``cost_at_equal_samples``) says so by a true ``states_cost``; to the reasons of others the
+    engine adds the cost by the candidate's forecast.
 
     One that can use the loss on fixed batches (``Decision.probe``) offers ``with_probe(total_steps: int | None)``. That
     returns the controller for a run with a probe and that number of steps (``None``: not known). It is called once,
@@ -245,31 +245,31 @@ class Controller(Protocol[StateT]):
 
 
 BELIEVED = "believed"
-"""Where an efficiency comes from that no trial of the run has measured."""
+"""Source of an efficiency that no trial of the run has measured."""
 
 
-def more_steps_words(efficiency: float, least: float, source: str = BELIEVED) -> str:
-    """Return in words how many more steps than dense a candidate needs for the same progress.
+def cost_at_equal_samples(efficiency: float, lower_bound: float, source: str = BELIEVED) -> str:
+    """Return as text how many more training steps than dense averaging a candidate takes to the same loss.
 
-    Empty if its efficiency is certainly 1.
+    Empty if its efficiency is 1 without any uncertainty.
 
     Args:
         efficiency: statistical efficiency, median of the belief.
-        least: lower bound of the belief.
+        lower_bound: lower bound of the belief, by which controllers decide.
         source: where the efficiency comes from.
 
     Example:
-        >>> more_steps_words(0.96, 0.92)
+        >>> cost_at_equal_samples(0.96, 0.92)
         ', about 4 % more steps than dense (believed, counted as 9 %)'
-        >>> more_steps_words(1.0, 0.98, "4 trials here"), more_steps_words(1.0, 1.0)
+        >>> cost_at_equal_samples(1.0, 0.98, "4 trials here"), cost_at_equal_samples(1.0, 1.0)
         (', about as many steps as dense (4 trials here, counted as 2 %)', '')
     """
-    if efficiency == least == 1:
+    if efficiency == lower_bound == 1:
         return ""
-    more, most = (100 * (1 / max(share, 1e-9) - 1) for share in (efficiency, least))
-    counted = f", counted as {most:.0f} %" if f"{most:.0f}" != f"{more:.0f}" else ""
-    said = f"{more:.0f} % more steps than" if more >= 0.5 else "as many steps as"
-    return f", about {said} dense ({source}{counted})"
+    extra_percent, decided_by = (100 * (1 / max(share, 1e-9) - 1) for share in (efficiency, lower_bound))
+    differs = f"{decided_by:.0f}" != f"{extra_percent:.0f}"
+    steps = f"{extra_percent:.0f} % more steps than" if extra_percent >= 0.5 else "as many steps as"
+    return f", about {steps} dense ({source}{f', counted as {decided_by:.0f} %' if differs else ''})"
 
 
 def at_latency(controller: Controller[StateT], latency: int) -> Controller[StateT]:

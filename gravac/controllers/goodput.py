@@ -39,7 +39,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from gravac.candidate import Forecast, Span
-from gravac.controllers.base import BELIEVED, WATCH, Decision, Measurement, more_steps_words
+from gravac.controllers.base import BELIEVED, WATCH, Decision, Measurement, cost_at_equal_samples
 from gravac.controllers.goodput_state import BROKEN, HOLD, PROGRESS, SEARCH, SOON, GoodputEntry, GoodputState
 from gravac.controllers.measuring import next_trials
 from gravac.controllers.native import longer
@@ -139,7 +139,7 @@ class Goodput(Settings):
     sixteen_bit: ClassVar[bool] = True
     chooses_every: ClassVar[bool] = True
     native: ClassVar[bool] = True
-    tells_cost: ClassVar[bool] = True
+    states_cost: ClassVar[bool] = True
 
     window: int = Field(default=12, ge=5)
     trial: int = Field(default=8, ge=5)
@@ -323,7 +323,7 @@ class Goodput(Settings):
         share = 1.0 if before is None or state.windows - before.window >= self.expire else 1 / (before.times + 1)
         too_slow_for_link = given_up and best is not None and seconds > BROKEN * state.slowest(state.position)
         state = state.enter(seconds, share)
-        reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}{_more_steps_words(state)}"
+        reason = f"{1000 * seconds:.4g} ms a step at {ran.candidate}{_cost(state)}"
         if too_slow_for_link and state.sends_less(state.position, than=state.best):  # the best one is slower still
             return self._go_on(state.slower(seconds), f"{reason}: the link became slower")
         if too_slow_for_link:
@@ -400,9 +400,9 @@ class Goodput(Settings):
                 tried = min(native, key=lambda at: state.forecasts[at].candidate.cf)
             state = replace(state, phase=SEARCH, position=tried)
             times = f"which may be up to {promises[tried] / goodput:.2f} times as good"
-            return state, f"{reason}; try {state.running}, {times}{_more_steps_words(state)}"
+            return state, f"{reason}; try {state.running}, {times}{_cost(state)}"
         state = replace(state, phase=HOLD, position=best.position)
-        what = f"{state.running}: {1000 * best.seconds:.4g} ms{_more_steps_words(state)}"
+        what = f"{state.running}: {1000 * best.seconds:.4g} ms{_cost(state)}"
         return state, f"{reason}; best goodput at {what}"
 
     def _may_try(self, state: GoodputState, best: GoodputEntry, position: int, promise: float) -> bool:
@@ -521,11 +521,12 @@ def _may_start(forecast: Forecast, dense: Forecast) -> bool:
     return candidate.mode == "hook" or candidate.cf == 1
 
 
-def _more_steps_words(state: GoodputState) -> str:
-    """Return in words how many more steps than dense the running candidate needs; see ``more_steps_words``."""
-    learned = state.learned_of(state.position)
-    source = f"{learned.trials} trials here" if learned and learned.trials else BELIEVED
-    return more_steps_words(state.efficiency(state.position), state.least_efficiency(state.position), source)
+def _cost(state: GoodputState) -> str:
+    """Return as text how many more steps than dense averaging the running candidate takes to the same loss."""
+    results = state.learned_of(state.position)
+    source = f"{results.trials} trials here" if results and results.trials else BELIEVED
+    belief = state.belief(state.position)
+    return cost_at_equal_samples(belief.efficiency, belief.lower_bound, source)
 
 
 def _broken(state: GoodputState) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from gravac.beliefs import Belief, posterior
+from gravac.beliefs import Belief
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.base import WATCH, Measurement
+from gravac.controllers.corrected_belief import corrected_belief
 from gravac.controllers.native import fits_float16
 from gravac.controllers.plain import Above0, Amount, Count, Finite, Positive
 from gravac.controllers.progress import Learned, Trials
@@ -296,19 +297,7 @@ class GoodputState:
         if by_gain is None:
             measured = self.entry(position)
             by_gain = measured.efficiency if measured else forecast.efficiency
-        if not self.learned or forecast.efficiency <= 0:
-            return Belief(by_gain, forecast.deviation)
-        corrected = self._beliefs[position]
-        return Belief(min(1.0, by_gain * corrected.efficiency / forecast.efficiency), corrected.deviation)
-
-    @property
-    def _beliefs(self) -> tuple[Belief, ...]:
-        """Beliefs about the efficiencies of all candidates: those of the forecasts, corrected by this run's trials."""
-        forecast_beliefs = tuple(Belief(forecast.efficiency, forecast.deviation) for forecast in self.forecasts)
-        kinds = tuple(_kind(forecast) for forecast in self.forecasts)
-        return posterior(
-            forecast_beliefs, kinds, tuple(learned.measured_ratio for learned in self.learned if learned.trials)
-        )
+        return corrected_belief(self.forecasts, position, by_gain, self.learned)
 
     def learned_of(self, position: int) -> Learned | None:
         """Return the results of a candidate's trials; ``None`` if there were none."""
@@ -597,11 +586,6 @@ def exchange_share(forecast: Forecast) -> float:
         0.01
     """
     return forecast.candidate.every / forecast.wire_ratio
-
-
-def _kind(forecast: Forecast) -> str:
-    """Return the kind of method of a candidate: outer steps at any interval are one, and so is each family."""
-    return "outer" if forecast.candidate.mode == "outer" else forecast.family
 
 
 def _hides(forecast: Forecast) -> float:

@@ -123,9 +123,7 @@ def expected_gain(
     belief, reference_belief = state.belief(candidate), state.belief(reference)
     seconds, reference_seconds = (_seconds(state, at, expire) for at in (candidate, reference))
     if not all(0 < number < math.inf for number in (seconds, reference_seconds)):
-        return 0.0  # nothing is known of their times
-    if not (belief.efficiency > 0 and reference_belief.efficiency > 0):
-        return 0.0  # what is believed to make no progress at all is not worth a trial
+        return 0.0  # a bound on the time of a candidate that has not run may be anything
     ratio = belief.efficiency / reference_belief.efficiency
     advantage = math.log(ratio * reference_seconds / seconds)
     factor = max(1.0, PRIOR_FACTOR / math.sqrt(1 if earlier is None else 1 + earlier.trials))

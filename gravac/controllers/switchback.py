@@ -119,17 +119,18 @@ class Switchback:
         return state, Decision(candidate, (), reason, summary, watch=trials.left, progress=progress)
 
     def _aborted(self, state: GoodputState, trials: Trials, reason: str) -> tuple[GoodputState, TrialsEnd]:
-        """End the trials early, with the results of those that are complete, and book what the present one cost."""
-        price = self._price_so_far(state, trials)
+        """End the trials early: the results of finished trials stay, and the price of the unfinished one is booked."""
+        price = self._price_of_unfinished(state, trials)
         return replace(with_trials(state, trials, price), trials=None, phase=HOLD), TrialsEnd(reason)
 
-    def _price_so_far(self, state: GoodputState, trials: Trials) -> float:
-        """Return the price of what was not booked yet: of the first stretch, or of the present trial's share."""
+    def _price_of_unfinished(self, state: GoodputState, trials: Trials) -> float:
+        """Return the price of the unfinished trial, by the share of the candidate's steps that were made.
+
+        Before the first trial it is the price of the first stretch of the reference.
+        """
         first_price, trial_price = prices(state, trials.candidate, trials.reference, trials.length, self.expire)
         if not trials.candidate_steps:
             return first_price
-        if len(trials.candidate_steps) == trials.ended:
-            return 0.0
         return trial_price * min(1.0, trials.candidate_steps[-1] / trials.steps)
 
 

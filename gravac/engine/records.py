@@ -8,7 +8,7 @@ from typing import Any
 
 from gravac.candidate import Candidate, Forecast
 from gravac.collectives import wire_ratio
-from gravac.controllers.base import Controller, Decision, Measurement, Progress, Summary, more_steps_words
+from gravac.controllers.base import Controller, Decision, Measurement, Progress, Summary, cost_at_equal_samples
 from gravac.engine.agreement import gain
 from gravac.engine.run_state import RunState
 from gravac.measurement import LAST, LocalMeasurement
@@ -43,17 +43,18 @@ def decided(
 
 
 def with_cost(decision: Decision, forecasts: Sequence[Forecast], controller: Controller[Any]) -> Decision:
-    """Return a decision whose reason tells what its candidate is believed to cost at equal samples.
+    """Add to a decision's reason how many more steps than dense averaging its candidate is expected to take.
 
     Args:
         decision: decision that changes what runs.
         forecasts: what is expected of each candidate.
-        controller: controller that decided; if it tells the cost itself, nothing is added.
+        controller: controller that decided; if its reasons state the cost, the decision is returned as it is.
     """
-    known = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
-    if known is None or getattr(controller, "tells_cost", False):
+    forecast = next((forecast for forecast in forecasts if forecast.candidate == decision.candidate), None)
+    if forecast is None or getattr(controller, "states_cost", False):
         return decision
-    return replace(decision, reason=decision.reason + more_steps_words(known.efficiency, known.least_efficiency))
+    cost = cost_at_equal_samples(forecast.efficiency, forecast.least_efficiency)
+    return replace(decision, reason=decision.reason + cost)
 
 
 def holds_from(measured: Measurement, latency: int) -> int:

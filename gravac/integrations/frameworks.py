@@ -25,7 +25,7 @@ Every = int | tuple[int, int] | None
 policy says, and without a policy 1."""
 
 Recipe = Callable[..., AdaptiveCompressor]
-"""Makes a compressor of a user's settings, and of those that the framework tells."""
+"""Makes a compressor with a user's settings; may be given the run's number of training steps, see ``_make``."""
 
 
 def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None) -> Recipe:
@@ -40,32 +40,31 @@ def recipe(settings: Mapping[str, Any], on_resize: OnResize, every: Every = None
         SettingsError: a setting, or ``on_resize``, is wrong. It is refused now, and not when training starts.
     """
     check_on_resize(on_resize)
-    make: Recipe
-    if "policy" in settings:
-        if every is not None:
-            raise SettingsError(f"every: {every!r} beside a policy, which says how often; set every in the policy")
-        make = functools.partial(AdaptiveCompressor.from_policy, **settings)
+    if "policy" not in settings:
+        setup = functools.partial(AdaptiveCompressor, every=1 if every is None else every, **settings)
+    elif every is None:
+        setup = functools.partial(AdaptiveCompressor.from_policy, **settings)
     else:
-        make = functools.partial(AdaptiveCompressor, every=1 if every is None else every, **settings)
-    make()
-    return make
+        raise SettingsError(f"every: {every!r} beside a policy, which says how often; set every in the policy")
+    setup()
+    return functools.partial(_make, setup)
 
 
-def total_steps_setting(settings: Mapping[str, Any], steps: float) -> dict[str, int]:
-    """Return the setting ``total_steps`` that a framework knows, if the user gave a probe and no ``total_steps``.
+def _make(setup: functools.partial[AdaptiveCompressor], training_steps: float = math.inf) -> AdaptiveCompressor:
+    """Make a compressor for a run of a number of training steps.
 
-    Without a probe nothing depends on it, and ranks that count their own batches may differ in it.
+    The number becomes the setting ``total_steps`` if the user gave a probe and did not set that. Other runs do not use
+    it, and must not be refused because ranks counted their batches differently.
 
     Args:
-        settings: the user's own.
-        steps: number of the run's training steps as the framework tells it: not positive or infinite if not known.
-
-    Example:
-        >>> total_steps_setting({"probe": print}, 5000), total_steps_setting({"probe": print}, float("inf"))
-        ({'total_steps': 5000}, {})
+        setup: the class with the user's settings.
+        training_steps: as the framework counts them; infinite or not positive if it does not know.
     """
-    wanted = settings.get("probe") is not None and settings.get("total_steps") is None
-    return {"total_steps": int(steps)} if wanted and math.isfinite(steps) and steps > 0 else {}
+    given = setup.keywords
+    needed = given.get("probe") is not None and given.get("total_steps") is None
+    if needed and 0 < training_steps < math.inf:
+        return setup(total_steps=int(training_steps))
+    return setup()
 
 
 def data_parallel(model: object, setting: str) -> DistributedDataParallel:

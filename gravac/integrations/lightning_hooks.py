@@ -18,7 +18,6 @@ from gravac.integrations.frameworks import (
     recipe,
     tell_of_no_state,
     tell_of_one_process,
-    total_steps_setting,
 )
 
 
@@ -33,8 +32,8 @@ class LightningHooks:
             apart for ten steps; ``(1, 100)`` has the controller decide. ``None``: 1, or what ``policy`` says.
         on_resize: what becomes of residuals at another number of ranks: ``"mean"``, ``"keep"`` or ``"drop"``; see
             ``gravac.checkpoint.load``.
-        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. Without
-            ``total_steps`` the Trainer's number of steps is taken.
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. With a
+            probe and without ``total_steps`` the Trainer's number of training steps is taken.
 
     Attributes:
         compressor: compressor of the last ``fit``; ``None`` before, and where there is one process.
@@ -48,7 +47,7 @@ class LightningHooks:
 
     def __init__(self, *, every: Every = None, on_resize: OnResize = "mean", **settings: Any) -> None:
         self.compressor: AdaptiveCompressor | None = None
-        self._make, self._settings = recipe(settings, on_resize, every), settings
+        self._make = recipe(settings, on_resize, every)
         self._on_resize = on_resize
         self._loaded: dict[str, Any] | None = None
         self._apart = False
@@ -71,7 +70,7 @@ class LightningHooks:
                 f"optimizers: {len(trainer.optimizers)} optimizers take turns, and a backward for one exchanges "
                 "gradients of parameters that others step; gravac needs one optimizer of all parameters"
             )
-        compressor = self._make(**total_steps_setting(self._settings, trainer.estimated_stepping_batches))
+        compressor = self._make(trainer.estimated_stepping_batches)
         compressor.attach(ddp, trainer.optimizers[0], getattr(trainer.precision_plugin, "scaler", None))
         if loaded is not None:
             load_gathered(loaded, compressor, self._on_resize)

@@ -14,7 +14,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from gravac.adaptive import AdaptiveCompressor
 from gravac.checkpoint import OnResize, save
 from gravac.integrations.accelerate import connect, load_if_there
-from gravac.integrations.frameworks import FOLDER, Every, metrics, recipe, tell_of_one_process, total_steps_setting
+from gravac.integrations.frameworks import FOLDER, Every, metrics, recipe, tell_of_one_process
 
 
 class GravacCallback(TrainerCallback):
@@ -31,8 +31,8 @@ class GravacCallback(TrainerCallback):
             apart for ten steps; ``(1, 100)`` has the controller decide. ``None``: 1, or what ``policy`` says.
         on_resize: what becomes of residuals at another number of ranks: ``"mean"``, ``"keep"`` or ``"drop"``; see
             ``gravac.checkpoint.load``.
-        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. Without
-            ``total_steps`` the Trainer's number of steps is taken.
+        settings: arguments of ``AdaptiveCompressor``, or of its ``from_policy`` with ``policy``. With a
+            probe and without ``total_steps`` the Trainer's number of training steps is taken.
 
     Attributes:
         compressor: compressor of the last ``train``; ``None`` before, and where there is one process.
@@ -43,7 +43,7 @@ class GravacCallback(TrainerCallback):
 
     def __init__(self, trainer: Trainer, *, every: Every = None, on_resize: OnResize = "mean", **settings: Any) -> None:
         self.compressor: AdaptiveCompressor | None = None
-        self._make, self._settings = recipe(settings, on_resize, every), settings
+        self._make = recipe(settings, on_resize, every)
         self._on_resize = on_resize
         self._trainer = trainer
         self._resumed: Path | None = None
@@ -74,7 +74,7 @@ class GravacCallback(TrainerCallback):
         if accelerator.num_processes == 1:
             tell_of_one_process("the Trainer")
             return
-        compressor = self._make(**total_steps_setting(self._settings, state.max_steps))
+        compressor = self._make(state.max_steps)
         ddp = connect(accelerator, self._trainer.model_wrapped, self._trainer.optimizer, compressor)
         self.compressor, self._attached = compressor, weakref.ref(ddp)
         if self._resumed is not None:

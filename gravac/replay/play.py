@@ -145,8 +145,8 @@ def replay(trace: Trace, policy: Policy) -> Replay:
         changed = decision.runs != decisions[-1].runs
         if changed or decision.summary is not None:
             last, step = gain(measured.error, measured.energy), holds_from(measured, trace.latency)
-            told = with_cost(decision, forecasts, controller) if changed else decision
-            replayed.append((at, decided(step, told, changed, last, steps_per_epoch)))
+            recorded_decision = with_cost(decision, forecasts, controller) if changed else decision
+            replayed.append((at, decided(step, recorded_decision, changed, last, steps_per_epoch)))
         if at + 1 in admitted:
             forecasts = admitted[at + 1]
             state, decision = controller.restore(controller.dump(state), forecasts)

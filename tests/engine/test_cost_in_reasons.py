@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 The gravac developers
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever controller changes to a lossy candidate, the reason tells what that is believed to cost at equal samples."""
+"""Whatever controller changes to a lossy candidate, the reason states how many more steps that is believed to take."""
 
 import pytest
 
@@ -14,11 +14,11 @@ TOPK = Forecast(Candidate("hook", "topk", 10.0), wire_ratio=6.4, efficiency=0.8,
 
 
 @pytest.mark.parametrize("controller", [GraVAC(), Accordion(), Static(cf=10)], ids=lambda c: c.name)
-def test_a_lossy_choice_tells_its_cost(controller: object) -> None:
-    said = with_cost(Decision(TOPK.candidate, reason="why"), (DENSE, TOPK), controller).reason  # type: ignore[arg-type]
-    assert said == "why, about 25 % more steps than dense (believed, counted as 36 %)"
+def test_the_reason_of_a_lossy_choice_states_its_cost(controller: object) -> None:
+    decision = with_cost(Decision(TOPK.candidate, reason="why"), (DENSE, TOPK), controller)  # type: ignore[arg-type]
+    assert decision.reason == "why, about 25 % more steps than dense (believed, counted as 36 %)"
 
 
-def test_dense_costs_nothing_and_goodput_tells_it_itself() -> None:
+def test_dense_costs_nothing_and_goodput_states_the_cost_itself() -> None:
     assert with_cost(Decision(DENSE.candidate, reason="why"), (DENSE, TOPK), GraVAC()).reason == "why"
     assert with_cost(Decision(TOPK.candidate, reason="why"), (DENSE, TOPK), Goodput()).reason == "why"

@@ -210,12 +210,24 @@ def _wait(ranks: Sequence["subprocess.Popen[bytes]"], output: Path, schedule: Sc
 
 def target_of(curve: Sequence[Sequence[float]], steps: int) -> float:
     """Return native's validation loss after ``AT`` of its steps, linear between evaluations."""
-    at = AT * steps
-    for before, after in pairwise(curve):
+    return interpolated([(made, loss) for made, loss, _ in curve], AT * steps)
+
+
+def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Return the second number at a first one, linear between points.
+
+    Raises:
+        ValueError: no two points lie around it.
+
+    Example:
+        >>> interpolated([(0, 4.0), (10, 2.0)], 5)
+        3.0
+    """
+    for before, after in pairwise(points):
         if before[0] <= at <= after[0]:
             share = (at - before[0]) / (after[0] - before[0])
-            return float(before[1] + share * (after[1] - before[1]))
-    raise ValueError(f"no evaluation after {at:g} steps")
+            return before[1] + share * (after[1] - before[1])
+    raise ValueError(f"no evaluation at {at:g}")
 
 
 def reached(curve: Sequence[Sequence[float]], loss: float) -> tuple[float, bool]:

@@ -29,7 +29,7 @@ import torch
 from gravac.lab.training.expression import compressor
 from gravac.testing.compressor_laws import exchange, laid_out
 from tests.measure.programs import PROGRAMS, shortened
-from tests.measure.progress import NATIVE, RANKS, Case, Ranks, Way, best_rates, factor
+from tests.measure.progress import NATIVE, RANKS, Case, Ranks, Way, best_rates
 from tests.measure.results import keep, read, todays
 
 AT = 0.4
@@ -40,8 +40,6 @@ STEPS, ROUNDS, EVERY = 40, 8, 10
 
 SEEN = 0.05
 """Share of an element's last square in its mean square so far."""
-
-RATES = ("third", "best", "triple")
 
 NOISE, GAIN, GAIN_IN_METRIC, DRIFT, ALIGNMENT = "noise scale", "gain", "gain in the metric", "drift", "alignment"
 
@@ -67,7 +65,7 @@ def taken(work: tuple[Case, str | None]) -> dict[str, Any]:
         ranks.step(step, together=True, seen=gradients.take)
     drift, alignment = _apart(ranks, first + STEPS)
     found = {**gradients.found, DRIFT: drift, ALIGNMENT: alignment}
-    return {**case._asdict(), "way": case.way._asdict(), "taken": found, "peak": factor("cosine", first, case.steps)}
+    return {**case._asdict(), "way": case.way._asdict(), "taken": found}
 
 
 class Gradients:

@@ -22,7 +22,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +29,7 @@ from gravac.lab.links.link import UNTHROTTLED, parse_link
 from gravac.lab.links.network import EmulatedNetwork
 from gravac.lab.links.schedule import Schedule
 from tests.measure.nanogpt import RANKS, REPORT, Configuration, Edit, Method, edits, patched, write_characters
-from tests.measure.nanogpt_links import SEEN, RunFailed, clock_edits, reached, trained
+from tests.measure.nanogpt_links import SEEN, RunFailed, clock_edits, interpolated, reached, trained
 from tests.measure.programs.methods import ADAPTIVE, CAREFUL, FLOAT16, FLOAT32, HOOK, OUTER, PROBING, SETTINGS
 from tests.measure.racing import Book, Progress, parser_of, resumable, two_way, until
 
@@ -135,7 +134,7 @@ class NanoGPT(Program):
             yield Edit("float16", WRAPPED, f"{WRAPPED}\n    model.register_comm_hook(None, fp16_compress_hook)")
         elif method in SETTINGS:
             ours = "import json\nfrom gravac import AdaptiveCompressor\n"
-            ours += "from tests.measure.programs.methods import Kept\n"
+            ours += "from tests.measure.programs.methods import RunReport\n"
             yield Edit("imports", imports, imports + ours)
             yield Edit("gravac", WRAPPED, f"{WRAPPED}{PROBE}    compressor = {call(method)}\n{ATTACHED}")
             yield Edit("report and close", "    destroy_process_group()", ENDED)
@@ -148,21 +147,21 @@ PROBE = """
     torch.set_rng_state(before)
     def probe():
         return sum(float(raw_model(X, Y)[1]) for X, Y in fixed) / len(fixed)
-    kept = Kept()
+    report = RunReport()
 """
 """A loss on fixed batches; the random numbers of training stay as they are."""
 
 ATTACHED = "    compressor.attach(model, optimizer)"
 
-ENDED = f"""    report = kept.report(compressor)
+ENDED = f"""    plain = report.as_plain(compressor)
     if master_process:
-        print({REPORT!r} + json.dumps(report))
+        print({REPORT!r} + json.dumps(plain))
     compressor.close()
     destroy_process_group()"""
 
 
 @dataclass(frozen=True)
-class OfTask(Program):
+class TaskProgram(Program):
     """A program of ``tests.measure.programs`` in a plain training loop.
 
     Attributes:
@@ -183,7 +182,7 @@ class OfTask(Program):
 
 
 @dataclass(frozen=True)
-class WithTrainer(Program):
+class TrainerProgram(Program):
     """A small GPT-2 in Hugging Face's Trainer, in the environment that has it.
 
     Attributes:
@@ -204,9 +203,9 @@ class WithTrainer(Program):
 
 def programs(clone: Path | None) -> tuple[Program, ...]:
     """Return all programs; those of nanoGPT only if its clone is given."""
-    own: tuple[Program, ...] = (OfTask("tokens", 3e-3), OfTask("glyphs", 0.1))
+    own: tuple[Program, ...] = (TaskProgram("tokens", 3e-3), TaskProgram("glyphs", 0.1))
     if FRAMEWORKS.exists():
-        own = (*own, WithTrainer(1e-3))
+        own = (*own, TrainerProgram(1e-3))
     if clone is None:
         return own
     small, large = ([NanoGPT(clone, width, rate) for rate in (1e-3, 3e-3)] for width in (144, 208))
@@ -218,13 +217,13 @@ def call(method: str) -> str:
 
     Example:
         >>> call(HOOK)
-        'AdaptiveCompressor(native=False, sinks=[kept])'
+        'AdaptiveCompressor(native=False, sinks=[report])'
     """
     if method not in SETTINGS:
         return ""
     given = [f"{name}={value!r}" for name, value in SETTINGS[method].items()]
     given += ["probe=probe", "total_steps=max_iters"] if method in PROBING else []
-    return f"AdaptiveCompressor({', '.join(given)}, sinks=[kept])"
+    return f"AdaptiveCompressor({', '.join(given)}, sinks=[report])"
 
 
 def run(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
@@ -290,7 +289,7 @@ class Measurement:
     def go(self, minutes: float) -> None:
         """Run all that is missing, program by program."""
         over = until(minutes)
-        todo = [one for one in self._all() if not self.book.find(**about(*one))]
+        todo = [one for one in self._all() if not self.book.find(**identity(*one))]
         progress = Progress(len(todo))
         for program, method, seed, link, steps in todo:
             if over():
@@ -322,7 +321,7 @@ class Measurement:
                 yield program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps  # how much seeds differ
 
 
-def about(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
+def identity(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
     """Return the fields of a run's row that tell it from others."""
     return {"program": program.name, "method": method, "seed": seed, "link": link, "steps": steps}
 
@@ -383,20 +382,12 @@ def ratio(times: Mapping[str, Sequence[float | None]], at: int) -> float:
 
 def loss_after(curve: Sequence[Sequence[float]], step: float) -> float:
     """Return the loss after so many steps, linear between evaluations."""
-    return _between([(one[0], one[1]) for one in curve], step)
+    return interpolated([(steps, loss) for steps, loss, _ in curve], step)
 
 
 def loss_at(curve: Sequence[Sequence[float]], seconds: float) -> float:
     """Return the loss after so many seconds, linear between evaluations; the last one if training ended before."""
-    return _between([(one[2], one[1]) for one in curve], min(seconds, curve[-1][2]))
-
-
-def _between(points: Sequence[tuple[float, float]], at: float) -> float:
-    for before, after in pairwise(points):
-        if before[0] <= at <= after[0]:
-            share = (at - before[0]) / (after[0] - before[0])
-            return before[1] + share * (after[1] - before[1])
-    raise ValueError(f"no evaluation at {at:g}")
+    return interpolated([(at, loss) for _, loss, at in curve], min(seconds, curve[-1][2]))
 
 
 def time_to(curve: Sequence[Sequence[float]], loss: float) -> float | None:
@@ -419,12 +410,12 @@ def _find(rows: Sequence[dict[str, Any]], **about: Any) -> dict[str, Any] | None
     return next((row for row in rows if all(row[name] == value for name, value in about.items())), None)
 
 
-def shown(seconds: float | None) -> str:
+def in_words(seconds: float | None) -> str:
     """Return seconds in words."""
     return "never" if seconds is None else f"{seconds:.1f}"
 
 
-def ran(row: Mapping[str, Any]) -> str:
+def ended_with(row: Mapping[str, Any]) -> str:
     """Return what an adaptive run ended with, and the number of its trials."""
     last = row["turns"][-1][1] if row["turns"] else row["mode"]
     trials = len(row["progress"])
@@ -439,11 +430,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "|" + " --- |" * 8,
     ]
     for cell in cells_of(rows):
-        times = " | ".join(" ".join(map(shown, cell.times[method])) for method in (FLOAT16, HOOK, ADAPTIVE))
+        times = " | ".join(" ".join(map(in_words, cell.times[method])) for method in (FLOAT16, HOOK, ADAPTIVE))
         over = " ".join(f"{one:.2f}" if math.isfinite(one) else "never" for one in cell.over)
         differ = seeds_differ(rows, cell.program)
         end = f"{cell.end[0]:.3f}, float16 {cell.end[1]:.3f}" + (f" ± {differ:.3f}" if differ is not None else "")
-        lines.append(f"| {cell.program} | {cell.link} | {times} | {over} | {end} | {ran(cell.adaptive)} |")
+        lines.append(f"| {cell.program} | {cell.link} | {times} | {over} | {end} | {ended_with(cell.adaptive)} |")
     return "\n".join(lines)
 
 

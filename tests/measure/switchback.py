@@ -246,21 +246,22 @@ def by_curve(row: dict[str, Any]) -> tuple[float, float]:
     trials = (number + 1) // 2 - (within == 0) * (number % 2)  # that were over at each reading
     losses, by_candidate = losses[of_reference], (trials * plan.trial)[of_reference]
     by_reference = steps[of_reference] - by_candidate
-    shares = np.linspace(-0.5, 1.5, 201)
-    least = np.array([_least_squares(by_reference + share * by_candidate, losses) for share in shares])
-    variance = least.min() / (len(losses) - 5)
-    near = shares[least <= least.min() + variance]
-    return float(shares[least.argmin()]), max(0.005, float(near.max() - near.min()) / 2)
+    efficiencies = np.linspace(-0.5, 1.5, 201)
+    squares = _least_squares(by_reference + efficiencies[:, None] * by_candidate, losses)
+    variance = squares.min() / (len(losses) - 5)
+    plausible = efficiencies[squares <= squares.min() + variance]
+    return float(efficiencies[squares.argmin()]), max(0.005, float(plausible.max() - plausible.min()) / 2)
 
 
-def _least_squares(progress: "np.ndarray[Any, Any]", losses: "np.ndarray[Any, Any]") -> float:
-    """Return the least sum of squares of a falling power law through losses."""
-    best = math.inf
+def _least_squares(progress: "np.ndarray[Any, Any]", losses: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Return the least sum of squares of a falling power law through losses, for each row of progress."""
+    best = np.full(len(progress), math.inf)
+    centred = losses - losses.mean()
     for offset, power in itertools.product((1, 10, 30, 100, 300, 1000), (0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0)):
         shape = (progress + offset) ** -power
-        shape = shape - shape.mean()
-        scale = max(0.0, float(shape @ losses / (shape @ shape)))
-        best = min(best, float(np.square(losses - losses.mean() - scale * shape).sum()))
+        shape = shape - shape.mean(axis=1, keepdims=True)
+        scale = np.maximum(0.0, (shape @ centred) / np.square(shape).sum(axis=1))
+        best = np.minimum(best, np.square(centred - scale[:, None] * shape).sum(axis=1))
     return best
 
 

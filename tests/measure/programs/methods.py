@@ -23,7 +23,7 @@ PROBING = (ADAPTIVE, CAREFUL)
 """Methods that are given a probe."""
 
 
-class Kept:
+class RunReport:
     """A sink that keeps decisions, changes of mode and results of switchback trials."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Kept:
         self._progress: list[Any] = []
 
     def __call__(self, record: Record) -> None:
-        """Keep what the report tells."""
+        """Keep a decision that changes anything, a change of mode, or results of trials."""
         if isinstance(record, DecisionRecord) and record.changed:
             said = f"{record.mode}, {record.compressor} {record.cf:g}, every {record.every}, delay {record.delay}"
             self._turns.append([record.step, said, record.phase, record.reason])
@@ -42,7 +42,7 @@ class Kept:
             numbers = (record.ratio, record.error, record.trials, record.efficiency, record.low, record.high)
             self._progress.append([record.step, str(record.candidate), str(record.reference), *numbers])
 
-    def report(self, compressor: AdaptiveCompressor) -> dict[str, Any]:
+    def as_plain(self, compressor: AdaptiveCompressor) -> dict[str, Any]:
         """Return the report as plain values. Called on every rank."""
         last = compressor.history[-1] if compressor.history else None
         return {

@@ -22,7 +22,7 @@ from gravac import AdaptiveCompressor
 from tests.measure.nanogpt import REPORT
 from tests.measure.nanogpt_links import BEGINS
 from tests.measure.programs import PROGRAMS
-from tests.measure.programs.methods import FLOAT16, PROBING, SETTINGS, Kept
+from tests.measure.programs.methods import FLOAT16, PROBING, SETTINGS, RunReport
 from tests.measure.progress import factor
 
 PROBED = 4
@@ -48,12 +48,12 @@ def main() -> None:
     def probe() -> float:
         return sum(float(task.loss(model, batch)) for batch in fixed) / len(fixed)
 
-    kept, compressor = Kept(), None
+    report, compressor = RunReport(), None
     if method == FLOAT16:
         ddp.register_comm_hook(None, fp16_compress_hook)
     elif method in SETTINGS:
         measured = {"probe": probe, "total_steps": total} if method in PROBING else {}
-        compressor = AdaptiveCompressor(**SETTINGS[method], **measured, sinks=[kept])
+        compressor = AdaptiveCompressor(**SETTINGS[method], **measured, sinks=[report])
         compressor.attach(ddp, optimizer)
     print(BEGINS, flush=True)
     began, interval, clip = time.time(), total // evaluations, PROGRAMS[name].clip
@@ -73,9 +73,9 @@ def main() -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     if compressor is not None:
-        report = kept.report(compressor)
+        plain = report.as_plain(compressor)
         if rank == 0:
-            print(REPORT + json.dumps(report))
+            print(REPORT + json.dumps(plain))
         compressor.close()
     dist.destroy_process_group()
 

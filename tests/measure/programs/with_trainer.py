@@ -25,7 +25,7 @@ from gravac.integrations.transformers import GravacCallback
 from gravac.lab.tasks.text import VOCABULARY, library_text
 from tests.measure.nanogpt import REPORT
 from tests.measure.nanogpt_links import BEGINS
-from tests.measure.programs.methods import FLOAT16, PROBING, SETTINGS, Kept
+from tests.measure.programs.methods import FLOAT16, PROBING, SETTINGS, RunReport
 from tests.measure.progress import factor
 
 CONTEXT, SEQUENCES = 64, 8
@@ -88,7 +88,7 @@ class Clock(TrainerCallback):
         self._began += time.time() - paused
 
 
-class Half(TrainerCallback):
+class Float16(TrainerCallback):
     """Has DistributedDataParallel average in float16, by torch's own hook."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor("cosine", min(step, steps - 1), steps))
     probed = Sequences(text.validation, PROBED * SEQUENCES, 1000 + rank).batches()
-    kept = Kept()
+    report = RunReport()
     with tempfile.TemporaryDirectory(prefix="gravac-measure-") as folder:
         arguments = TrainingArguments(
             output_dir=folder, use_cpu=True, max_steps=total, per_device_train_batch_size=SEQUENCES, seed=seed,
@@ -135,26 +135,26 @@ def main() -> None:
         )  # fmt: skip
         validation = Sequences(text.validation, VALIDATED * SEQUENCES, 7).batches()
         clock = Clock(model, validation, total // evaluations)
-        half = Half()
+        float16 = Float16()
         trainer = Trainer(
             model,
             arguments,
             train_dataset=Sequences(text.train, world * SEQUENCES * total, seed),
             optimizers=(optimizer, schedule),
-            callbacks=[half] if method == FLOAT16 else [],
+            callbacks=[float16] if method == FLOAT16 else [],
         )
-        half.trainer = trainer
+        float16.trainer = trainer
         ours = None
         if method in SETTINGS:
             measured = {"probe": lambda: mean_loss(model, probed)} if method in PROBING else {}
-            ours = GravacCallback(trainer, **SETTINGS[method], **measured, sinks=[kept])
+            ours = GravacCallback(trainer, **SETTINGS[method], **measured, sinks=[report])
             trainer.add_callback(ours)
         trainer.add_callback(clock)
         trainer.train()
     if ours is not None and ours.compressor is not None:
-        report = kept.report(ours.compressor)
+        plain = report.as_plain(ours.compressor)
         if rank == 0:
-            print(REPORT + json.dumps(report))
+            print(REPORT + json.dumps(plain))
     dist.destroy_process_group()
 
 
