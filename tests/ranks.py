@@ -17,10 +17,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import gravac
+
+PACKAGE = os.path.dirname(gravac.__file__) + os.sep
+
 Rank = Callable[..., Any]
 
 PRELOADED = ["pytest", "torch._dynamo", "gravac", "tests.distributed.training"]
 """Imported once, where ranks are forked from. An optimizer's first step imports dynamo, a second of processor time."""
+
+
+def is_gravacs(file: str) -> bool:
+    """Tell whether a source file is of the package; torch, too, may lie below a folder named gravac: the clone's."""
+    return file.startswith(PACKAGE)
 
 
 def processes(

@@ -18,6 +18,7 @@ from gravac.commands import replay as command
 from gravac.compressors import topk
 from gravac.controllers import Accordion, Decision, Goodput, GraVAC, Measurement, Static, Warmup
 from gravac.controllers.base import at_latency
+from gravac.engine.records import with_cost
 from gravac.policy import Policy
 from gravac.replay import Trace, read_trace, replay
 from gravac.settings import SettingsError
@@ -100,7 +101,8 @@ def record_run(
         state, decision = controller.observe(state, measured)
         changed = decision.candidate != before.candidate
         if decision.summary is not None or changed:
-            sink(decision_of(step + latency, decision, changed))
+            recorded = with_cost(decision, forecasts, controller) if changed else decision
+            sink(decision_of(step + latency, recorded, changed))
         coming.append(decision)
     sink(EndRecord(steps))
     sink.close()

@@ -17,7 +17,7 @@ from gravac import AdaptiveCompressor, Compressor, Static, dense, powersgd, quan
 from gravac.compressors.profile import CODING_BYTES
 from gravac.engine import coalescing
 from tests.device.idle import streams
-from tests.ranks import processes
+from tests.ranks import is_gravacs, processes
 
 LOOKS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")
 
@@ -32,7 +32,7 @@ class Looks(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name.split("::")[1] in LOOKS:
             frame = sys._getframe(1)
-            while frame is not None and "/gravac/" not in frame.f_code.co_filename:
+            while frame is not None and not is_gravacs(frame.f_code.co_filename):
                 frame = frame.f_back  # type: ignore[assignment]
             if frame is not None and "/compressors/" not in frame.f_code.co_filename:
                 self.seen.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")

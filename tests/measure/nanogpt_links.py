@@ -213,11 +213,16 @@ def target_of(curve: Sequence[Sequence[float]], steps: int) -> float:
     return interpolated([(made, loss) for made, loss, _ in curve], AT * steps)
 
 
-def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Return the second number at a first one, linear between points.
+def interpolated(points: Sequence[tuple[float, float]], at: float, unit: str = "steps") -> float:
+    """Return the loss after a number of steps or seconds, linear between evaluations.
+
+    Args:
+        points: steps or seconds, and loss, of each evaluation.
+        at: number of steps or seconds.
+        unit: which of them, for the message.
 
     Raises:
-        ValueError: no two points lie around it.
+        ValueError: no evaluation came after it.
 
     Example:
         >>> interpolated([(0, 4.0), (10, 2.0)], 5)
@@ -227,7 +232,7 @@ def interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
         if before[0] <= at <= after[0]:
             share = (at - before[0]) / (after[0] - before[0])
             return before[1] + share * (after[1] - before[1])
-    raise ValueError(f"no evaluation at {at:g}")
+    raise ValueError(f"no evaluation after {at:g} {unit}")
 
 
 def reached(curve: Sequence[Sequence[float]], loss: float) -> tuple[float, bool]:

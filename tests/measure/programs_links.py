@@ -387,7 +387,7 @@ def loss_after(curve: Sequence[Sequence[float]], step: float) -> float:
 
 def loss_at(curve: Sequence[Sequence[float]], seconds: float) -> float:
     """Return the loss after so many seconds, linear between evaluations; the last one if training ended before."""
-    return interpolated([(at, loss) for _, loss, at in curve], min(seconds, curve[-1][2]))
+    return interpolated([(at, loss) for _, loss, at in curve], min(seconds, curve[-1][2]), "seconds")
 
 
 def time_to(curve: Sequence[Sequence[float]], loss: float) -> float | None:

@@ -12,7 +12,7 @@ from tests.distributed.training import batch
 from tests.modes.scripted import APART, HOOK, same, same_moments, script
 from tests.modes.test_held import step, tensors_are_shared, with_norm
 from tests.modes.test_switch import OPTIMIZERS, compressor_of
-from tests.ranks import processes
+from tests.ranks import is_gravacs, processes
 
 TOUR = script((0, HOOK), (8, APART), (25, HOOK), (40, APART), (57, HOOK))
 
@@ -78,7 +78,6 @@ def test_its_gradients_are_averaged_as_ddps_are() -> None:
 
 def python_in_backward(rank: int, world: int, mode: str) -> int:
     """Count Python functions of gravac that run while backward does, when the mode has settled."""
-    import os
     import sys
     import threading
 
@@ -95,7 +94,7 @@ def python_in_backward(rank: int, world: int, mode: str) -> int:
 
     def trace(frame: Any, event: str, argument: Any) -> None:
         nonlocal seen
-        seen += event == "call" and "/gravac/" in frame.f_code.co_filename.replace(os.sep, "/")
+        seen += event == "call" and is_gravacs(frame.f_code.co_filename)
 
     for number in range(5, 25):
         x, y = batch(rank, number)
