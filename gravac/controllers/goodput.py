@@ -41,7 +41,7 @@ from pydantic import Field
 from gravac.candidate import Forecast, Span
 from gravac.controllers.base import BELIEVED, WATCH, Decision, Measurement, cost_at_equal_samples
 from gravac.controllers.goodput_state import BROKEN, HOLD, PROGRESS, SEARCH, SOON, GoodputEntry, GoodputState
-from gravac.controllers.measuring import next_trials
+from gravac.controllers.measuring import NO_TRIALS, next_trials, trials_may_begin
 from gravac.controllers.native import longer
 from gravac.controllers.plain import (
     check_names,
@@ -208,6 +208,8 @@ class Goodput(Settings):
                 trials = next_trials(state, self.total_steps, self.expire)
                 if trials is not None:
                     return self._switchback.start(state, trials, reason, summary)
+                if not state.learned and trials_may_begin(state, self.total_steps):
+                    reason = f"{reason}; {NO_TRIALS}"
             if native and quiet and state.running == before:
                 state = replace(state, watch=longer(watched, seconds, WATCH))
         state = replace(state, window=window.following(state.running))

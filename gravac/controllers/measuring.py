@@ -40,6 +40,9 @@ FIRST_SHARE = 0.03
 LEAST_RATIO = 0.3
 """Smallest ratio of efficiencies by which a trial's standard deviation is divided, to make it that of a logarithm."""
 
+NO_TRIALS = "switchback trials would cost more progress than they can gain"
+"""Why a run with a probe goes by its beliefs, in words: it has too few steps to come, or no trial could change much."""
+
 
 class TrialPlan(NamedTuple):
     """Trials that could be made.
@@ -65,7 +68,7 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
         total_steps: number of steps of the run; ``None``: not known.
         expire: see ``GoodputState.fastest``.
     """
-    if state.warming_up or state.steps < FIRST_SHARE * _total(state, total_steps):
+    if not trials_may_begin(state, total_steps):
         return None
     if state.forecasts[state.best].candidate.mode == "outer":
         synchronous = [entry for entry in state.entries if state.forecasts[entry.position].candidate.mode != "outer"]
@@ -89,6 +92,11 @@ def next_trials(state: GoodputState, total_steps: int | None, expire: int) -> Tr
         made=SETTLE if plan.reference == state.position else 0,
         earlier=state.learned_of(plan.candidate),
     )
+
+
+def trials_may_begin(state: GoodputState, total_steps: int | None) -> bool:
+    """Tell whether the warm-up and the first steps of the run, in which no trials are made, are over."""
+    return not state.warming_up and state.steps >= FIRST_SHARE * _total(state, total_steps)
 
 
 def steps_of_trial(candidate: Candidate) -> int:

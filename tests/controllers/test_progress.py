@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gravac import Goodput
 from gravac.candidate import Candidate, Forecast
 from gravac.controllers.goodput_state import GoodputState
-from gravac.controllers.measuring import BUDGET, SHARE, expected_gain
+from gravac.controllers.measuring import BUDGET, NO_TRIALS, SHARE, expected_gain
 from gravac.controllers.progress import Learned, Line, Reading, estimate, value_of_trials
 from gravac.settings import SettingsError
 from tests.controllers.progress_world import Played, World, play
@@ -71,6 +71,9 @@ def test_a_run_too_short_to_learn_goes_by_its_beliefs() -> None:
     played = play(world(outer=0.6, believed=0.99, total=500))
     assert not played.state.learned
     assert not played.readings
+    assert any(decision.reason.endswith(f"; {NO_TRIALS}") for _, decision in played.decisions)
+    without_probe = play(replace(world(outer=0.6, believed=0.99, total=500), probe=False))
+    assert not any(NO_TRIALS in decision.reason for _, decision in without_probe.decisions)
 
 
 def test_certain_beliefs_are_not_tried() -> None:

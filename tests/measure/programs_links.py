@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What adaptive runs come to on programs that nothing was tuned on, over links: time to the loss of float16.
 
-A program's runs all have the same steps and schedule. Targets are the losses that native float16 has after 60, 80 and
-100 % of its steps; the times are those of ``every=(1, 100)`` with a probe, of the hook alone, and of float16. All runs
-are made in full over the emulated link, but for float16 where that takes long: its loss by step is that of a run
-over an unthrottled link, its time by step that of ``TIMED`` steps over the link (*factored*). Training goes on at the
-lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
+A program's runs all have the same steps and schedule: ``every=(1, 100)`` with a probe, the hook alone, and native
+float16. They are compared in two ways. By the clock: within the seconds in which all of them still train, by the time
+to the losses that float16, or the better of float16 and the hook, has after 60, 80 and 100 % of those seconds. By the
+steps: by the time to the losses that float16 has after 60, 80 and 100 % of its own run, which faster ones have to
+reach with the same number of steps.
+
+All runs are made in full over the emulated link, but for float16 where that takes long: its loss by step is that of a
+run over an unthrottled link, its time by step that of ``TIMED`` steps over the link (*factored*). Training goes on at
+the lowest rate for a fifth of the steps more, so that slower ones may come to the last target.
 
     python -m tests.measure.programs_links [--nanogpt CLONE] [--programs NAME ...] [--json FILE] [--seeds N]
         [--steps N] [--minutes N] [--show PROGRAM METHOD]
@@ -47,7 +51,7 @@ TIMED, EVALUATIONS_TIMED = 60, 4
 """Numbers of steps and of evaluations of a run that only takes the time of a step; the first quarter warms up."""
 
 AT = (0.6, 0.8, 1.0)
-"""Shares of float16's steps after which its losses are the targets."""
+"""Shares of the seconds, or of float16's steps, after which the losses are the targets."""
 
 FRAMEWORKS = Path(".venv-integrations/bin/python").absolute()
 """Python with Hugging Face's Trainer, as ``make environment-integrations`` makes it."""
@@ -279,12 +283,13 @@ class Measurement:
     Args:
         book: the file.
         chosen: programs.
+        links: links.
         seeds: number of seeds.
         steps: at most so many a run, to try the program.
     """
 
-    def __init__(self, book: Book, chosen: Sequence[Program], seeds: int, steps: int) -> None:
-        self.book, self.programs, self.seeds, self.most = book, chosen, seeds, steps
+    def __init__(self, book: Book, chosen: Sequence[Program], links: Sequence[str], seeds: int, steps: int) -> None:
+        self.book, self.programs, self.links, self.seeds, self.most = book, chosen, links, seeds, steps
 
     def go(self, minutes: float) -> None:
         """Run all that is missing, program by program."""
@@ -306,19 +311,21 @@ class Measurement:
         for seed in range(self.seeds):
             for program in self.programs:
                 steps = min(self.most, program.steps)
+                long = program.steps == LONG
                 yield program, FLOAT16, seed, UNTHROTTLED, steps
-                yield program, FLOAT32, seed, UNTHROTTLED, steps
-                for link in LINKS[:2] if program.steps == LONG else LINKS:
+                for link in self.links:
                     cell = [(HOOK, steps), (ADAPTIVE, steps)]
                     cell += [(FLOAT16, TIMED)] if link != UNTHROTTLED else []
-                    if program.steps == LONG:
+                    if long:
                         cell += [(OUTER, steps)]
                     elif link == LINKS[1]:
                         cell += [(CAREFUL, steps)]
                     random.Random(f"{program.name} {link} {seed}").shuffle(cell)
                     for method, of in cell:
                         yield program, method, seed, link, of
-                yield program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps  # how much seeds differ
+                if not long:
+                    yield program, FLOAT32, seed, UNTHROTTLED, steps
+                    yield program, FLOAT16, seed + self.seeds, UNTHROTTLED, steps  # how much seeds differ
 
 
 def identity(program: Program, method: str, seed: int, link: str, steps: int) -> dict[str, Any]:
@@ -334,8 +341,12 @@ class Cell:
         program: its name.
         link: the link.
         seed: the seed.
-        times: seconds to each target, by method: ``None`` where it was not reached.
-        over: seconds of ``ADAPTIVE`` over those of the better of hook and float16, for each target.
+        seconds: time in which all methods still train.
+        losses: loss after those seconds, by method.
+        to_float16: time of ``ADAPTIVE`` over that of the better of hook and float16, to the losses that float16 has
+            after ``AT`` of those seconds.
+        to_better: the same to the lower of the losses that hook and float16 have then.
+        to_whole_run: the same to the losses that float16 has after ``AT`` of its own run.
         end: loss of ``ADAPTIVE`` when float16's steps are over, and float16's own.
         adaptive: row of the adaptive run.
     """
@@ -343,10 +354,17 @@ class Cell:
     program: str
     link: str
     seed: int
-    times: Mapping[str, Sequence[float | None]]
-    over: Sequence[float]
+    seconds: float
+    losses: Mapping[str, float]
+    to_float16: Sequence[float]
+    to_better: Sequence[float]
+    to_whole_run: Sequence[float]
     end: tuple[float, float]
     adaptive: Mapping[str, Any]
+
+
+Curve = Sequence[Sequence[float]]
+"""Steps, loss and seconds of each evaluation."""
 
 
 def cells_of(rows: Sequence[dict[str, Any]]) -> list[Cell]:
@@ -365,32 +383,51 @@ def cells_of(rows: Sequence[dict[str, Any]]) -> list[Cell]:
             continue
         factored = [(step, value, step * timed["step_s"]) for step, value, _ in loss["curve"]]
         curves = {FLOAT16: factored, HOOK: hook["curve"], ADAPTIVE: row["curve"]}
-        targets = [loss_after(factored, share * row["steps"]) for share in AT]
-        times = {method: [time_to(curve, target) for target in targets] for method, curve in curves.items()}
-        over = [ratio(times, at) for at in range(len(AT))]
-        end = loss_at(row["curve"], row["steps"] * timed["step_s"]), targets[-1]
-        found.append(Cell(row["program"], row["link"], row["seed"], times, over, end, row))
+        seconds = min(curve[-1][2] for curve in curves.values())
+        by_clock = [{name: loss_at(curve, share * seconds) for name, curve in curves.items()} for share in AT]
+        whole_run = [loss_after(factored, share * row["steps"]) for share in AT]
+        found.append(
+            Cell(
+                row["program"],
+                row["link"],
+                row["seed"],
+                seconds,
+                by_clock[-1],
+                [ratio(curves, losses[FLOAT16]) for losses in by_clock],
+                [ratio(curves, min(losses[FLOAT16], losses[HOOK])) for losses in by_clock],
+                [ratio(curves, target) for target in whole_run],
+                (loss_at(row["curve"], row["steps"] * timed["step_s"]), whole_run[-1]),
+                row,
+            )
+        )
     return found
 
 
-def ratio(times: Mapping[str, Sequence[float | None]], at: int) -> float:
-    """Return an adaptive run's time to a target over the better of the two others'; infinite if it never came there."""
-    own, others = times[ADAPTIVE][at], [times[method][at] for method in (HOOK, FLOAT16)]
+def ratio(curves: Mapping[str, Curve], target: float) -> float:
+    """Return an adaptive run's time to a loss over the better of the two others'; infinite if it never came there.
+
+    Example:
+        >>> slow, fast = [(0, 4.0, 0.0), (10, 2.0, 10.0)], [(0, 4.0, 0.0), (10, 3.0, 5.0)]
+        >>> curves = {FLOAT16: slow, HOOK: slow, ADAPTIVE: fast}
+        >>> ratio(curves, 3.0), ratio(curves, 2.0)
+        (1.0, inf)
+    """
+    own, others = time_to(curves[ADAPTIVE], target), [time_to(curves[method], target) for method in (HOOK, FLOAT16)]
     best = min(seconds for seconds in others if seconds is not None)
     return math.inf if own is None else own / best
 
 
-def loss_after(curve: Sequence[Sequence[float]], step: float) -> float:
+def loss_after(curve: Curve, step: float) -> float:
     """Return the loss after so many steps, linear between evaluations."""
     return interpolated([(steps, loss) for steps, loss, _ in curve], step)
 
 
-def loss_at(curve: Sequence[Sequence[float]], seconds: float) -> float:
+def loss_at(curve: Curve, seconds: float) -> float:
     """Return the loss after so many seconds, linear between evaluations; the last one if training ended before."""
     return interpolated([(at, loss) for _, loss, at in curve], min(seconds, curve[-1][2]), "seconds")
 
 
-def time_to(curve: Sequence[Sequence[float]], loss: float) -> float | None:
+def time_to(curve: Curve, loss: float) -> float | None:
     """Return the seconds to a loss, linear between evaluations; ``None`` if it was never reached."""
     seconds, there = reached(curve, loss)
     return seconds if there else None
@@ -410,9 +447,14 @@ def _find(rows: Sequence[dict[str, Any]], **about: Any) -> dict[str, Any] | None
     return next((row for row in rows if all(row[name] == value for name, value in about.items())), None)
 
 
-def in_words(seconds: float | None) -> str:
-    """Return seconds in words."""
-    return "never" if seconds is None else f"{seconds:.1f}"
+def in_words(ratios: Sequence[float]) -> str:
+    """Return ratios in words.
+
+    Example:
+        >>> in_words([0.5, math.inf])
+        '0.50 never'
+    """
+    return " ".join(f"{number:.2f}" if math.isfinite(number) else "never" for number in ratios)
 
 
 def ended_with(row: Mapping[str, Any]) -> str:
@@ -425,28 +467,50 @@ def ended_with(row: Mapping[str, Any]) -> str:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return each cell as Markdown."""
     lines = [
-        "| program | link | float16, s | hook, s | adaptive, s | over the better | loss at the end of float16's "
-        "seconds | ended with |",
-        "|" + " --- |" * 8,
+        "| program | link | all train for | losses then: float16, hook, adaptive | to float16's losses | to the "
+        "better's losses | to those of float16's whole run | loss when that is over | ended with |",
+        "|" + " --- |" * 9,
     ]
     for cell in cells_of(rows):
-        times = " | ".join(" ".join(map(in_words, cell.times[method])) for method in (FLOAT16, HOOK, ADAPTIVE))
-        over = " ".join(f"{one:.2f}" if math.isfinite(one) else "never" for one in cell.over)
+        losses = " ".join(f"{cell.losses[method]:.3f}" for method in (FLOAT16, HOOK, ADAPTIVE))
+        ratios = " | ".join(map(in_words, (cell.to_float16, cell.to_better, cell.to_whole_run)))
         differ = seeds_differ(rows, cell.program)
         end = f"{cell.end[0]:.3f}, float16 {cell.end[1]:.3f}" + (f" ± {differ:.3f}" if differ is not None else "")
-        lines.append(f"| {cell.program} | {cell.link} | {times} | {over} | {end} | {ended_with(cell.adaptive)} |")
+        names = f"{cell.program} | {cell.link} | {cell.seconds:.0f} s"
+        lines.append(f"| {names} | {losses} | {ratios} | {end} | {ended_with(cell.adaptive)} |")
     return "\n".join(lines)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the geometric mean over all cells and targets with its interval, in words."""
+    """Return the geometric means over all cells and targets with their intervals, in words."""
     cells = cells_of(rows)
-    logs = [[math.log(min(over, MORE * 4)) for over in cell.over] for cell in cells]
-    mean, low, high = two_way(logs)
-    worst = max(cells, key=lambda cell: max(cell.over))
+    return "\n".join(
+        (
+            in_all("to float16's losses", cells, [cell.to_float16 for cell in cells]),
+            in_all("to the better's losses", cells, [cell.to_better for cell in cells]),
+            in_all("to those of float16's whole run", cells, [cell.to_whole_run for cell in cells]),
+        )
+    )
+
+
+def in_all(losses: str, cells: Sequence[Cell], ratios: Sequence[Sequence[float]]) -> str:
+    """Return the geometric mean of ratios with its interval, in words.
+
+    Args:
+        losses: what losses were to be reached, in words.
+        cells: the cells.
+        ratios: ratios to each target, by cell.
+    """
+    finite = [[math.log(number) for number in of_cell] for of_cell in ratios if all(map(math.isfinite, of_cell))]
+    never = len(ratios) - len(finite)
+    if not finite:
+        return f"Time {losses}, over the better of hook and float16: never in all {never} cells."
+    mean, low, high = two_way(finite)
+    worst = max(range(len(cells)), key=lambda at: max(ratios[at]))
     return (
-        f"The adaptive run's time over the better of hook and float16: {mean:.3f} [{low:.3f}-{high:.3f}] over "
-        f"{len(cells)} cells; the worst is {worst.program} at {worst.link}: {max(worst.over):.2f}."
+        f"Time {losses}, over the better of hook and float16: {mean:.3f} [{low:.3f}-{high:.3f}] over {len(finite)} "
+        f"cells, never in {never}; the worst is {cells[worst].program} at {cells[worst].link}: "
+        f"{max(ratios[worst]):.2f}."
     )
 
 
@@ -469,6 +533,7 @@ def main() -> int:
     parser = parser_of(__doc__, "docs/measurements/programs_links.json")
     parser.add_argument("--nanogpt", type=Path, help="folder of a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--programs", nargs="+", help="beginnings of the names of programs; all if not given")
+    parser.add_argument("--links", nargs="+", choices=LINKS, default=LINKS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9, help="at most so many a run, to try the program")
     parser.add_argument("--show", nargs=2, metavar=("PROGRAM", "METHOD"), help="print train.py with a method's edits")
@@ -481,7 +546,9 @@ def main() -> int:
         print(patched((one.clone / "train.py").read_text(encoding="utf-8"), one.edits(options.show[1], 0)))
         return 0
     book = Book(options.json, ("program", "method", "seed", "link", "steps"))
-    status = resumable(lambda: Measurement(book, chosen, options.seeds, options.steps).go(options.minutes))
+    status = resumable(
+        lambda: Measurement(book, chosen, options.links, options.seeds, options.steps).go(options.minutes)
+    )
     if cells_of(book.rows):
         print(table(book.rows), "", summary(book.rows), "", table_of_careful(book.rows), sep="\n")
     return status
