@@ -91,6 +91,11 @@ def careful_on_links() -> str:
     return programs_links.table_of_careful(published.rows("programs_links"))
 
 
+def long_on_links() -> str:
+    """Return long adaptive runs beside staying in the hook and outer steps from the first step on."""
+    return programs_links.table_of_long(published.rows("programs_links"))
+
+
 def outer_optimizers() -> str:
     """Return a row for each outer optimizer and each rule: geometric means over programs, by learning rate."""
     rows = published.rows("outer-optimizers")
