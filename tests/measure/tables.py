@@ -106,6 +106,7 @@ DOCUMENTS: dict[Path, dict[str, Table]] = {
     BELIEFS: {
         "beliefs": ("progress", lambda: beliefs.table(published.rows("progress"))),
         "switchback": ("switchback", tables_of_progress.switchback),
+        "settling": ("switchback", tables_of_progress.settling),
         "predictors": ("predictors", tables_of_progress.predictors),
         "programs_links": ("programs_links", tables_of_progress.programs_on_links),
         "programs_links_careful": ("programs_links", tables_of_progress.careful_on_links),
